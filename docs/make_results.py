@@ -3,8 +3,9 @@
     python docs/make_results.py
 
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
-``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences,
-``conclusion`` for the first of them, without the differences. Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
+``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``own`` for each row under its own
+score, ``verdict`` for its sentences, ``conclusion`` for those before the model to use.
+Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
 stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes, and by seed those of
 ``joint-circuits.json``, which ``examples/joint_circuits.py`` writes; between ``<!-- cascade: NAME -->`` and
 ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
@@ -45,40 +46,46 @@ def value(row: Any, key: str) -> float:
     return float(row)
 
 
-def label(row: dict[str, Any], chosen: str) -> str:
-    """A row by name, with the score it takes; in bold the chosen one."""
-    text = f"{'single model' if row['name'] == 'single' else row['name']}, {row['score']}"
-    return f"**{text}**" if row["name"] == chosen else text
+def label(row: dict[str, Any]) -> str:
+    """A row by name; in bold the one to use."""
+    text = "single model" if row["name"] == "single" else row["name"]
+    return f"**{text}**" if row["used"] else text
 
 
 def table(study: dict[str, Any], names: list[str]) -> str:
-    """Rows of a study on its test data, behind the single model as it is, and the differences of the chosen one."""
+    """Rows of a study under one score on its test data, behind the single model as it is, and the differences."""
     rows = [row for row in study["rows"] if not names or row["name"] in names]
-    chosen = next(row for row in study["rows"] if row["name"] == study["choice"]["row"])
-    baseline, rival = (
-        {one["metric"]: one for one in study["verdict"][name]} for name in ("against_baseline", "against_rival")
-    )
-    lines = [f"| test data | {' | '.join(title for title, _ in _COLUMNS)} | mult-adds |", f"|---|{'---:|' * 6}"]
-    lines.append(line("single model, as it is, MSP", [base_value(chosen, baseline[key]) for _, key in _COLUMNS], 1.0))
+    score, verdict = study["common_score"], study["verdict"]
+    lines = [
+        f"| test data, {score} | {' | '.join(title for title, _ in _COLUMNS)} | mult-adds |",
+        f"|---|{'---:|' * 6}",
+    ]
+    lines.append(line("single model, as it is, MSP", [value(study["baseline"], key) for _, key in _COLUMNS], 1.0))
     for row in rows:
-        lines.append(
-            line(label(row, chosen["name"]), [value(row["test"], key) for _, key in _COLUMNS], row["mac_ratio"])
-        )
-    for other, differences in ((study["choice"]["rival"], rival), ("as it is, MSP", baseline)):
+        under = {**row["test"], **row["common"]}
+        lines.append(line(label(row), [value(under, key) for _, key in _COLUMNS], row["mac_ratio"]))
+    others = ((f"{verdict['hardest']}", "against_hardest"), ("as it is, MSP", "against_baseline"))
+    used = "single model" if study["use"]["row"] == "single" else study["use"]["row"]
+    for other, key in others:
+        differences = {finding["metric"]: finding for finding in verdict[key]}
         if differences:
-            cells = " | ".join(interval(differences[key]) for _, key in _COLUMNS)
-            lines.append(f"| minus the single model, {other} | {cells} | |")
+            cells = " | ".join(interval(differences[metric]) for _, metric in _COLUMNS)
+            lines.append(f"| {used}, {study['use']['score']}, minus the single model, {other} | {cells} | |")
+    return "\n".join(lines)
+
+
+def own(study: dict[str, Any]) -> str:
+    """Every row under its own score."""
+    lines = ["| test data | score | OOD AUROC | FPR95 |", "|---|---|---:|---:|"]
+    for row in study["rows"]:
+        test = row["test"]["ood_avg"]
+        lines.append(f"| {label(row)} | {row['score']} | {test['auroc']:.3f} | {test['fpr95']:.3f} |")
     return "\n".join(lines)
 
 
 def line(title: str, values: list[float], cost: float) -> str:
     """One row of the table."""
     return f"| {title} | {' | '.join(f'{one:.3f}' for one in values)} | {cost:.2f} |"
-
-
-def base_value(chosen: dict[str, Any], difference: dict[str, Any]) -> float:
-    """What the chosen row was compared with."""
-    return value(chosen["test"], difference["metric"]) - float(difference["value"])
 
 
 def interval(difference: dict[str, Any]) -> str:
@@ -90,7 +97,10 @@ def interval(difference: dict[str, Any]) -> str:
 def sentences(study: dict[str, Any], part: str) -> list[str]:
     """The verdict, or what stands in it before the chosen model and its differences."""
     lines: list[str] = study["verdict"]["lines"]
-    return lines if part == "verdict" else [line for line in lines if not line.startswith(("best.st", "Against"))]
+    if part == "verdict":
+        return lines
+    use = next(place for place, text in enumerate(lines) if text.startswith("best.st is"))
+    return lines[:use]
 
 
 def filled(text: str) -> str:
@@ -99,10 +109,12 @@ def filled(text: str) -> str:
 
 
 def study(name: str, *rows: str) -> str:
-    """Rows of a study, its ``verdict`` or its ``conclusion``."""
+    """Rows of a study under one score, each under its ``own``, its ``verdict`` or its ``conclusion``."""
     document = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
     if rows in (("verdict",), ("conclusion",)):
         return "\n>\n".join(f"> {line}" for line in sentences(document, rows[0]))
+    if rows == ("own",):
+        return own(document)
     return table(document, list(rows))
 
 

@@ -274,27 +274,51 @@ class Fuse(Form):
 # --- the answer of study ----------------------------------------------------------------------------------------------
 
 
+Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
+
+
 class Finding(Form):
-    """A paired difference on the test data: the chosen row minus another."""
+    """A paired difference on the test data: one row minus another."""
 
     metric: str = Field(description="Dotted key of the metric, as in an eval.")
     value: float = Field(description="The difference.")
     ci: list[float] = Field(min_length=2, max_length=2, description="Its 95 % bootstrap interval.")
-    kind: Literal["better", "worse", "equal", "unclear"] = Field(
-        description="What it says; `equal`: none that matters."
-    )
-    needed: Count | None = Field(None, description="About how many samples would tell; null where it is settled.")
+    kind: Word = Field(description="What it says.")
+    needed: Count | None = Field(None, description="About how many samples would tell; null where these do.")
 
 
 class Verdict(Form):
-    """What the test data say of the chosen row."""
+    """What the test data say of the model to use."""
 
     answer: str = Field(description="The answer in a word or two.")
     lines: list[str] = Field(min_length=1, description="The same in sentences.")
+    doubts: list[str] = Field(description="Of these, those that make it less sure.")
+    footnote: str = Field(description="What the intervals leave out.")
+    hardest: str | None = Field(None, description="The score of the single model that is the hardest rival.")
+    rivals: dict[str, Finding] = Field(description="The differences to the rivals fixed beforehand, by score.")
+    afterwards: dict[str, Finding] = Field(description="Other scores of the single model that did better.")
+    sets: dict[str, Finding] = Field(description="Against the hardest rival, by test set.")
+    against_hardest: list[Finding] = Field(description="Against the hardest rival, by metric.")
     against_baseline: list[Finding] = Field(description="Against the single model as it is, with MSP.")
-    against_rival: list[Finding] = Field(
-        description="Against the single model with its own score and a temperature; empty where that was chosen."
-    )
+
+
+class Use(Form):
+    """The model to use, which is `best.st`."""
+
+    row: str = Field(description="The row.")
+    score: str = Field(description="The OOD score.")
+    temperature: float = Field(description="What the log of the averaged prediction is divided by.")
+    threshold: Threshold | None = Field(None, description="From which score on a sample counts as OOD.")
+    mac_ratio: Number = Field(None, description="Its mult-adds over those of the single model.")
+    param_ratio: Number = Field(None, description="Its stored parameters over those of the single model.")
+    stepped_down: bool = Field(description="Whether the test data led from the choice to it.")
+
+
+class Stability(Form):
+    """How often resampled validation data lead to the same choice."""
+
+    row: float = Field(description="Share of resamples with the same row.")
+    score: float = Field(description="Share of resamples with the same score.")
 
 
 class Choice(Form):
@@ -302,10 +326,18 @@ class Choice(Form):
 
     row: str = Field(description="The row.")
     score: str = Field(description="The OOD score.")
-    rival: str = Field(description="The OOD score chosen for the single model.")
-    temperature: float = Field(description="What the log of the averaged prediction is divided by.")
-    threshold: Threshold | None = Field(None, description="From which score on a sample counts as OOD.")
     rule: str = Field(description="The rule in words.")
+    telling: list[str] = Field(description="The OOD validation sets that had a vote.")
+    blind: list[str] = Field(description="Those that had none.")
+    stability: Stability = Field(description="How sure the choice is.")
+
+
+class LadderRung(Form):
+    """One step of what test data may lead down to."""
+
+    row: str = Field(description="The row.")
+    score: str = Field(description="The OOD score.")
+    against_next: list[Finding] = Field(description="Its differences to the next one; empty for the last.")
 
 
 class SearchState(Form):
@@ -330,7 +362,7 @@ class Validation(Form):
     accuracy: float = Field(description="Accuracy.")
     nll: float = Field(description="NLL after temperature scaling.")
     mi: float = Field(description="Mutual information of the members, in nats.")
-    auroc: dict[str, Number] = Field(description="By OOD score the mean AUROC over the OOD sets.")
+    auroc: dict[str, dict[str, Number]] = Field(description="By OOD score and OOD set the AUROC.")
 
 
 class Tested(ByScore):
@@ -341,11 +373,18 @@ class Tested(ByScore):
     diversity: dict[str, Diversity] = Field(description="By data set how the members differ.")
 
 
+class Detected(ByScore):
+    """The detection of OOD samples under one score."""
+
+    ood_score: str = Field(description="The OOD score.")
+
+
 class StudyRow(Form):
     """One row of a study."""
 
     name: str = Field(description="Its name.")
-    chosen: bool = Field(description="Whether it was chosen.")
+    chosen: bool = Field(description="Whether validation data chose it.")
+    used: bool = Field(description="Whether it is `best.st`.")
     members: Count = Field(description="Number of members.")
     macs: Count | None = Field(None, description="Multiply-adds of one sample.")
     params: Count | None = Field(None, description="Number of stored parameters.")
@@ -354,7 +393,8 @@ class StudyRow(Form):
     score: str = Field(description="The OOD score that validation data gave it.")
     search: SearchGain | None = Field(None, description="The search that it comes from, where there was one.")
     validation: Validation = Field(description="On validation data.")
-    test: Tested = Field(description="On the test data.")
+    test: Tested = Field(description="On the test data, under its own score.")
+    common: Detected | None = Field(None, description="The same under the score of the single model, if it has it.")
 
 
 class StudiedModel(Form):
@@ -367,11 +407,14 @@ class StudiedModel(Form):
 class Study(Form):
     """What `hydractl study` found."""
 
-    schema_: Literal["hydractl.study/1"] = Schema
+    schema_: Literal["hydractl.study/2"] = Schema
     model: StudiedModel = Field(description="The model that was studied.")
     verdict: Verdict = Field(description="The answer.")
-    choice: Choice = Field(description="The row that was chosen, and how to use it.")
-    hindsight: str = Field(description="The row of the highest mean AUROC on the test data.")
+    use: Use = Field(description="The model to use.")
+    choice: Choice = Field(description="What validation data chose.")
+    ladder: list[LadderRung] = Field(min_length=1, description="The choice, and what test data may step down to.")
+    common_score: str = Field(description="The OOD score under which all rows are compared.")
+    baseline: Tested = Field(description="The single model as it is on the test data, with MSP and no temperature.")
     rows: list[StudyRow] = Field(min_length=1, description="All rows, the single model first.")
     steps: list[list[str]] = Field(description="The commands in order, without `hydractl`.")
 

@@ -23,17 +23,18 @@ from typing import Any
 
 import numpy as np
 from chain import OBJECTIVES, hydractl
+from intervals import first_good_score
 from matplotlib.figure import Figure
 
 from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
 from hydractl.evaluation.sets import VAL, VAL_OOD
 from hydractl.fusion.plan import plan_fusion
-from hydractl.metrics.bootstrap import Resampled, differences, draw
+from hydractl.metrics.bootstrap import Resampled, differences, draw, mean_over_sets
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.cost import macs
 from hydractl.model.source import open_source
-from hydractl.studies.choosing import AUROC, Candidate, own_score
 from hydractl.studies.measuring import Measured, measure
+from hydractl.studies.words import AUROC
 
 ROUNDS, ACCURACY = 1000, "id.accuracy"
 PAIR = ("avg", "ood")
@@ -273,10 +274,10 @@ def predicted(kind: Kind, name: str, rows: list[Row]) -> dict[Row, Members]:
 
 
 def best(validation: Measured, names: list[str]) -> str:
-    """The score that the rule of a study takes; one that is lower by more than 0.1 is taken to be significantly so."""
-    means = {name: validation.aurocs(name, 1, 0).values[AUROC] or 0.0 for name in names}
+    """The first score not significantly below the best; one that is lower by more than 0.1 is taken to be so."""
+    means = {name: mean_over_sets(validation.aurocs(name, 1, 0), AUROC).values[AUROC] or 0.0 for name in names}
     near = [name for name in names if means[name] > max(means.values()) - 0.1]
-    return own_score([Candidate("", name, 1, None, 0, 0, validation.aurocs(name, ROUNDS, 0)) for name in near]).score
+    return first_good_score({name: validation.aurocs(name, ROUNDS, 0) for name in near})
 
 
 def figures(row: Row, validation: Measured, test: Measured) -> Figures:
@@ -288,7 +289,7 @@ def figures(row: Row, validation: Measured, test: Measured) -> Figures:
     accuracy = Resampled({ACCURACY: float(correct.mean())}, {ACCURACY: rounds})
     sources = [open_source(model) for model in row.members]
     model = plan_fusion(sources, []) if len(sources) > 1 else sources[0]
-    aurocs = {of: (one, test.aurocs(one, ROUNDS, 0)) for of, one in chosen.items()}
+    aurocs = {of: (one, mean_over_sets(test.aurocs(one, ROUNDS, 0), AUROC)) for of, one in chosen.items()}
     return Figures(macs(model.description, model.tensors), accuracy, aurocs)
 
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydractl.metrics.bootstrap import Resampled, differences, mean_over_sets
+
+MEAN = "ood_avg.auroc"
 Row = Mapping[str, Any]
 
 
@@ -77,3 +80,17 @@ def show_intervals(evaluation: Path) -> None:
         (f"minus {single['name']}", *names),
         [(row["name"], *(difference(row, key) for key in plain)) for row in rows[1:]],
     )
+
+
+def first_good_score(aurocs: Mapping[str, Resampled]) -> str:
+    """The first score, in their order, whose mean AUROC is not significantly below the highest one.
+
+    Args:
+        aurocs: by score the AUROC against each OOD set, with its resamples.
+    """
+    means = {score: mean_over_sets(of_sets, MEAN) for score, of_sets in aurocs.items()}
+    best = max(means.values(), key=lambda mean: mean.values[MEAN] or 0.0)
+    for score, mean in means.items():
+        if differences(best, mean)[MEAN]["ci"][1] >= 0:
+            return score
+    raise AssertionError("the best score is not below itself")

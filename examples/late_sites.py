@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from chain import OBJECTIVES, hydractl
-from intervals import mult_adds, rows_of, value_at
+from intervals import first_good_score, mult_adds, rows_of, value_at
 
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.studies.choosing import Candidate, own_score
 from hydractl.studies.measuring import fitted_temperature, measure
 
 VAL = "val.npz?part=2/2"
@@ -91,10 +90,10 @@ def cells(row: Any, single: Any, scores: dict[str, str]) -> dict[str, Any]:
 
 
 def best(predictions: Path, *, features: bool) -> str:
-    """The score that the rule of a study gives a row on validation data, of those on logits or of all."""
+    """The first score not significantly below the best on validation data, of those on logits or of all."""
     found = measure(predictions, fitted_temperature(predictions))
     names = [name for name in found.scores if features or name not in ON_FEATURES]
-    return own_score([Candidate("", name, 1, None, 0, 0, found.aurocs(name, 1000, 0)) for name in names]).score
+    return first_good_score({name: found.aurocs(name, 1000, 0) for name in names})
 
 
 def main() -> None:

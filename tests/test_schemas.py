@@ -141,7 +141,7 @@ BROKEN: dict[str, list[Callable[[Any], Any]]] = {
     "hydractl.mask/1": [_drop("sites"), lambda d: next(iter(d["sites"].values())).update(kept=[-1])],
     "hydractl.predictions/2": [_drop("sets"), lambda d: d["sets"][0].update(role="test")],
     "hydractl.scores/1": [_drop("sites"), lambda d: d["sites"].update(more=["high"])],
-    "hydractl.study/1": [_drop("verdict"), lambda d: d["rows"][0].update(chosen="yes")],
+    "hydractl.study/2": [_drop("verdict"), lambda d: d["rows"][0].update(chosen="yes")],
 }
 
 

@@ -87,13 +87,13 @@ def _validation(model: Model, sets: Sequence[EvalSet], score: str, read: Reader)
 
 
 def _calibrated(options: FitOptions, model: Model, val: _Validation | None) -> Fitted:
-    requested = options.temperature
+    requested = options.temperature_of(model.name)
     if requested is None:
         stored = model.stored
         return Fitted(stored.calibration, stored.fitted_on, stored=stored.calibration is not None)
     if requested == "none":
         return Fitted()
-    if not options.fits_calibration:
+    if requested not in ("fit", "vector"):
         return Fitted(Calibration.of_temperature(float(requested)))
     assert val is not None
     kind = "temperature" if requested == "fit" else "vector"
@@ -113,7 +113,7 @@ def _threshold(
     if rule is None:
         stored = model.stored.threshold
         # A threshold of another score, or of other probabilities, says nothing here.
-        right = stored is not None and stored.get("score") == score and options.temperature is None
+        right = stored is not None and stored.get("score") == score and options.temperature_of(model.name) is None
         return dict(stored) if stored is not None and right else None
     if says_nothing(score, model.members):
         return None

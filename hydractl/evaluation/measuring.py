@@ -210,6 +210,8 @@ class Measuring:
         extra.update({key: value for key, value in own.items() if value is not None})
         seen = tuple(merged(source.description.seen, fitted_entries([*self._sets, *self._training])))
         origin = {**source.description.provenance, "bases": source.lineage}
+        if self._options.note is not None:
+            origin["note"] = self._options.note
         document = replace(source.description, extra=extra, seen=seen, layout="sliced", provenance=origin).to_json()
         write_checkpoint(output, tensors, document)
         return output.path

@@ -131,6 +131,7 @@ class FitOptions:
 
     Attributes:
         temperature: ``fit``, ``vector``, ``none``, a number, or None for the calibration that the model has.
+        temperatures: the number of single rows instead, by the name of the row.
         threshold: ``ood:SHARE``, ``id:SHARE``, a number, or None for the threshold that the model has.
         scores: the OOD scores.
         knn_k: k of the score ``knn``.
@@ -140,12 +141,17 @@ class FitOptions:
     """
 
     temperature: str | None = None
+    temperatures: Mapping[str, str] = field(default_factory=dict)
     threshold: str | None = None
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     knn_k: int = 50
     conformal: float | None = None
     conformal_score: str = "lac"
     probe: str | None = None
+
+    def temperature_of(self, row: str) -> str | None:
+        """What is asked for one row."""
+        return self.temperatures.get(row, self.temperature)
 
     @property
     def fits_calibration(self) -> bool:
@@ -176,6 +182,7 @@ class EvalOptions:
         keep_logits: whether the logits of all data sets are kept in predictions files.
         resume: whether to go on with unfinished ones.
         reuse: predictions files to read logits from.
+        note: a sentence about how the model was chosen, for its provenance.
     """
 
     run: RunOptions
@@ -186,3 +193,4 @@ class EvalOptions:
     keep_logits: bool = False
     resume: bool = False
     reuse: Sequence[str] = ()
+    note: str | None = None

@@ -94,7 +94,7 @@ def resample(
 def resample_auroc(
     id_scores: Floats, ood_scores: Mapping[str, Floats], *, rounds: int = 1000, seed: int = 0
 ) -> Resampled:
-    """``ood_avg.auroc`` alone, in the same rounds as :func:`resample` and much faster.
+    """The AUROC against each OOD data set under its name, in the same rounds as :func:`resample` and much faster.
 
     Args:
         id_scores: OOD scores of the ID samples, [N].
@@ -102,16 +102,50 @@ def resample_auroc(
         rounds, seed: as there.
     """
     sizes = {"id": len(id_scores), **{name: len(scores) for name, scores in ood_scores.items()}}
-    curves = {name: _Curves(id_scores, scores) for name, scores in ood_scores.items()}
     draws = {name: draw(seed, name, size) for name, size in sizes.items()}
+    curves = {name: _Curves(id_scores, scores) for name, scores in ood_scores.items()}
 
-    def mean(counts: Mapping[str, Counts]) -> float:
-        found = [one.drawn(counts["id"], counts[name]) for name, one in curves.items()]
-        return math.fsum(auroc(curve) for curve in found if curve is not None) / len(found)
+    def aurocs(counts: Mapping[str, Counts]) -> list[float | None]:
+        drawn = _drawn(curves, counts)
+        return [None if curve is None else auroc(curve) for curve in drawn.values()]
 
     once = {name: np.ones(size, dtype=np.int64) for name, size in sizes.items()}
-    of_rounds = [mean({name: next(own) for name, own in draws.items()}) for _ in range(rounds)]
-    return Resampled({"ood_avg.auroc": mean(once)}, {"ood_avg.auroc": np.asarray(of_rounds)})
+    values = dict(zip(curves, aurocs(once), strict=True))
+    each_round = [aurocs({name: next(own) for name, own in draws.items()}) for _ in range(rounds)]
+    by_set = np.asarray(each_round, dtype=np.float64).reshape(rounds, len(curves)).T
+    with_value = {name: row for name, row in zip(curves, by_set, strict=True) if values[name] is not None}
+    return Resampled(dict(values), with_value)
+
+
+def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
+    """The unweighted mean over the data sets of :func:`resample_auroc`, under one key; no value where one has none.
+
+    Args:
+        of_sets: the AUROC against each data set.
+        key: of the mean.
+    """
+    values = [value for value in of_sets.values.values() if value is not None]
+    if not values or len(values) < len(of_sets.values):
+        return Resampled({key: None}, {})
+    by_set = np.stack(list(of_sets.rounds.values()))
+    # Rounded as the means of :func:`resample` are, whatever the order of the data sets.
+    sums = np.asarray([math.fsum(of_round) for of_round in by_set.T])
+    return Resampled({key: math.fsum(values) / len(values)}, {key: sums / len(values)})
+
+
+def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resampled:
+    """``id.accuracy`` and ``id.nll`` alone, in the same rounds as :func:`resample` and much faster.
+
+    Args:
+        inside: labelled ID samples.
+        rounds, seed: as there.
+    """
+    assert inside.label_log_probs is not None  # as the labels
+    draws = draw(seed, "id", len(inside))
+    terms = {"id.accuracy": inside.correct.astype(np.float64), "id.nll": -inside.label_log_probs}
+    counts = np.stack([next(draws) for _ in range(rounds)])
+    each_round = {key: counts @ of_samples / len(inside) for key, of_samples in terms.items()}
+    return Resampled({key: float(of_samples.mean()) for key, of_samples in terms.items()}, each_round)
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:

@@ -171,6 +171,7 @@ def _facts(document: Mapping[str, Any], row: tables.Row) -> dict[str, Any]:
         "ood_mean": [tables.metric_cells([row], column)[0] for column in tables.OOD_AVERAGE],
         "cost": [(count_text(cost[key]), what) for key, what in _COSTS.items() if cost.get(key)],
         "seen": tables.seen_text(row),
+        "note": document.get("note"),
         "data": {name: {"spec": None, "n": None, "fingerprint": None, **entry} for name, entry in data.items()},
         "sha256": sha if isinstance(sha, list) else [sha],
         "conventions": {key: value for key, value in conventions.items() if isinstance(value, (str, int, float))},

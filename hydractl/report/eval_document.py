@@ -251,6 +251,7 @@ class Eval(Form):
     models: list[Row] = Field(min_length=1, description="A row for each model; names differ.")
     data: dict[str, DataSet] | None = Field(None, description="The data sets by name.")
     conventions: dict[str, Any] | None = Field(None, description="A sentence on each metric that is in the rows.")
+    note: str | None = Field(None, description="How the model was chosen, as the command said it.")
     suite: Suite | None = Field(None, description="The OOD suite that was asked for.")
     bootstrap: Bootstrap | None = Field(None, description="How intervals were drawn.")
     over: Literal["seed", "data"] | None = Field(None, description="What the runs of a row differ in.")

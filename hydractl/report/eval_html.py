@@ -9,6 +9,7 @@ from typing import Any
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures
 from hydractl.report.pictures import inline_svgs
+from hydractl.report.study_figures import study_tables
 from hydractl.report.texts import number, shown_name, template, visible
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
@@ -53,16 +54,23 @@ class _Section:
     facts: Sequence[tuple[str, Sequence[str]]] = ()
 
 
-def render(document: Mapping[str, Any]) -> bytes:
-    """The page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes.
+def render(document: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> bytes:
+    """Make the page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes.
 
-    The sentences of a study under ``verdict`` come first.
+    Args:
+        document: the answer of the eval.
+        study: that of the study which it is part of (``hydractl.study/2``): its verdict and its tables come first.
     """
     rows = document["models"]
+    title = f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models"
+    if study is not None:
+        title = f"Study of {shown_name(study['model']['name'])}"
     page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
     text = page.render(
-        title=f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models",
-        verdict=document.get("verdict", ()),
+        title=title,
+        verdict=() if study is None else study["verdict"]["lines"],
+        study_tables=() if study is None else study_tables(study),
+        footnote="" if study is None else study["verdict"]["footnote"],
         measured=measured(document),
         best=best_lines(document),
         sections=[section for section in _sections(document) if section.figures or section.tables or section.facts],

@@ -10,42 +10,45 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from hydractl.report.rich_parts import table
-from hydractl.report.texts import duration_text, number
+from hydractl.report.study_figures import StudyTable, study_tables
+from hydractl.report.texts import duration_text
 
-_NAMES = ("", "", "score")
-_COLUMNS = ("mult-adds", "AUROC\nval.", "accuracy", "NLL", "ECE", "near AUROC", "far AUROC", "AUROC", "FPR95")
-_OF_ID = 5
-"""How many of them stand in the first table, where two are needed."""
+_OF_COST_AND_ID = 5
+"""Columns of the first table that stay with the names where it has to be cut in two."""
 
 
 def study_table(document: dict[str, Any], width: int) -> RenderableType:
     """The verdict, then the rows on the test data; of a dry run the commands."""
     if document.get("dry_run"):
         return _plan(document, width)
-    rows = [_row(row) for row in document["rows"]]
-    title = "test data; * chosen on validation data, each row with its own score and temperature"
-    shown = [table(title, (*_NAMES, *_COLUMNS), rows, left=3)]
-    if Console(width=10**4).measure(shown[0]).maximum > width:
-        parts = (slice(3, 3 + _OF_ID), slice(3 + _OF_ID, None))
-        columns = (*_NAMES, *_COLUMNS)
-        shown = [table("", (*_NAMES, *columns[one]), [[*row[:3], *row[one]] for row in rows], left=3) for one in parts]
-        shown[0].title = title
     lines = [Text(line) for line in document["verdict"]["lines"]]
-    after = [Text(f"the highest mean AUROC on the test data, seen afterwards: {document['hindsight']}")]
-    after += [
-        Text(f"time of best.st, batches of {one['batch_size']}: {one['ratio']:.2f} times the single model's")
-        for one in document.get("latency", [])
-    ]
-    return Group(*lines, *(part for one in shown for part in (Text(""), one)), Text(""), *after)
+    shown: list[RenderableType] = []
+    for one in study_tables(document):
+        for part in _fitting(one, width):
+            shown += [Text(""), part]
+    after = [Text(document["verdict"]["footnote"])]
+    for timing in document.get("latency", []):
+        ratio = f"{timing['ratio']:.2f} times the single model's"
+        after.append(Text(f"time of best.st, batches of {timing['batch_size']}: {ratio}"))
+    return Group(*lines, *shown, Text(""), *after)
 
 
-def _row(row: dict[str, Any]) -> list[str]:
-    test = row["test"]
-    values = [test["id"][key] for key in ("accuracy", "nll", "ece")]
-    values += [test[group]["auroc"] for group in ("near_avg", "far_avg", "ood_avg")] + [test["ood_avg"]["fpr95"]]
-    ratio = "-" if row["mac_ratio"] is None else f"{row['mac_ratio']:.2f}"
-    own = number(row["validation"]["auroc"][row["score"]], 3)
-    return ["*" if row["chosen"] else "", row["name"], row["score"], ratio, own, *(number(one, 3) for one in values)]
+def _fitting(one: StudyTable, width: int) -> list[RenderableType]:
+    """A table, in two parts where the terminal is too narrow for it."""
+    left = 2 if "score" in one.columns else 1
+    whole = table(one.title, _short(one.columns), one.rows, left=left)
+    if Console(width=10**4).measure(table("", _short(one.columns), one.rows, left=left)).maximum <= width:
+        return [whole]
+    cut = _OF_COST_AND_ID
+    first = table(one.title, _short(one.columns[:cut]), [row[:cut] for row in one.rows], left=left)
+    names_and_rest = [[row[0], *row[cut:]] for row in one.rows]
+    second = table("", _short([one.columns[0], *one.columns[cut:]]), names_and_rest, left=1)
+    return [first, second]
+
+
+def _short(columns: Sequence[str]) -> list[str]:
+    """Titles of columns in two lines where they are of two words."""
+    return [column.replace(" ", "\n") for column in columns]
 
 
 def _plan(document: dict[str, Any], width: int) -> RenderableType:

@@ -265,11 +265,11 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.circuits/1": _circuits,
     "hydractl.finetune/1": finetune_table,
     "hydractl.finetunes/1": finetunes_table,
-    "hydractl.study/1": study_table,
+    "hydractl.study/2": study_table,
     "hydractl.info/1": _info,
     "hydractl.overlap/1": _overlap,
 }
 _WITH_DRY_RUN = {
     *["hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1", "hydractl.circuit/1"],
-    *["hydractl.finetune/1", "hydractl.finetunes/1", "hydractl.study/1"],
+    *["hydractl.finetune/1", "hydractl.finetunes/1", "hydractl.study/2"],
 }

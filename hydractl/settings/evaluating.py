@@ -42,8 +42,12 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 def _check_temperature(text: str) -> None:
-    number = float(text) if _NUMBER.fullmatch(text) else -1.0
-    if text not in ("fit", "vector", "none") and not 1e-9 <= number <= 1e9:
+    row, equals, value = text.rpartition("=")
+    number = float(value) if _NUMBER.fullmatch(value) else -1.0
+    named = bool(equals)
+    if named and not (row and 1e-9 <= number <= 1e9):
+        raise ValueError(f"must be ROW=T with a number above 0 (1e-9 to 1e9) for one row, not {text!r}")
+    if not named and value not in ("fit", "vector", "none") and not 1e-9 <= number <= 1e9:
         raise ValueError(f"must be fit, vector, none or a number above 0 (1e-9 to 1e9), not {text!r}")
 
 
@@ -86,10 +90,12 @@ class Validated(Measured, Batched):
         names=True,
         check=parse_val_ood,
     )
-    temperature: str | None = val_option(
+    temperature: list[str] = val_option(
         "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and a "
-        "bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
-        metavar="fit|vector|none|T",
+        "bias per class), a number, or none to ignore that of the checkpoint; ROW=T for one row, repeated [default: "
+        "what the checkpoint has]",
+        [],
+        metavar="fit|vector|none|T|ROW=T",
         check=_check_temperature,
         often=True,
     )
@@ -121,11 +127,28 @@ class Validated(Measured, Batched):
         """The data sets of ``--val-ood``, in order."""
         return [parse_val_ood(text) for text in self.val_ood]
 
+    def temperature_of_all(self) -> str | None:
+        """The ``--temperature`` that is not of one row."""
+        return next((text for text in self.temperature if "=" not in text), None)
+
+    def temperatures_of_rows(self) -> dict[str, str]:
+        """The ``--temperature ROW=T`` by row."""
+        parts = [text.rpartition("=") for text in self.temperature if "=" in text]
+        return {row: value for row, _, value in parts}
+
+    def _temperatures_given_twice(self) -> list[str]:
+        rows = [text.rpartition("=")[0] for text in self.temperature]
+        twice = sorted({row for row in rows if rows.count(row) > 1})
+        return [
+            f"--temperature is given twice{f' for {row}' if row else ''}{self.where('temperature')}" for row in twice
+        ]
+
     def conflicts(self) -> list[str]:
         """Whatever is chosen needs data to choose on."""
         side = (self.threshold or "").partition(":")[0]
+        temperature = self.temperature_of_all()
         chosen = {
-            f"--temperature {self.temperature}": self.temperature in ("fit", "vector"),
+            f"--temperature {temperature}": temperature in ("fit", "vector"),
             f"--threshold {self.threshold}": side == "id",
             "--conformal": self.conformal is not None,
         }
@@ -137,6 +160,7 @@ class Validated(Measured, Batched):
             found.append(f"--threshold {self.threshold} needs --val-ood, data to choose on that is not tested on")
         if self.val is None and AUTO in [text.partition("=")[2] or text for text in self.val_ood]:
             found.append("--val-ood auto needs --val, of whose samples it is made")
+        found += self._temperatures_given_twice()
         kept = ("temperature", "threshold", "ood_score")
         if self.calibrated is not None and not any(getattr(self, name, None) for name in kept):
             found.append("--calibrated needs something to keep: --temperature, --threshold or --ood-score")
@@ -174,6 +198,10 @@ class Shown(Validated):
         check=ends_in(".md", any_case=True),
     )
     card_model: str | None = show_option("The row that the card is about [default: the last one]", metavar="NAME")
+    note: str | None = show_option(
+        "A sentence about how this model was chosen, for the answer, the card and the provenance of --calibrated",
+        metavar="TEXT",
+    )
     openood_csv: str | None = show_option(
         "Also write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has "
         "its name in the file's",

@@ -1,28 +1,41 @@
 """Which row and which OOD score a study takes: decided on validation data alone.
 
-A candidate is a row with a score. In each row MSP, the simplest score, gives way only to one that is significantly
-better (the paired bootstrap interval of the difference in mean AUROC excludes 0), and so does every later one. A row is
-admissible where its accuracy is not below that of the single model by more than a limit, and its NLL, both after
-temperature scaling, not above it by more than :data:`NLL_TOLERANCE`. Of the admissible rows that are not worse than the
-best one by more than :data:`AUROC_TOLERANCE`, or not significantly, the cheapest in mult-adds is taken; of equally
-cheap ones the one of fewer members, then the first.
+A candidate is a row with an OOD score. The reference is the single model with MSP; every row, that one too, has its
+fitted temperature. All differences are paired: they are taken on the same resamples.
+
+1. **Blind sets have no vote.** A set of OOD validation samples tells something only where the single model separates
+   it from the ID samples: the 95 % interval of its AUROC lies above :data:`BLIND` under one of its scores at least.
+2. **No harm.** Another candidate than the reference is admissible where its AUROC is, on every set that tells, at most
+   the margin below that of the reference and not significantly below it, and where the mean of its differences is
+   significantly above 0.
+3. **One score for all rows**: the admissible score of the single model with the highest mean AUROC, MSP where it has
+   none. A row is admissible where it is so under that score, its accuracy is not below that of the single model by more
+   than a limit, and its NLL not above it by more than :data:`NLL_TOLERANCE`. The single model always is.
+4. **The cheapest admissible row is taken of which no dearer one is better by more than the margin, significantly.** The
+   price is mult-adds, then members, then the place in the table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hydractl.metrics.bootstrap import Resampled, differences
+from hydractl.metrics.bootstrap import Resampled
+from hydractl.metrics.probabilities import Floats
+from hydractl.studies.words import ACCURACY, AUROC_MARGIN, NLL
 
-AUROC = "ood_avg.auroc"
+SINGLE, REFERENCE = "single", "msp"
 NLL_TOLERANCE = 0.02
 """Nats."""
-AUROC_TOLERANCE = 0.01
-"""A mean AUROC that is lower by no more is no reason to take a dearer row."""
+BLIND = 0.6
+"""A set of OOD samples that no score of the single model separates better, its interval considered, tells nothing."""
+_ROUNDING = 1e-9
+"""Ratios of counts may differ by so much without a sample having moved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +46,8 @@ class Candidate:
         row, score: their names.
         members: of the row.
         macs: mult-adds of a sample; None where they are not known: then no row is cheaper for it.
-        accuracy, nll: on the ID data, after temperature scaling.
-        auroc: the mean over the OOD sets under the key :data:`AUROC`, with its resamples.
+        inside: accuracy and NLL on the ID data, after temperature scaling, with their resamples.
+        outside: the AUROC against each OOD set, by its name, with its resamples.
         eligible: whether it may be taken; others are compared only.
     """
 
@@ -42,84 +55,297 @@ class Candidate:
     score: str
     members: int
     macs: int | None
-    accuracy: float
-    nll: float
-    auroc: Resampled
+    inside: Resampled
+    outside: Resampled
     eligible: bool = True
 
     @property
-    def mean(self) -> float:
-        """The mean AUROC; 0 where it has no value."""
-        return self.auroc.values[AUROC] or 0.0
+    def accuracy(self) -> float:
+        """Accuracy on the ID data."""
+        return _value(self.inside, ACCURACY)
+
+    @property
+    def nll(self) -> float:
+        """NLL on the ID data, in nats."""
+        return _value(self.inside, NLL)
+
+    @property
+    def price(self) -> tuple[float, int]:
+        """Mult-adds, then members."""
+        return (math.inf if self.macs is None else self.macs, self.members)
+
+
+def _value(resampled: Resampled, key: str) -> float:
+    value = resampled.values[key]
+    assert value is not None  # validation data have labels, and OOD samples
+    return value
+
+
+def _readings(resampled: Resampled, key: str) -> Floats:
+    """The figure on the data, then in every round, [1 + R]."""
+    return np.concatenate([[_value(resampled, key)], resampled.rounds[key]])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference of mean AUROC with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Evidence:
+    """What validation data say of all candidates.
+
+    Reading 0 is the data themselves. Reading r is the data as round r of the bootstrap drew them: its figures, with the
+    intervals of the data moved along, so that a decision can be made again without a bootstrap inside the bootstrap.
+
+    Args:
+        candidates: in the order of the table, those of each row together; the reference is among them.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.candidates = tuple(candidates)
+        self.sets = tuple(self.candidates[0].outside.values)
+        self._aurocs = np.stack(
+            [np.stack([_readings(one.outside, name) for name in self.sets]) for one in self.candidates]
+        )
+        """[candidates, sets, readings]"""
+        self._accuracies = np.stack([_readings(one.inside, ACCURACY) for one in self.candidates])
+        self._nlls = np.stack([_readings(one.inside, NLL) for one in self.candidates])
+        self._means: dict[tuple[int, ...], Floats] = {}
+        self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
+
+    @property
+    def readings(self) -> int:
+        """How many readings there are, the data themselves included."""
+        return int(self._aurocs.shape[-1])
+
+    @cached_property
+    def rows(self) -> dict[str, list[int]]:
+        """The places of the candidates of each row."""
+        places: dict[str, list[int]] = {}
+        for place, candidate in enumerate(self.candidates):
+            places.setdefault(candidate.row, []).append(place)
+        return places
+
+    def under(self, row: str, score: str) -> int | None:
+        """The place of a row with a score; None where it has not that score."""
+        return next((place for place in self.rows[row] if self.candidates[place].score == score), None)
+
+    @cached_property
+    def reference(self) -> int:
+        """The place of the single model with MSP."""
+        return next(place for place in self.rows[SINGLE] if self.candidates[place].score == REFERENCE)
+
+    def telling(self, reading: int) -> tuple[int, ...]:
+        """The sets that some score of the single model separates from the ID samples."""
+        lower_ends = self._aurocs[self.rows[SINGLE], :, reading] + self._auroc_spreads
+        return tuple(int(index) for index in np.flatnonzero(lower_ends.max(axis=0) > BLIND))
+
+    @cached_property
+    def _auroc_spreads(self) -> Floats:
+        """The lower end of each AUROC of the single model minus its value, [scores of the single model, sets]."""
+        aurocs = self._aurocs[self.rows[SINGLE]]
+        ends: Floats = np.quantile(aurocs[..., 1:], 0.025, axis=-1)
+        return ends - aurocs[..., 0]
+
+    def accuracy(self, place: int, reading: int) -> float:
+        """Accuracy of a candidate."""
+        return float(self._accuracies[place, reading])
+
+    def nll(self, place: int, reading: int) -> float:
+        """NLL of a candidate."""
+        return float(self._nlls[place, reading])
+
+    def mean(self, place: int, sets: tuple[int, ...], reading: int) -> float:
+        """The mean AUROC of a candidate over some sets; 0 without any."""
+        return float(self._mean_aurocs(sets)[place, reading]) if sets else 0.0
+
+    def _mean_aurocs(self, sets: tuple[int, ...]) -> Floats:
+        """[candidates, readings]"""
+        if sets not in self._means:
+            self._means[sets] = self._aurocs[:, list(sets)].mean(axis=1)
+        return self._means[sets]
+
+    def difference(self, place: int, other: int, sets: tuple[int, ...], reading: int) -> Difference:
+        """The mean AUROC of one candidate over some sets minus that of another."""
+        key = (place, other, sets)
+        if key not in self._spreads:
+            gains = self._mean_aurocs(sets)[place] - self._mean_aurocs(sets)[other]
+            low, high = np.quantile(gains[1:], [0.025, 0.975])
+            self._spreads[key] = (float(low - gains[0]), float(high - gains[0]))
+        below, above = self._spreads[key]
+        value = self.mean(place, sets, reading) - self.mean(other, sets, reading)
+        return Difference(value, value + below, value + above)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one reading of the evidence leads to.
+
+    Attributes:
+        telling: the sets that have a vote.
+        compared: by row its place under the score of the single model; rows that may not have it are not there.
+        admissible: the rows that may be taken, cheapest first.
+        chosen: the place of the candidate that is taken.
+    """
+
+    telling: tuple[int, ...]
+    compared: dict[str, int]
+    admissible: list[str]
+    chosen: int
+
+
+def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> Decision:
+    """Apply the rule of this module to one reading."""
+    telling = evidence.telling(reading)
+    score = evidence.candidates[own_score(evidence, SINGLE, telling, reading)].score
+    compared = {}
+    for row in evidence.rows:
+        place = evidence.under(row, score)
+        if place is not None and not harm(evidence, place, telling, reading):
+            compared[row] = place
+    admissible = [row for row, place in compared.items() if not too_bad(evidence, place, max_drop, reading)]
+    admissible.sort(key=lambda row: evidence.candidates[compared[row]].price)  # the first of equals
+    for number, row in enumerate(admissible):
+        dearer = [compared[other] for other in admissible[number + 1 :]]
+        if not any(clearly_better(evidence, other, compared[row], telling, reading) for other in dearer):
+            return Decision(telling, compared, admissible, compared[row])
+    raise AssertionError("the single model is always admissible")
+
+
+def own_score(evidence: Evidence, row: str, telling: tuple[int, ...], reading: int = 0) -> int:
+    """Return the place of the admissible score of a row with the highest mean AUROC, else of its first score."""
+    admissible = [place for place in evidence.rows[row] if not harm(evidence, place, telling, reading)]
+    if not admissible:
+        return evidence.rows[row][0]
+    return max(admissible, key=lambda place: evidence.mean(place, telling, reading))  # the first of equals
+
+
+def harm(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int) -> str:
+    """Say why a candidate is no safe replacement of the reference; nothing where it is one."""
+    reference = evidence.reference
+    if place == reference:
+        return ""
+    if not telling:
+        return "no OOD validation set tells anything"
+    for index in telling:
+        found = evidence.difference(place, reference, (index,), reading)
+        if found.value < -AUROC_MARGIN - _ROUNDING or found.high < 0:
+            return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({found.value:+.4f})"
+    found = evidence.difference(place, reference, telling, reading)
+    if found.low <= 0:
+        return f"mean AUROC not significantly above that of the single model with MSP ({found.value:+.4f})"
+    return ""
+
+
+def too_bad(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
+    """Say why a row may not be taken whatever its score; nothing where it may."""
+    candidate, reference = evidence.candidates[place], evidence.reference
+    if candidate.row == SINGLE:
+        return ""
+    accuracy, before = evidence.accuracy(place, reading), evidence.accuracy(reference, reading)
+    if before - accuracy > max_drop + _ROUNDING:
+        return f"accuracy {accuracy:.4f}, lower than {before:.4f} by more than {max_drop:g}"
+    nll, before = evidence.nll(place, reading), evidence.nll(reference, reading)
+    if nll - before > NLL_TOLERANCE:
+        return f"NLL {nll:.4f}, higher than {before:.4f} by more than {NLL_TOLERANCE:g}"
+    return "" if candidate.eligible else "no single file can hold it: it is compared only"
+
+
+def clearly_better(evidence: Evidence, place: int, other: int, telling: tuple[int, ...], reading: int) -> bool:
+    """Whether the mean AUROC of a candidate is above that of another by more than the margin, significantly."""
+    if not telling:
+        return False
+    found = evidence.difference(place, other, telling, reading)
+    return found.value > AUROC_MARGIN + _ROUNDING and found.low > 0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided.
+    """What was decided before any test sample is read.
 
     Attributes:
         chosen: the place of the candidate that is taken.
-        best: the place of the admissible one with the highest AUROC.
+        own: by row the place of its own score: the admissible one of the highest mean, MSP where none is.
+        telling, blind: names of the OOD validation sets that have a vote, and of those that have none.
+        rivals: places of the admissible candidates of the single model that are not significantly below its best.
         reasons: for each candidate why it was not taken; empty for the chosen one.
+        limits: by row what speaks against taking it whatever its score.
     """
 
     chosen: int
-    best: int
+    own: dict[str, int]
+    telling: list[str]
+    blind: list[str]
+    rivals: list[int]
     reasons: list[str]
+    limits: dict[str, str] = field(default_factory=dict)
 
 
-def own_score(candidates: Sequence[Candidate]) -> Candidate:
-    """The score of one row: the first that is not significantly worse than the best one."""
-    best = max(candidates, key=lambda one: one.mean)  # the first of equal ones
-    return next(one for one in candidates if one is best or not _worse(one, best))
+def choose(evidence: Evidence, max_drop: float) -> Choice:
+    """Apply the rule to the data, and say of each candidate why it was not taken."""
+    decision = decide(evidence, max_drop)
+    own = {row: own_score(evidence, row, decision.telling) for row in evidence.rows}
+    single = own[SINGLE]
+    rivals = []
+    for place in evidence.rows[SINGLE]:
+        admissible = place != evidence.reference and not harm(evidence, place, decision.telling, 0)
+        if admissible and evidence.difference(place, single, decision.telling, 0).high >= 0:
+            rivals.append(place)
+    return Choice(
+        chosen=decision.chosen,
+        own=own,
+        telling=[evidence.sets[index] for index in decision.telling],
+        blind=[name for index, name in enumerate(evidence.sets) if index not in decision.telling],
+        rivals=rivals,
+        reasons=[_reason(evidence, decision, place, max_drop) for place in range(len(evidence.candidates))],
+        limits={row: too_bad(evidence, place, max_drop, 0) for row, place in own.items()},
+    )
 
 
-def _worse(one: Candidate, best: Candidate) -> bool:
-    """Whether the AUROC of one is significantly lower."""
-    return bool(differences(best.auroc, one.auroc)[AUROC]["ci"][1] < 0)
+def _reason(evidence: Evidence, decision: Decision, place: int, max_drop: float) -> str:
+    """Why a candidate was not taken."""
+    candidate, chosen = evidence.candidates[place], evidence.candidates[decision.chosen]
+    if place == decision.chosen:
+        return ""
+    harmful = harm(evidence, place, decision.telling, 0)
+    if harmful:
+        return harmful
+    if candidate.score != chosen.score:
+        return f"rows are compared under {chosen.score}, the score of the single model"
+    limit = too_bad(evidence, place, max_drop, 0)
+    if limit:
+        return limit
+    rank = decision.admissible.index
+    if rank(candidate.row) < rank(chosen.row):
+        better = [
+            row
+            for row in decision.admissible[rank(candidate.row) + 1 :]
+            if clearly_better(evidence, decision.compared[row], place, decision.telling, 0)
+        ]
+        found = evidence.difference(decision.compared[better[0]], place, decision.telling, 0)
+        return f"{better[0]} is better ({found.value:+.4f})"
+    price = "of the same cost" if candidate.price == chosen.price else "which costs less"
+    return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row}, {price}"
 
 
-def choose(candidates: Sequence[Candidate], single: str, max_drop: float) -> Choice:
-    """Apply the rule of this module.
+@dataclass(frozen=True)
+class Stability:
+    """The shares of resamples of the validation data that lead to the same row, and to the same score."""
 
-    Args:
-        candidates: in the order that ties are decided by; among them are those of the single model.
-        single: the name of the row of the single model, which is always admissible.
-        max_drop: how much accuracy may be lost.
-    """
-    rows = {one.row: own_score([other for other in candidates if other.row == one.row]) for one in candidates}
-    reasons = {row: "" if row == single else _inadmissible(one, rows[single], max_drop) for row, one in rows.items()}
-    admissible = [one for row, one in rows.items() if not reasons[row]]
-    best = max(admissible, key=lambda one: one.mean)
-    near = []
-    for one in admissible:
-        if one is best or one.mean >= best.mean - AUROC_TOLERANCE - 1e-9 or not _worse(one, best):
-            near.append(one)
-        else:
-            reasons[one.row] = f"AUROC lower than that of {best.row} ({one.mean - best.mean:+.4f})"
-    chosen = min(near, key=_price)  # the first of equal ones
-    for one in near:
-        if one is not chosen:
-            price = "of the same cost" if _price(one) == _price(chosen) else "which costs less"
-            reasons[one.row] = f"hardly better than {chosen.row}, {price}"
-    places = [next(place for place, other in enumerate(candidates) if other is one) for one in (chosen, best)]
-    each = [reasons[one.row] if one is rows[one.row] else f"the row takes {rows[one.row].score}" for one in candidates]
-    return Choice(places[0], places[1], each)
+    row: float
+    score: float
 
 
-def _inadmissible(one: Candidate, base: Candidate, max_drop: float) -> str:
-    # Accuracies are ratios of counts: the share of a sample that rounding may move is no drop.
-    if base.accuracy - one.accuracy > max_drop + 1e-9:
-        return f"accuracy {one.accuracy:.4f}, lower than {base.accuracy:.4f} by more than {max_drop:g}"
-    if one.nll - base.nll > NLL_TOLERANCE:
-        return f"NLL {one.nll:.4f}, higher than {base.nll:.4f} by more than {NLL_TOLERANCE:g}"
-    return "" if one.eligible else "no single file can hold it: it is compared only"
-
-
-def _price(one: Candidate) -> tuple[float, int]:
-    return (math.inf if one.macs is None else one.macs, one.members)
-
-
-def hindsight(aurocs: Sequence[float | None]) -> int:
-    """The place of the highest AUROC on the test data."""
-    return int(np.argmax([-1.0 if value is None else value for value in aurocs]))
+def stability(evidence: Evidence, max_drop: float, choice: Choice) -> Stability:
+    """Decide again in every round of the bootstrap."""
+    taken = evidence.candidates[choice.chosen]
+    same: NDArray[np.bool_] = np.zeros((evidence.readings - 1, 2), dtype=np.bool_)
+    for reading in range(1, evidence.readings):
+        again = evidence.candidates[decide(evidence, max_drop, reading).chosen]
+        same[reading - 1] = again.row == taken.row, again.score == taken.score
+    row, score = same.mean(axis=0)
+    return Stability(float(row), float(score))

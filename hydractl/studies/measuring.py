@@ -11,7 +11,7 @@ import numpy as np
 
 from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
-from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc
+from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc, resample_id
 from hydractl.metrics.calibrators import Calibration, fit
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import pooled_log_probs
@@ -24,6 +24,7 @@ class Measured:
     """One row on ID data and OOD sets.
 
     Attributes:
+        source: the predictions that it was taken from.
         members: how many.
         macs, params: of one sample; None where they are not known.
         inside: the ID samples, with every OOD score that means something for them.
@@ -31,6 +32,7 @@ class Measured:
         groups: ``near``, ``far`` or None by set.
     """
 
+    source: Predictions
     members: int
     macs: int | None
     params: int | None
@@ -61,11 +63,19 @@ class Measured:
         return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, advance=advance)
 
     def aurocs(self, score: str, rounds: int, seed: int) -> Resampled:
-        """The mean AUROC alone, likewise."""
-        inside, *outside = (one.scores[score] for one in (self.inside, *self.outside.values()))
-        assert inside is not None  # one of self.scores
-        named = dict(zip(self.outside, outside, strict=True))
-        return resample_auroc(inside, named, rounds=rounds, seed=seed)  # type: ignore[arg-type]
+        """The AUROC against each OOD set under its name, likewise."""
+        known = self.inside.scores[score]
+        assert known is not None  # one of self.scores
+        strange = {}
+        for name, samples in self.outside.items():
+            values = samples.scores[score]
+            assert values is not None  # what says something of the ID samples does so of others
+            strange[name] = values
+        return resample_auroc(known, strange, rounds=rounds, seed=seed)
+
+    def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
+        """Accuracy and NLL of the labelled ID samples, likewise."""
+        return resample_id(self.inside, rounds=rounds, seed=seed)
 
 
 def fitted_temperature(path: Path) -> Calibration:
@@ -92,7 +102,7 @@ def measure(row: Path | Predictions, calibration: Calibration | None, roles: tup
     cost: Mapping[str, Any] = predictions.model.get("cost") or {}
     (inside,) = (samples[name] for name in samples if name not in groups)
     outside = {name: samples[name] for name in groups}
-    return Measured(predictions.shape(0)[0], cost.get("macs"), cost.get("params"), inside, outside, groups)
+    return Measured(predictions, predictions.shape(0)[0], cost.get("macs"), cost.get("params"), inside, outside, groups)
 
 
 def _all(predictions: Predictions, index: int) -> tuple[Any, Any, dict[str, Any]]:

@@ -1,204 +1,302 @@
-"""What the test data say of the row that was chosen, in plain words. Pure: from paired differences to sentences.
-
-Each difference has a margin, below which it does not matter: where its interval lies inside, there is none that does.
-Otherwise a difference whose interval excludes 0 is better or worse. Where it includes 0 the data cannot tell, and the
-number of samples that could is n times the square of half its width over the margin.
-"""
+"""What the test data say of the choice, in plain words. Pure: from paired differences to sentences."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
+from hydractl.studies.choosing import REFERENCE, SINGLE
+from hydractl.studies.comparing import Met, Rung
+from hydractl.studies.words import (
+    ACCURACY,
+    AUROC,
+    BETTER,
+    CANNOT_TELL,
+    GAINS,
+    KINDS,
+    LOSSES,
+    NO_DIFFERENCE,
+    WORDS,
+    Finding,
+)
 
-BETTER, WORSE, EQUAL, UNCLEAR = "better", "worse", "equal", "unclear"
-MARGIN = 0.02
-"""Of a mean AUROC and of NLL in nats."""
+HELPS, HELPS_SLIGHTLY, TRADES = "helps", "helps slightly", "trades"
+AS_GOOD, FREE_SCORE_BETTER, UNCLEAR = "a free score is as good", "a free score is better", "cannot tell"
+SCORE_HELPS, SCORE_UNCLEAR, NOTHING_HELPS, BLIND = "score helps", "score unclear", "nothing helps", "cannot choose"
+ANSWERS = (
+    HELPS,
+    HELPS_SLIGHTLY,
+    TRADES,
+    AS_GOOD,
+    FREE_SCORE_BETTER,
+    UNCLEAR,
+    SCORE_HELPS,
+    SCORE_UNCLEAR,
+    NOTHING_HELPS,
+    BLIND,
+)
+"""What a study can answer, in a word or two."""
 
-_ACCURACY, _AUROC = "id.accuracy", "ood_avg.auroc"
+_NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "worse": "worse"}
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A metric of the verdict: its words, 1 where higher is better and -1 where lower is, and its margin."""
+class Price:
+    """What a row costs, as a ratio to the single model; None where it is not known."""
 
-    words: str
-    sign: int
-    margin: float
-
-
-KINDS = {
-    _ACCURACY: Kind("accuracy", 1, 0.01),
-    "id.nll": Kind("NLL", -1, MARGIN),
-    "id.ece": Kind("ECE", -1, 0.01),
-    _AUROC: Kind("mean OOD AUROC", 1, MARGIN),
-    "near_avg.auroc": Kind("near-OOD AUROC", 1, MARGIN),
-    "far_avg.auroc": Kind("far-OOD AUROC", 1, MARGIN),
-    "ood_avg.fpr95": Kind("mean FPR95", -1, 0.05),
-}
+    macs: float | None
+    params: float | None
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One difference on the test data.
+class Use:
+    """The model to use, as ``best.st`` holds it.
 
     Attributes:
-        metric: its dotted key.
-        value: the chosen row minus the other.
-        ci: its paired 95 % interval.
-        kind: ``better``, ``worse``, ``equal`` (none that matters) or ``unclear``.
-        needed: about how many samples of each set would show a difference of the margin; None where it is settled.
+        rung: its row and score.
+        temperature, threshold: None for none.
+        price: of its row.
     """
 
-    metric: str
-    value: float
-    ci: tuple[float, float]
-    kind: str
-    needed: int | None = None
-
-    def __str__(self) -> str:
-        low, high = map(signed_number, self.ci)
-        return f"{KINDS[self.metric].words} {signed_number(self.value)} ({low} to {high})"
-
-
-def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
-    """Judge one paired difference on n samples."""
-    kind, (low, high) = KINDS[metric], ci
-    if max(-low, high) <= kind.margin:
-        return Finding(metric, value, (low, high), EQUAL)
-    if low > 0 or high < 0:
-        return Finding(metric, value, (low, high), BETTER if kind.sign * value > 0 else WORSE)
-    needed = n * ((high - low) / 2 / kind.margin) ** 2
-    return Finding(metric, value, (low, high), UNCLEAR, max(n + 1, _round_up(needed)))
-
-
-def _round_up(value: float) -> int:
-    """To two digits that count."""
-    unit = 10 ** max(0, math.floor(math.log10(value)) - 1)
-    return math.ceil(value / unit) * unit
-
-
-def judge_all(table: Mapping[str, Mapping[str, Any]], n: int) -> dict[str, Finding]:
-    """Every difference that has a value, of those that bootstrap gives."""
-    return {
-        metric: judge(metric, table[metric]["value"], table[metric]["ci"], n)
-        for metric in KINDS
-        if metric in table and table[metric]["ci"] is not None
-    }
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What was chosen, and what it is compared with.
-
-    Attributes:
-        row, score, temperature, threshold: what to use; no threshold before ``best.st`` is written.
-        pruned: whether it is another row than the single model.
-        rival: the score of the single model that is best on validation data.
-        mac_ratio, param_ratio: to the single model; None where they are not known.
-        n: samples of the smallest test set.
-        baseline: against the single model as it is, by MSP.
-        against: against the rival; empty where the rival itself was chosen.
-        why: why nothing pruned was chosen.
-    """
-
-    row: str
-    score: str
+    rung: Rung
     temperature: float | None
     threshold: float | None
-    pruned: bool
-    rival: str
-    mac_ratio: float | None
-    param_ratio: float | None
-    n: int
+    price: Price
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the test data say.
+
+    Attributes:
+        ladder: the choice first.
+        steps: of each rung but the last its differences to the next one, by metric.
+        ends: the place of the rung where the verdict ends.
+        met: what each rung met.
+        hardest: the differences of the last kept rung to its hardest rival, by metric; empty where it met none.
+        sets: of those the AUROC on each test set, by its name.
+        baseline: its differences to the single model as it is, with MSP.
+        n: samples of the smallest test set.
+        labelled: whether the ID test data have labels.
+        told: whether any OOD validation set had a vote.
+        others: whether rows other than the single model were made.
+        why: why no other row than the single model was chosen.
+        doubts: what makes all this less sure.
+    """
+
+    ladder: Sequence[Rung]
+    steps: Sequence[Mapping[str, Finding]]
+    ends: int
+    met: Sequence[Met]
+    hardest: Mapping[str, Finding]
+    sets: Mapping[str, Finding]
     baseline: Mapping[str, Finding]
-    against: Mapping[str, Finding]
+    n: int
+    labelled: bool = True
+    told: bool = True
+    others: bool = True
     why: Sequence[str] = ()
+    doubts: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def rung(self) -> Rung:
+        """Where the verdict ends."""
+        return self.ladder[self.ends]
 
 
-ANSWERS = {
-    "helps": "{row} helps this model: it detects OOD samples better than the single model with its best score.",
-    "trades": "{row} detects OOD samples better than the single model with its best score, and loses accuracy.",
-    "no difference": "{row} makes no difference that matters here: use the single model with the score {rival}.",
-    "worse": "{row}, chosen on validation data, is worse on test data: use the single model with the score {rival}.",
-    "cannot tell": "The test data cannot tell whether {row} is better than the single model with the score {rival}.",
-    "score helps": "No ensemble of pruned members is worth its cost here. What helps is the score {score}, on the "
-    "single model.",
-    "score unclear": "No ensemble of pruned members is worth its cost here. Whether the score {score} helps, the test "
-    "data cannot tell.",
-    "score does not help": "No ensemble of pruned members is worth its cost here, and the score {score}, chosen on "
-    "validation data, is no better than MSP on test data: use the single model with MSP.",
-    "nothing helps": "No ensemble of pruned members is worth its cost here, and on validation data no other score "
-    "is significantly better than MSP.",
-}
-"""The first sentence of a verdict, by answer."""
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, one of :data:`ANSWERS`, and the sentences that say it, the first one first."""
+
+    answer: str
+    lines: Sequence[str]
 
 
-def answer_of(chosen: Chosen) -> str:
-    """One of :data:`ANSWERS`."""
-    if not chosen.pruned:
-        found = chosen.baseline.get(_AUROC)
-        if chosen.score == "msp" or found is None:
-            return "nothing helps"
-        return {BETTER: "score helps", UNCLEAR: "score unclear"}.get(found.kind, "score does not help")
-    found = chosen.against.get(_AUROC)
-    if found is None or found.kind == UNCLEAR:
-        return "cannot tell"
-    if found.kind == EQUAL:
-        return "no difference"
-    if found.kind == WORSE:
-        return "worse"
-    lost = chosen.against.get(_ACCURACY)
-    return "trades" if lost is not None and lost.kind == WORSE else "helps"
+def answer_of(tested: Facts) -> str:
+    """Return one of :data:`ANSWERS`."""
+    rung, met = tested.rung, tested.met[tested.ends]
+    if not tested.told:
+        return BLIND
+    if rung.row == SINGLE:
+        if rung.score == REFERENCE:
+            return NOTHING_HELPS
+        return SCORE_HELPS if tested.steps[tested.ends][AUROC].kind in GAINS else SCORE_UNCLEAR
+    if met.better_afterwards:
+        return FREE_SCORE_BETTER
+    assert met.hardest is not None  # single + MSP at least
+    word = met.rivals[met.hardest].kind
+    if word in LOSSES:
+        return FREE_SCORE_BETTER
+    if word == NO_DIFFERENCE:
+        return AS_GOOD
+    if word == CANNOT_TELL:
+        return UNCLEAR
+    accuracy = tested.hardest.get(ACCURACY)
+    if accuracy is not None and accuracy.kind in LOSSES:
+        return TRADES
+    return HELPS if word == BETTER else HELPS_SLIGHTLY
 
 
-def verdict(chosen: Chosen) -> dict[str, Any]:
-    """The answer, the sentences that say it, and the differences behind them."""
-    answer = answer_of(chosen)
-    first = ANSWERS[answer].format(row=chosen.row, score=chosen.score, rival=chosen.rival)
-    lines = [first, *chosen.why, _use(chosen)]
-    if chosen.against:
-        lines += [_compared(chosen.against, f"the single model with {chosen.rival} and a temperature")]
-    lines += [_compared(chosen.baseline, "the single model as it is, with MSP"), *_unclear(chosen)]
-    return {
-        "answer": answer,
-        "lines": [line for line in lines if line],
-        "against_baseline": [asdict(finding) for finding in chosen.baseline.values()],
-        "against_rival": [asdict(finding) for finding in chosen.against.values()],
-    }
+def verdict(tested: Facts, use: Use) -> Verdict:
+    """Say it all: the answer, what follows from it, what it rests on, and what is doubtful."""
+    answer = answer_of(tested)
+    lines = [
+        *_stepped_down(tested),
+        _first_sentence(tested, answer),
+        *_seen_afterwards(tested, answer),
+        *_worse_sets(tested, answer),
+        *tested.why,
+        _use(use),
+    ]
+    met = tested.met[tested.ends]
+    if met.hardest is not None:
+        lines.append(_compared(tested.hardest, single_with(met.hardest)))
+    lines.append(_compared(tested.baseline, "the single model as it is, with MSP and no temperature"))
+    lines += _samples_needed(tested, answer)
+    if not tested.labelled:
+        lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
+    lines += tested.doubts
+    return Verdict(answer, [line for line in lines if line])
 
 
-def _use(chosen: Chosen) -> str:
-    settings = [f"the score {chosen.score}"]
-    settings += [] if chosen.temperature is None else [f"temperature {number(chosen.temperature, 3)}"]
-    settings += [] if chosen.threshold is None else [f"threshold {number(chosen.threshold, 4)}"]
-    price = [] if chosen.mac_ratio is None else [f"{chosen.mac_ratio:.2f} times its mult-adds"]
-    price += [] if chosen.param_ratio is None else [f"{chosen.param_ratio:.2f} times its parameters"]
-    cost = f"; {' and '.join(price)}" if price and chosen.pruned else ""
-    return f"best.st is {chosen.row} with {', '.join(settings)}{cost}."
+def single_with(score: str) -> str:
+    """Name the single model with a score; it has its temperature."""
+    return f"the single model with {'MSP' if score == REFERENCE else score}"
+
+
+def name_of(rung: Rung) -> str:
+    """Name a row with its score."""
+    return single_with(rung.score) if rung.row == SINGLE else f"{rung.row} with {rung.score}"
+
+
+def _stepped_down(tested: Facts) -> list[str]:
+    """Say of each rung that was left why it was."""
+    sentences = []
+    for place in range(tested.ends):
+        step = tested.steps[place][AUROC]
+        upper, lower = name_of(tested.ladder[place]), name_of(tested.ladder[place + 1])
+        sentences.append(
+            f"{_capital(upper)}, chosen on validation data, is {_NO_BETTER[step.kind]} on the test data than {lower}: "
+            f"{step}."
+            if place == 0
+            else f"{_capital(upper)} is {_NO_BETTER[step.kind]} there than {lower}: {step}."
+        )
+    return sentences
+
+
+def _first_sentence(tested: Facts, answer: str) -> str:
+    rung, met = tested.rung, tested.met[tested.ends]
+    name = name_of(rung)
+    nothing_else = "No other row is worth its cost here. " if tested.others else ""
+    if answer == BLIND:
+        return (
+            "The OOD validation data cannot tell which row or score is better, so nothing was chosen: use "
+            f"{single_with(REFERENCE)}, or give other OOD validation data."
+        )
+    if answer == NOTHING_HELPS:
+        if tested.ends == 0:
+            return f"{nothing_else}On validation data no score is better than MSP without harm: use {name}."
+        return f"{nothing_else}Use {name}."
+    if answer in (SCORE_HELPS, SCORE_UNCLEAR):
+        step = tested.steps[tested.ends][AUROC]
+        if answer == SCORE_HELPS:
+            return f"{nothing_else}What helps is the score {rung.score}, on the single model: {step} against MSP."
+        return (
+            f"{nothing_else}Whether the score {rung.score} helps the single model, the test data cannot tell: {step}."
+        )
+    assert met.hardest is not None
+    hardest = met.rivals[met.hardest]
+    against = _rivals_text(met)
+    if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
+        how_much = "better" if hardest.kind == BETTER else "slightly better"
+        sentence = f"{name} detects OOD samples {how_much} than {against}: {hardest} against the hardest of them."
+        if answer == TRADES:
+            return f"{sentence} It pays with {tested.hardest[ACCURACY]}."
+        return f"{rung.row} helps this model{'' if answer == HELPS else ', slightly'}: {sentence}"
+    if answer == AS_GOOD:
+        return f"{_capital(single_with(met.hardest))}, which costs nothing, is as good as {name}: {hardest}."
+    if answer == UNCLEAR:
+        return f"The test data cannot tell whether {name} is better than {single_with(met.hardest)}: {hardest}."
+    if hardest.kind in LOSSES:
+        return f"{_capital(single_with(met.hardest))}, which costs nothing, did better than {name}: {hardest}."
+    return f"{_capital(name)} was compared with {against}; a score that costs nothing did better than it."
+
+
+def _rivals_text(met: Met) -> str:
+    """The scores of the single model that a choice was compared with."""
+    scores = list(met.rivals)
+    if not met.others:
+        return "the single model does with every score"
+    if len(scores) == 1:
+        return single_with(scores[0])
+    return f"the single model does with any of the scores {', '.join(scores[:-1])} and {scores[-1]}"
+
+
+def _seen_afterwards(tested: Facts, answer: str) -> list[str]:
+    """Name a free score outside the comparison that did better."""
+    ahead = tested.met[tested.ends].better_afterwards
+    if not ahead or answer == BLIND:
+        return []
+    score, finding = next(iter(ahead.items()))
+    others = f", and so did {', '.join(list(ahead)[1:])}" if len(ahead) > 1 else ""
+    return [
+        f"A free score did better here: {single_with(score)}, against which {name_of(tested.rung)} has {finding}"
+        f"{others}. That was seen afterwards: confirm it on other data."
+    ]
+
+
+def _worse_sets(tested: Facts, answer: str) -> list[str]:
+    """Name every test set on which a choice that helps is significantly worse than its hardest rival."""
+    if answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
+        return []
+    worse = [f"{name} ({finding.figures})" for name, finding in tested.sets.items() if finding.ci[1] < 0]
+    return [f"It is worse on {', '.join(worse)}."] if worse else []
+
+
+def _use(use: Use) -> str:
+    settings = [f"the score {use.rung.score}"]
+    if use.temperature is not None:
+        settings.append(f"temperature {number(use.temperature, 3)}")
+    if use.threshold is not None:
+        settings.append(f"threshold {number(use.threshold, 4)}")
+    prices = []
+    if use.price.macs is not None:
+        prices.append(f"{use.price.macs:.2f} times its mult-adds")
+    if use.price.params is not None:
+        prices.append(f"{use.price.params:.2f} times its parameters")
+    cost = f"; {' and '.join(prices)}" if prices and use.rung.row != SINGLE else ""
+    row = "the single model" if use.rung.row == SINGLE else use.rung.row
+    return f"best.st is {row} with {', '.join(settings)}{cost}."
 
 
 def _compared(findings: Mapping[str, Finding], other: str) -> str:
-    groups = {
-        "better": [str(one) for one in findings.values() if one.kind == BETTER],
-        "worse": [str(one) for one in findings.values() if one.kind == WORSE],
-        "no difference that matters": [str(one) for one in findings.values() if one.kind == EQUAL],
-        "undecided": [str(one) for one in findings.values() if one.kind == UNCLEAR],
-    }
-    parts = [f"{name}: {', '.join(listed)}" for name, listed in groups.items() if listed]
+    parts = []
+    for kind in WORDS:
+        listed = [str(finding) for finding in findings.values() if finding.kind == kind]
+        if listed:
+            parts.append(f"{kind}: {', '.join(listed)}")
     return f"Against {other}: {'; '.join(parts)}." if parts else ""
 
 
-def _unclear(chosen: Chosen) -> list[str]:
-    """How many samples would do, for what is undecided about accuracy and OOD detection."""
-    findings = chosen.against or chosen.baseline
-    return [
-        f"To settle a difference of {KINDS[key].margin:g} in {KINDS[key].words}, about {found.needed:,} samples of "
-        f"each test set would do; the smallest has {chosen.n:,}."
-        for key in (_ACCURACY, _AUROC)
-        if (found := findings.get(key)) is not None and found.needed is not None
-    ]
+def _samples_needed(tested: Facts, answer: str) -> list[str]:
+    """How many samples would do, for what the data cannot tell about OOD detection and accuracy."""
+    if answer in (BLIND, NOTHING_HELPS):
+        return []
+    findings = tested.hardest if tested.rung.row != SINGLE else tested.baseline
+    if answer == SCORE_UNCLEAR:
+        findings = tested.steps[tested.ends]
+    sentences = []
+    for metric in (AUROC, ACCURACY):
+        finding = findings.get(metric)
+        if finding is not None and finding.needed is not None:
+            sentences.append(
+                f"To tell about {KINDS[metric].words}, about {finding.needed:,} samples of each test set would do; the "
+                f"smallest has {tested.n:,}."
+            )
+    return sentences
+
+
+def _capital(text: str) -> str:
+    """A text with a capital where it begins with a word of prose; names of rows stay as they are."""
+    return f"T{text[1:]}" if text.startswith("the ") else text

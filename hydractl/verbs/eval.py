@@ -89,7 +89,12 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
         EvalOptions,
         run=settings.fill(RunOptions, passes=settings.passes()),
         data=data,
-        fit=settings.fill(FitOptions, scores=_scores_of(settings)),
+        fit=settings.fill(
+            FitOptions,
+            scores=_scores_of(settings),
+            temperature=settings.temperature_of_all(),
+            temperatures=settings.temperatures_of_rows(),
+        ),
         keep_logits=(settings.predictions or "").endswith(".st"),
     )
 
@@ -116,10 +121,12 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     models = find_rows(settings.model, model_options(settings), options, log)
     check_writable(models, options.keep_logits, settings.calibrated is not None)
     names = [model.name for model in models]
-    for name in options.fit.scores.of_rows:
-        if name not in names:
-            hint = f"the rows are {', '.join(names)}"
-            raise UsageError(f"--ood-score {name}=...: no row has this name{did_you_mean(name, names)}", hint=hint)
+    of_rows = {"--ood-score": options.fit.scores.of_rows, "--temperature": options.fit.temperatures}
+    for flag, rows in of_rows.items():
+        for name in rows:
+            if name not in names:
+                hint = f"the rows are {', '.join(names)}"
+                raise UsageError(f"{flag} {name}=...: no row has this name{did_you_mean(name, names)}", hint=hint)
     predictions = _prediction_paths(settings, names)
     sets = open_sets(options.data, models)
     check_scores(models, sets, options)
@@ -256,6 +263,8 @@ def _document(
         "data": {dataset.name: dataset.to_json() for dataset in tested(plan.sets)},
         "conventions": conventions(rows, plan.models),
     }
+    if settings.note is not None:
+        document["note"] = settings.note
     if plan.suite is not None:
         document["suite"] = plan.suite.document()
     little = [(row["name"], little_diversity(row["diversity"]["id"], plan.sets[0].spec)) for row in rows]

@@ -31,7 +31,7 @@ from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
 from hydractl.settings.verbs import SETTINGS
-from hydractl.studies.answer import Study
+from hydractl.studies.answer import SCHEMA, Study
 from hydractl.studies.rows import (
     DEFAULT,
     MAKERS,
@@ -80,7 +80,9 @@ _BACKWARD = 4
 """Times the forward pass that a step of a training takes, about."""
 
 _NEIGHBOURS = 50
-"""The default of ``eval --knn-k``, which needs more samples."""
+"""The default of ``eval --knn-k``, for a thousand samples or more."""
+_SAMPLES_A_NEIGHBOUR = 20
+"""Of fewer samples the distance to one neighbour in so many is taken."""
 _DECIDE = (
     *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx"),
     *("fit_samples", "epochs", "lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt"),
@@ -148,8 +150,8 @@ class Plan:
         """Its logits on the test data."""
         return self._eval(row, "test", {"data": str(self.settings.test), "ood": list(self.settings.ood)})
 
-    def best(self, row: Row, score: str) -> Step:
-        """The chosen row with its temperature and threshold, as one file with a card."""
+    def best(self, row: Row, score: str, note: str = "") -> Step:
+        """The row to use with its temperature and threshold, as one file with a card."""
         settings, folder = self.settings, self.shop.folder
         options: dict[str, Value] = {
             "data": str(settings.test),
@@ -164,17 +166,23 @@ class Plan:
             "reuse": [str(self.predictions(row, of)) for of in ("choose", "test")],
             "force": True,
         }
+        if note:
+            options["note"] = note
         if score in ON_FEATURES:
             options |= {name: value for name, value in self.fitted.items() if name != "ood_score"}
         outputs = ["best.json", "best.md", "best.st"]
         needs = [self.choosing(row), self.testing(row)]
         return self.shop.step("eval", [f"best={row.model}"], options, outputs, needs, "best.json")
 
-    def together(self, scores: Mapping[str, str]) -> Step:
-        """All rows in one table, each with its score, from their predictions."""
+    def together(self, study: Study | None = None) -> Step:
+        """All rows in one table, each with its temperature, from their predictions.
+
+        All are under the score of the single model, where they have it, and their own scores stand beside.
+        """
         models = [f"{row.name}={self.predictions(row, 'test')}" for row in self.rows]
-        each = [f"{name}={score}" for name, score in scores.items()]
-        options: dict[str, Value] = {"ood_score": each, "bootstrap": str(self.settings.bootstrap), "force": True}
+        options: dict[str, Value] = {"bootstrap": str(self.settings.bootstrap), "force": True}
+        if study is not None:
+            options |= study.options_of_table()
         seed = {"seed": str(self.settings.seed)} if self.settings.seed else {}
         tests = tuple(self.testing(row) for row in self.rows)
         return Step("eval", tuple(models), {**options, **seed}, (self.shop.folder / "test.json",), tests)
@@ -186,15 +194,20 @@ class Plan:
         models = [f"single={self.shop.model}", f"best={self.shop.folder / 'best.st'}"]
         return [self.shop.step("bench", models, {"force": True}, ["bench.json"], [self.best(row, score)])]
 
-    def steps(self, row: Row, scores: Mapping[str, str]) -> list[Step]:
-        """Every command, where this row is chosen; ``scores`` are those of all rows."""
-        score = scores[row.name]
-        ends = [self.together(scores), self.best(row, score), *self.timing(row, score)]
-        return in_order([*map(self.choosing, self.rows), *ends])
+    def measuring(self) -> list[Step]:
+        """The commands whose predictions decide."""
+        return in_order([*map(self.choosing, self.rows), *map(self.testing, self.rows)])
+
+    def ends(self, study: Study) -> list[Step]:
+        """What is left to do when the verdict is there."""
+        row, score = study.row(study.used.row), study.used.score
+        return [self.together(study), self.best(row, score, study.note), *self.timing(row, score)]
 
     def outline(self) -> list[Step]:
         """The commands as far as they are known before anything is chosen."""
-        return self.steps(self.rows[-1], {row.name: "SCORE" for row in self.rows})
+        row = self.rows[-1]
+        ends = [self.together(), self.best(row, "SCORE"), *self.timing(row, "SCORE")]
+        return in_order([*self.measuring(), *ends])
 
 
 def _asked(settings: StudySettings) -> Scale:
@@ -262,13 +275,24 @@ def _training_steps(settings: StudySettings) -> int:
 
 
 def _fitted(settings: StudySettings) -> dict[str, Value]:
-    if settings.data is None or not settings.fit_samples:
+    """Options of ``eval`` for OOD scores on features.
+
+    They are fitted to training data, or without any to the half of the validation data that the search has; never to
+    the half that rows and scores are chosen by.
+    """
+    if not settings.fit_samples:
         return {}
-    samples = len(open_data(settings.data, ignore_labels=True))
+    spec = _part(str(settings.val), 1) if settings.data is None else settings.data
+    samples = _samples(spec)
     every = -(-samples // settings.fit_samples)
-    spec = settings.data if every == 1 else with_setting(settings.data, f"part=1/{every}")
-    few = samples // every <= _NEIGHBOURS
-    return {"fit": spec, "ood_score": ["all"], **({"knn_k": str(max(1, samples // every // 2))} if few else {})}
+    if settings.data is not None and every > 1:
+        spec = with_setting(settings.data, f"part=1/{every}")
+    used = samples // every if settings.data is not None else samples
+    neighbours = min(_NEIGHBOURS, max(1, used // _SAMPLES_A_NEIGHBOUR))
+    fitted: dict[str, Value] = {"fit": spec, "ood_score": ["all"]}
+    if neighbours != _NEIGHBOURS:
+        fitted["knn_k"] = str(neighbours)
+    return fitted
 
 
 def _expanded(name: str, settings: StudySettings) -> list[str]:
@@ -331,7 +355,7 @@ def _dry_run(settings: StudySettings, source: Source, folder: Path, log: Log) ->
     scale, seconds = _fitting(settings, source, folder, log)
     plan = _plan(settings, source, folder, scale)
     steps = [step.argv() for step in plan.outline()]
-    document = {"schema": "hydractl.study/1", "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
+    document = {"schema": SCHEMA, "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
     return Outcome(document)
 
 
@@ -463,28 +487,27 @@ def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) ->
         with storing(folder / name):
             (folder / name).mkdir(exist_ok=True)
     first = in_order(map(plan.choosing, plan.rows))
-    expected = len(plan.outline())
+    measuring, expected = plan.measuring(), len(plan.outline())
     _run_steps(first, expected, 0, plan, log)
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
     study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
     with Output(folder / "choice.json", force=True) as output:  # before any test sample is read
         write_json(output, study.choice_document())
-    row = study.chosen[0]
-    steps = plan.steps(row, study.scores)
-    _run_steps([step for step in steps if step not in first], len(steps), len(first), plan, log)
-    best = open_sources([str(folder / "best.st")])[0].description.extra
-    study.test({row.name: plan.predictions(row, "test") for row in plan.rows}, best.get("threshold"))
-    document = study.document(source.name, source.sha256, [step.argv() for step in steps])
+    _run_steps([step for step in measuring if step not in first], expected, len(first), plan, log)
+    study.test({row.name: plan.predictions(row, "test") for row in plan.rows})
+    steps = in_order([*measuring, *plan.ends(study)])
+    _run_steps([step for step in steps if step not in measuring], len(steps), len(measuring), plan, log)
+    threshold = open_sources([str(folder / "best.st")])[0].description.extra.get("threshold")
+    document = study.document(source.name, source.sha256, [step.argv() for step in steps], threshold)
     return _write(plan, document, steps, log)
 
 
 def _write(plan: Plan, document: dict[str, Any], steps: Sequence[Step], log: Log) -> Outcome:
     """The report, the script and the answer."""
     folder = plan.shop.folder
-    row = next(row for row in plan.rows if row.name == document["choice"]["row"])
-    score = document["choice"]["score"]
-    text = script([plan.best(row, score)], steps, folder, Path.cwd())
-    page = render({**read_eval(str(folder / "test.json")), "verdict": document["verdict"]["lines"]})
+    (best,) = (step for step in steps if folder / "best.st" in step.outputs)
+    text = script([best], steps, folder, Path.cwd())
+    page = render(read_eval(str(folder / "test.json")), study=document)
     with Output(folder / "report.html", force=True) as output:
         write_with(output, lambda handle: handle.write(page))
     with Output(folder / "study.sh", force=True) as output:
@@ -492,8 +515,8 @@ def _write(plan: Plan, document: dict[str, Any], steps: Sequence[Step], log: Log
     with Output(folder / "study.json", force=True) as output:
         write_json(output, document)
     names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
-    shown = {**document, **_latency(folder / "bench.json", plan.timing(row, score))}
-    return Outcome(shown, files=[folder / name for name in names])
+    timed = [step for step in steps if step.verb == "bench"]
+    return Outcome({**document, **_latency(folder / "bench.json", timed)}, files=[folder / name for name in names])
 
 
 def _latency(path: Path, timed: Sequence[Step]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The rule, on AUROCs made by construction: who is admissible, who is near the best, who is cheapest."""
+"""The rule on validation data, on AUROCs made by construction: blind sets, harm, own scores, the cheapest row."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc
+from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_auroc, resample_id
 from hydractl.metrics.samples import samples_of
-from hydractl.studies.choosing import AUROC, Candidate, choose, own_score
+from hydractl.studies.choosing import Candidate, Choice, Evidence, choose, stability
+from hydractl.studies.words import ACCURACY, AUROC, NLL
+
+ROUNDS = np.linspace(-1, 1, 101)
 
 
-def candidate(row: str, auroc: float, spread: float = 0.0, **others: Any) -> Candidate:
-    """A candidate whose AUROC moves by ``spread`` from round to round, against those of others."""
-    rounds = auroc + spread * np.linspace(-1, 1, 101)
-    facts = {"score": "msp", "members": 1, "macs": 100, "accuracy": 0.9, "nll": 0.3, **others}
-    return Candidate(row, auroc=Resampled({AUROC: auroc}, {AUROC: rounds}), **facts)
+def figures(values: dict[str, float], spread: float = 0.0) -> Resampled:
+    """Figures that move by ``spread`` from round to round, all alike."""
+    return Resampled(dict(values), {name: value + spread * ROUNDS for name, value in values.items()})
+
+
+def candidate(row: str, *aurocs: float, spread: float = 0.0, **others: Any) -> Candidate:
+    """A candidate with an AUROC for each OOD set; candidates without a spread differ significantly."""
+    inside = figures({ACCURACY: others.pop("accuracy", 0.9), NLL: others.pop("nll", 0.3)})
+    outside = figures({f"set{number}": auroc for number, auroc in enumerate(aurocs)}, spread)
+    facts: dict[str, Any] = {"score": "msp", "members": 1, "macs": 100, **others}
+    return Candidate(row, inside=inside, outside=outside, **facts)
+
+
+def decided(*candidates: Candidate) -> tuple[Choice, Candidate]:
+    choice = choose(Evidence(candidates), 0.01)
+    return choice, candidates[choice.chosen]
 
 
 SINGLE = candidate("single", 0.80)
@@ -26,38 +40,124 @@ SINGLE = candidate("single", 0.80)
     ("others", "taken"),
     [
         ([candidate("a", 0.85, members=2, macs=130)], "a"),
-        ([candidate("a", 0.81, members=2, macs=130)], "single"),  # by no more than what matters
+        ([candidate("a", 0.81, members=2, macs=130)], "single"),  # by no more than the margin
         ([candidate("a", 0.811, members=2, macs=130)], "a"),
-        ([candidate("a", 0.85, macs=130), candidate("a", 0.855, score="mi", macs=130)], "a"),
         ([candidate("a", 0.85, spread=0.1, members=2, macs=130)], "single"),  # the interval includes 0
         ([candidate("a", 0.85, macs=130, accuracy=0.889)], "single"),
         ([candidate("a", 0.85, macs=130, accuracy=0.89)], "a"),  # by no more than the limit
         ([candidate("a", 0.85, macs=130, nll=0.33)], "single"),
         ([candidate("a", 0.85, macs=130, eligible=False)], "single"),
-        ([candidate("a", 0.86, macs=300), candidate("b", 0.855, spread=0.02, macs=130)], "b"),
+        # Cost decides before members: the dearer row has fewer members, and is not better by more than the margin.
+        ([candidate("a", 0.855, macs=300, members=1), candidate("b", 0.85, macs=130, members=3)], "b"),
+        # The dearer row is better by more than the margin, significantly; or not significantly.
+        ([candidate("a", 0.87, macs=300), candidate("b", 0.85, macs=130)], "a"),
+        ([candidate("a", 0.87, macs=300, spread=0.05), candidate("b", 0.85, macs=130)], "b"),
         ([candidate("a", 0.85, macs=130, members=3), candidate("b", 0.85, macs=130, members=2)], "b"),
         ([candidate("a", 0.85, macs=130), candidate("b", 0.85, macs=130)], "a"),
         ([candidate("a", 0.86, macs=None), candidate("b", 0.86, macs=500)], "b"),
+        # A row that is better under MSP alone is not compared where the single model has a better score.
+        ([candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130)], "single"),
     ],
 )
-def test_the_rule(others: list[Candidate], taken: str) -> None:
-    candidates = [SINGLE, *others]
-    choice = choose(candidates, "single", 0.01)
-    assert candidates[choice.chosen].row == taken
+def test_the_cheapest_row_that_no_dearer_one_clearly_beats(others: list[Candidate], taken: str) -> None:
+    choice, found = decided(SINGLE, *others)
+    assert found.row == taken
     assert [place for place, reason in enumerate(choice.reasons) if not reason] == [choice.chosen]
 
 
-def test_a_score_gives_way_only_to_one_that_is_significantly_better() -> None:
-    msp, energy = candidate("single", 0.80), candidate("single", 0.81, spread=0.05, score="energy")
-    assert own_score([msp, energy]) is msp
-    assert own_score([msp, candidate("single", 0.81, score="energy")]).score == "energy"
+def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_with_the_highest_mean() -> None:
+    choice, found = decided(
+        SINGLE,
+        candidate("single", 0.85, score="energy"),
+        candidate("single", 0.86, score="vim"),
+        candidate("single", 0.90, score="knn", spread=0.3),  # the highest, and perhaps none better than MSP
+        candidate("a", 0.95, score="mi", macs=130),  # under a score that the single model has not
+        candidate("a", 0.88, score="vim", macs=130),
+        candidate("b", 0.95, score="energy", macs=120),  # better, and under another score
+    )
+    assert (found.row, found.score) == ("a", "vim")
+    under = "rows are compared under vim, the score of the single model"
+    assert [choice.reasons[place] for place in (1, 4, 6)] == [under] * 3 and "not significantly" in choice.reasons[3]
+    assert choice.reasons[2] == "a is better (+0.0200)" and choice.own == {"single": 2, "a": 4, "b": 6}
 
 
-def test_the_resampled_auroc_alone_is_that_of_all_metrics() -> None:
+@pytest.mark.parametrize(
+    ("aurocs", "spread", "admissible"),
+    [
+        ((0.90, 0.80, 0.80), 0.0, True),
+        ((0.95, 0.95, 0.795), 0.0, False),  # on one set significantly below, by less than the margin
+        ((0.95, 0.95, 0.795), 0.01, True),  # below, by less than the margin, and not significantly
+        ((0.95, 0.95, 0.78), 0.05, False),  # by more than the margin, though not significantly
+        ((0.80, 0.80, 0.80), 0.0, False),  # no gain
+    ],
+)
+def test_a_score_that_harms_on_one_set_is_not_taken_whatever_it_gains_elsewhere(
+    aurocs: tuple[float, ...], spread: float, admissible: bool
+) -> None:
+    _, found = decided(candidate("single", 0.8, 0.8, 0.8), candidate("single", *aurocs, spread=spread, score="gen"))
+    assert (found.score == "gen") is admissible
+
+
+def test_a_set_that_no_score_of_the_single_model_separates_has_no_vote() -> None:
+    single = candidate("single", 0.80, 0.51)
+    margin = candidate("single", 0.70, 0.59, score="margin")  # better on the blind set alone
+    energy = candidate("single", 0.85, 0.40, score="energy")  # worse there
+    choice, found = decided(single, margin, energy)
+    assert (choice.telling, choice.blind, found.score) == (["set0"], ["set1"], "energy")
+
+
+def test_where_all_sets_are_blind_it_is_the_single_model_with_msp() -> None:
+    choice, found = decided(
+        candidate("single", 0.51, 0.55), candidate("single", 0.58, 0.59, score="margin"), candidate("a", 0.7, 0.7)
+    )
+    assert (found.row, found.score) == ("single", "msp") and choice.telling == [] and choice.rivals == []
+    assert choice.reasons[2] == "no OOD validation set tells anything"
+
+
+def test_an_interval_that_reaches_down_to_chance_is_blind() -> None:
+    assert decided(candidate("single", 0.65, spread=0.1), candidate("a", 0.9))[0].telling == []
+    assert decided(candidate("single", 0.65, spread=0.02), candidate("a", 0.9))[0].telling == ["set0"]
+
+
+def test_rivals_are_the_admissible_scores_of_the_single_model_that_are_not_significantly_below_its_best() -> None:
+    scores = {"entropy": (0.85, 0.0), "energy": (0.895, 0.02), "vim": (0.90, 0.0), "knn": (0.92, 0.3)}
+    candidates = [candidate("single", auroc, spread=spread, score=name) for name, (auroc, spread) in scores.items()]
+    choice, _ = decided(SINGLE, *candidates)
+    assert [[SINGLE, *candidates][place].score for place in choice.rivals] == ["energy", "vim"]
+
+
+def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
+    sure = [SINGLE, candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130, score="vim")]
+    evidence = Evidence(sure)
+    found = stability(evidence, 0.01, choose(evidence, 0.01))
+    assert (found.row, found.score) == (1.0, 1.0)
+    # vim's lead over energy turns round in the rounds below -0.5; the row stays.
+    doubtful = [SINGLE, candidate("single", 0.895, score="energy"), candidate("single", 0.90, score="vim", spread=0.01)]
+    evidence = Evidence(doubtful)
+    found = stability(evidence, 0.01, choose(evidence, 0.01))
+    assert found.row == 1.0
+    assert found.score == pytest.approx(np.mean(0.005 + 0.01 * ROUNDS > 0), abs=0.011)
+
+
+def test_what_is_resampled_alone_is_what_resampling_all_metrics_gives() -> None:
     draw = np.random.default_rng(0)
     inside = samples_of(draw.normal(size=(2, 40, 3)), draw.integers(0, 3, 40), score="entropy")
     outside = {name: samples_of(draw.normal(size=(2, n, 3)), score="entropy") for name, n in (("a", 30), ("b", 9))}
     whole = resample(inside, outside, {"a": "near", "b": None}, rounds=20, seed=3)
-    alone = resample_auroc(inside.score, {name: one.score for name, one in outside.items()}, rounds=20, seed=3)
-    assert alone.values[AUROC] == whole.values[AUROC]
-    np.testing.assert_array_equal(alone.rounds[AUROC], whole.rounds[AUROC])
+    scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
+    assert inside.score is not None
+    alone = resample_auroc(inside.score, scores, rounds=20, seed=3)
+    for name in outside:
+        assert alone.values[name] == whole.values[f"ood.{name}.auroc"]
+        np.testing.assert_array_equal(alone.rounds[name], whole.rounds[f"ood.{name}.auroc"])
+    mean = mean_over_sets(alone, AUROC)
+    assert mean.values[AUROC] == whole.values[AUROC]
+    np.testing.assert_array_equal(mean.rounds[AUROC], whole.rounds[AUROC])
+    found = resample_id(inside, rounds=20, seed=3)
+    for key in (ACCURACY, NLL):
+        np.testing.assert_allclose(found.rounds[key], whole.rounds[key], rtol=1e-12)
+
+
+def test_the_mean_over_sets_has_no_value_where_one_set_has_none() -> None:
+    empty = Resampled({"a": 0.5, "b": None}, {"a": ROUNDS})
+    assert mean_over_sets(empty, AUROC).values == {AUROC: None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import os
@@ -22,6 +23,8 @@ from rich.console import Console
 
 from hydractl.cli.app import main
 from hydractl.log import Log
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.model.source import open_source
 from hydractl.report.study_table import study_table
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
@@ -52,7 +55,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     draw = np.random.default_rng(0)
     for name, count in (("train", 30), ("val", 24), ("test", 24), ("seen", 18), ("noise", 20)):
-        np.savez(folder / f"{name}.npz", x=draw.integers(0, 256, (count, 8, 8), dtype=np.uint8), y=np.arange(count) % 3)
+        brightest = 160 if name in ("seen", "noise") else 256  # OOD samples are darker, which scores on features see
+        images = draw.integers(0, brightest, (count, 8, 8), dtype=np.uint8)
+        np.savez(folder / f"{name}.npz", x=images, y=np.arange(count) % 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         training = ["--data", "train.npz", "--steps", "20", "--lr", "1e-2", "-o", "vit.st", "-q"]
@@ -62,8 +67,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def study(*more: str, **options: str) -> int:
-    words = [word for pair in {**OPTIONS, **options}.items() for word in pair]
-    return main(["study", "vit.st", *words, "--no-timed", "-o", "runs", "-q", *more])
+    words = [word for pair in {**OPTIONS, "-o": "runs", **options}.items() for word in pair]
+    return main(["study", "vit.st", *words, "--no-timed", "-q", *more])
 
 
 @pytest.fixture
@@ -85,18 +90,93 @@ def test_what_a_study_leaves(made: Path) -> None:
     assert chosen["name"] == document["choice"]["row"]
     choice = json.loads((made / "runs/choice.json").read_text())
     assert [one["row"] for one in choice["candidates"] if not one["reason"]] == [chosen["name"]]
+    (used,) = (row for row in document["rows"] if row["used"])
+    assert [used["name"], document["use"]["score"]] in [[rung["row"], rung["score"]] for rung in choice["ladder"]]
     # What it says of the test data is what eval measures of the same predictions.
     table = {row["name"]: row for row in json.loads((made / "runs/test.json").read_text())["models"]}
     assert table["circuits"]["id"]["accuracy"] == document["rows"][3]["test"]["id"]["accuracy"]
     calibrated = json.loads((made / "runs/best.json").read_text())["models"][0]
-    assert calibrated["id"]["nll"] == pytest.approx(chosen["test"]["id"]["nll"], abs=1e-6)
-    assert calibrated["calibration"]["temperature"] == pytest.approx(document["choice"]["temperature"], rel=1e-6)
-    assert document["verdict"]["lines"][0] in (made / "runs/report.html").read_text().replace("&#39;", "'")
+    assert calibrated["id"]["nll"] == pytest.approx(used["test"]["id"]["nll"], rel=1e-12)
+    assert calibrated["calibration"]["temperature"] == document["use"]["temperature"]
+    for row in document["rows"]:  # all with their temperature
+        assert table[row["name"]]["id"] == row["test"]["id"]
+        assert table[row["name"]]["ood"] == row["common"]["ood"]
     # Nothing that was searched on is chosen by, and nothing that was chosen by is tested on.
     used = [{word for word in step if ".npz" in word} for step in document["steps"]]
     for step, data in zip(document["steps"], used, strict=True):
         assert step[0] != "extract-circuit" or data == {"val.npz?part=1/2", "seen.npz?part=1/2"}
         assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--calibrated" in step
+
+
+def shown(document: dict[str, Any], width: int) -> str:
+    """The answer as a terminal shows it."""
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(study_table(document, width))
+    return console.export_text()
+
+
+def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None:
+    document = json.loads((made / "runs/study.json").read_text())
+    page = html.unescape((made / "runs/report.html").read_text())
+    best = json.loads((made / "runs/best.json").read_text())["models"][0]
+    words = shown(document, 300).split()
+    for sentence in document["verdict"]["lines"]:
+        assert f"<p>{sentence}</p>" in page
+        assert sentence in " ".join(words)
+    for row in [document["baseline"], *(row["test"] for row in document["rows"])]:
+        for figure in (row["id"]["nll"], row["id"]["accuracy"], row["ood_avg"]["auroc"], row["ood_avg"]["fpr95"]):
+            assert f"{figure:.3f}" in words and f"<td>{figure:.3f}</td>" in page
+    (used,) = (row for row in document["rows"] if row["used"])
+    assert best["ood_avg"]["auroc"] == (used["common"] or used["test"])["ood_avg"]["auroc"]
+    assert f"<h1><bdi>Study of {document['model']['name']}</bdi></h1>" in page
+
+
+def test_without_training_data_scores_on_features_are_fitted_to_the_half_of_the_search(made: Path) -> None:
+    document = json.loads((made / "runs/study.json").read_text())
+    evals = [step for step in document["steps"] if "--fit" in step]
+    assert evals and {step[step.index("--fit") + 1] for step in evals} == {"val.npz?part=1/2"}
+    assert all(step[step.index("--knn-k") + 1] == "1" for step in evals if "--knn-k" in step)
+    assert {"mahalanobis", "vim", "knn"} <= set(document["rows"][0]["validation"]["auroc"])
+    assert document["common_score"] in ON_FEATURES and document["choice"]["telling"]
+
+
+def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(1)
+    np.savez("seen.npz", x=draw.integers(0, 256, (18, 8, 8), dtype=np.uint8))
+    np.savez("also.npz", x=draw.integers(0, 256, (18, 8, 8), dtype=np.uint8))
+    assert study("--ood-val", "also=also.npz", **{"-o": "blind", "--rows": "whole-avg"}) == 0
+    document = json.loads(Path("blind/study.json").read_text())
+    assert document["choice"]["telling"] == [] and document["verdict"]["answer"] == "cannot choose"
+    assert [document["use"]["row"], document["use"]["score"]] == ["single", "msp"]
+    assert json.loads(Path("blind/best.json").read_text())["models"][0]["ood_score"] == "msp"
+    (line,) = document["verdict"]["doubts"]
+    assert "oodval, also" in line and "nothing could be chosen on them" in line
+
+
+def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) -> None:
+    with np.load("test.npz") as whole:
+        np.savez("bare.npz", x=whole["x"])
+    assert study(**{"-o": "bare", "--test": "bare.npz", "--rows": "whole-avg"}) == 0
+    document = json.loads(Path("bare/study.json").read_text())
+    said = " ".join(document["verdict"]["lines"])
+    assert "about OOD detection alone" in said and "accuracy" not in said and "NLL" not in said
+    assert document["rows"][0]["test"]["ood_avg"]["auroc"] is not None and " - " in shown(document, 200)
+
+
+def test_a_verdict_that_steps_down_says_so_in_card_and_provenance(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the data say, here each rung is found no better than the next one."""
+    monkeypatch.setattr("hydractl.studies.answer.end_of", len)
+    assert study(**{"-o": "down", "--rows": "whole-avg"}) == 0
+    document = json.loads(Path("down/study.json").read_text())
+    assert document["use"]["stepped_down"] and [document["use"]["row"], document["use"]["score"]] == ["single", "msp"]
+    chosen = document["ladder"][0]
+    note = f"Chosen on validation data was {chosen['row']} with {chosen['score']}; the test data reported here led from"
+    assert note in Path("down/best.md").read_text()
+    assert open_source("down/best.st").description.provenance["note"].startswith(note)
 
 
 def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path) -> None:
@@ -259,9 +339,7 @@ def test_a_command_that_fails_ends_the_study(copy: Path, capsys: pytest.CaptureF
 def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
     document = json.loads((Path(__file__).parents[2] / "docs/results/digits.json").read_text(encoding="utf-8"))
     for width in (80, 120):
-        console = Console(width=width, file=io.StringIO(), record=True)
-        console.print(study_table(document, width))
-        words = console.export_text().split()
+        words = shown(document, width).split()
         for row in document["rows"]:
             assert {row["name"], row["score"], f"{row['test']['ood_avg']['fpr95']:.3f}"} <= set(words)
     console = Console(width=80, file=io.StringIO(), record=True)

@@ -1,4 +1,4 @@
-"""Verdicts on predictions made by construction: better, equal, worse, and too few samples to tell."""
+"""What a study says of the test data: its hardest rival, the ladder, every answer, and what is doubtful."""
 
 from __future__ import annotations
 
@@ -6,83 +6,201 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from hydractl.metrics.bootstrap import differences, resample
-from hydractl.metrics.samples import samples_of
-from hydractl.studies.verdict import ANSWERS, Chosen, judge, judge_all, verdict
+from hydractl.metrics.bootstrap import Resampled
+from hydractl.studies import doubts
+from hydractl.studies.choosing import Stability
+from hydractl.studies.comparing import Met, Rung, end_of, ladder
+from hydractl.studies.verdict import ANSWERS, Facts, Price, Use, answer_of, verdict
+from hydractl.studies.words import ACCURACY, AUROC, NLL, Finding, judge
 
+BETTER, SLIGHTLY = (0.03, (0.02, 0.04)), (0.012, (0.004, 0.02))
+SAME, UNCLEAR = (0.001, (-0.004, 0.006)), (0.01, (-0.012, 0.032))
+SLIGHTLY_WORSE, WORSE = (-0.0084, (-0.0126, -0.0052)), (-0.03, (-0.04, -0.02))
+Figure = tuple[float, tuple[float, float]]
 
-def rival_and_chosen(n: int, gain: float, drop: float = 0.0) -> dict[str, Any]:
-    """Paired differences of two models of two classes; the chosen one separates OOD samples better by ``gain``."""
-    draw = np.random.default_rng(0)
-    labels = np.zeros(n, dtype=np.int64)
-    inside, outside = draw.normal(3, 1, n), draw.normal(2, 1, n)
-    right = np.where(draw.random(n) < drop, -1.0, 1.0)
-
-    def row(shift: float, signs: Any) -> Any:
-        known = samples_of(np.stack([inside * signs, np.zeros(n)], axis=1)[None], labels)
-        strange = samples_of(np.stack([np.abs(outside) * shift, np.zeros(n)], axis=1)[None])
-        return resample(known, {"far": strange}, {"far": "far"}, rounds=100)
-
-    return differences(row(1.0, np.ones(n)), row(1 - gain, right))
+CHOICE, OWN, MSP = Rung("whole-avg@2", "gen"), Rung("single", "vim"), Rung("single", "msp")
 
 
-def chosen(n: int, table: dict[str, Any], **others: Any) -> Chosen:
-    facts: dict[str, Any] = {"row": "whole-avg@3", "score": "energy", "temperature": 1.2, "threshold": -0.5}
-    facts |= {"pruned": True, "rival": "msp", "mac_ratio": 1.3, "param_ratio": 1.1, "baseline": judge_all(table, n)}
-    return Chosen(**{**facts, "n": n, "against": judge_all(table, n), **others})
+def finding(figure: Figure, metric: str = AUROC) -> Finding:
+    return judge(metric, *figure, 1000)
 
 
-@pytest.mark.parametrize(
-    ("n", "gain", "drop", "answer"),
-    [
-        (2000, 0.1, 0.0, "helps"),
-        (2000, 0.1, 0.1, "trades"),
-        (2000, 0.0, 0.0, "no difference"),
-        (2000, -0.1, 0.0, "worse"),
-    ],
-)
-def test_what_many_samples_say(n: int, gain: float, drop: float, answer: str) -> None:
-    found = verdict(chosen(n, rival_and_chosen(n, gain, drop)))
-    assert found["answer"] == answer
-    assert found["lines"][0] == ANSWERS[answer].format(row="whole-avg@3", score="energy", rival="msp")
-    assert "1.30 times its mult-adds" in found["lines"][1]
+def facts_of(
+    steps: list[Figure],
+    rivals: dict[str, Figure],
+    rungs: list[Rung] | None = None,
+    afterwards: dict[str, Figure] | None = None,
+    accuracy: Figure = SAME,
+    **others: Any,
+) -> Facts:
+    rungs = [CHOICE, OWN, MSP] if rungs is None else rungs
+    found = [{AUROC: finding(step)} for step in steps]
+    ends = end_of([step[AUROC] for step in found])
+    met = Met(
+        {score: finding(figure) for score, figure in rivals.items()},
+        {score: finding(figure) for score, figure in (afterwards or {"knn": BETTER}).items()},
+    )
+    hardest = {AUROC: met.rivals[met.hardest], ACCURACY: finding(accuracy, ACCURACY)} if met.hardest else {}
+    more: dict[str, Any] = {"sets": {}, "baseline": {AUROC: finding(BETTER)}, "n": 1000, **others}
+    return Facts(rungs, found, ends, [met] * len(rungs), hardest, **more)
 
 
-def test_an_interval_wider_than_what_matters_cannot_tell_and_says_how_many_samples_could() -> None:
-    found = judge("ood_avg.auroc", 0.01, (-0.05, 0.07), 100)
-    assert found.kind == "unclear" and found.needed == 900  # (0.06 / 0.02) ** 2 times as many
-    answer = verdict(chosen(100, {"ood_avg.auroc": {"value": 0.01, "ci": [-0.05, 0.07]}}))
-    assert answer["answer"] == "cannot tell" and "about 900 samples" in answer["lines"][-1]
+def lines(found: Facts) -> list[str]:
+    return list(verdict(found, Use(found.rung, 1.2, -0.5, Price(1.14, 1.02))).lines)
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "ci", "kind"),
-    [
-        ("ood_avg.auroc", 0.02, (0.01, 0.03), "better"),
-        ("ood_avg.auroc", -0.02, (-0.03, -0.01), "worse"),
-        ("id.nll", -0.02, (-0.03, -0.01), "better"),
-        ("ood_avg.fpr95", 0.1, (0.01, 0.2), "worse"),
-        ("id.accuracy", 0.0, (-0.004, 0.004), "equal"),
-        ("id.accuracy", 0.0, (0.0, 0.0), "equal"),
-        ("id.accuracy", -0.005, (-0.009, -0.001), "equal"),  # significant, and too small to matter
-    ],
-)
-def test_one_difference(metric: str, value: float, ci: tuple[float, float], kind: str) -> None:
-    assert judge(metric, value, ci, 1000).kind == kind
+def test_the_word_is_that_of_the_rival_with_the_lowest_lower_end() -> None:
+    """A choice that beats the single model with its own score, but not a free score that was a rival too."""
+    found = facts_of([BETTER, BETTER], {"msp": BETTER, "energy": BETTER, "vim": SLIGHTLY_WORSE})
+    assert found.met[0].hardest == "vim"
+    assert answer_of(found) == "a free score is better"
+    assert lines(found)[0].startswith(
+        "The single model with vim, which costs nothing, did better than whole-avg@2 with"
+    )
 
 
 @pytest.mark.parametrize(
-    ("score", "ci", "answer"),
+    ("hardest", "accuracy", "answer"),
     [
-        ("energy", [0.01, 0.05], "score helps"),
-        ("energy", [-0.05, -0.01], "score does not help"),
-        ("energy", [-0.06, 0.05], "score unclear"),
-        ("msp", [0.0, 0.0], "nothing helps"),
+        (BETTER, SAME, "helps"),
+        (SLIGHTLY, SAME, "helps slightly"),
+        (BETTER, WORSE, "trades"),
+        (BETTER, (-0.004, (-0.007, -0.001)), "trades"),
+        (SAME, SAME, "a free score is as good"),
+        (UNCLEAR, SAME, "cannot tell"),
+        (WORSE, SAME, "a free score is better"),
     ],
 )
-def test_where_nothing_pruned_was_chosen(score: str, ci: list[float], answer: str) -> None:
-    table = {"ood_avg.auroc": {"value": sum(ci) / 2, "ci": ci}}
-    own = {"row": "single", "score": score, "pruned": False, "against": {}, "why": ["Because."]}
-    found = verdict(chosen(500, table, **own))
-    assert found["answer"] == answer and found["lines"][1] == "Because."
+def test_what_a_pruned_choice_is_answered(hardest: Figure, accuracy: Figure, answer: str) -> None:
+    found = facts_of([BETTER, BETTER], {"msp": (0.2, (0.18, 0.22)), "vim": hardest}, accuracy=accuracy)
+    assert answer_of(found) == answer and answer in ANSWERS
+    said = lines(found)
+    assert "best.st is whole-avg@2 with the score gen, temperature 1.200, threshold -0.5000; 1.14 times" in " ".join(
+        said
+    )
+    if answer == "trades":
+        assert "It pays with accuracy" in said[0]
+    if answer == "cannot tell":
+        assert any("about 4,900 samples of each test set would do; the smallest has 1,000" in line for line in said)
+
+
+def test_a_free_score_outside_the_comparison_that_did_better_is_named_and_nothing_helps_then() -> None:
+    afterwards = {"knn": WORSE, "rmd": SLIGHTLY_WORSE, "gen": UNCLEAR}
+    found = facts_of([BETTER, BETTER], {"msp": BETTER}, afterwards=afterwards)
+    assert answer_of(found) == "a free score is better"
+    (named,) = [line for line in lines(found) if "seen afterwards" in line]
+    assert "the single model with knn" in named and "and so did rmd" in named and "confirm it on other data" in named
+
+
+def test_every_score_is_said_only_where_every_score_was_met() -> None:
+    some = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER})
+    assert "every score" not in lines(some)[0] and "any of the scores msp and vim" in lines(some)[0]
+    every = Facts(some.ladder, some.steps, 0, [Met(some.met[0].rivals, {})] * 3, some.hardest, {}, some.baseline, 1000)
+    assert "every score" in lines(every)[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends"),
+    [
+        ([BETTER, BETTER], 0),
+        ([SLIGHTLY, WORSE], 0),
+        ([UNCLEAR, WORSE], 0),  # cannot tell stays where it is
+        ([SAME, BETTER], 1),
+        ([SLIGHTLY_WORSE, UNCLEAR], 1),
+        ([SAME, SAME], 2),
+        ([WORSE, WORSE], 2),
+    ],
+)
+def test_test_data_may_only_step_down(steps: list[Figure], ends: int) -> None:
+    found = facts_of(steps, {"msp": BETTER})
+    assert found.ends == ends
+    said = lines(found)
+    assert sum("than" in line for line in said[:ends]) == ends
+    assert [line.startswith("whole-avg@2 with gen, chosen on validation data, is") for line in said[:1]] == [ends > 0]
+    row = "the single model" if ends else "whole-avg@2"
+    assert any(line.startswith(f"best.st is {row} with the score {[CHOICE, OWN, MSP][ends].score}") for line in said)
+
+
+def test_the_ladder_has_each_rung_once() -> None:
+    assert ladder(CHOICE, OWN, MSP) == [CHOICE, OWN, MSP]
+    assert ladder(OWN, OWN, MSP) == [OWN, MSP]
+    assert ladder(MSP, MSP, MSP) == [MSP]
+
+
+@pytest.mark.parametrize(
+    ("rungs", "steps", "answer", "begins"),
+    [
+        ([OWN, MSP], [BETTER], "score helps", "No other row is worth its cost here. What helps is the score vim"),
+        ([OWN, MSP], [UNCLEAR], "score unclear", "No other row is worth its cost here. Whether the score vim helps"),
+        ([OWN, MSP], [SAME], "nothing helps", "The single model with vim, chosen on validation data, is no better"),
+        ([MSP], [], "nothing helps", "No other row is worth its cost here. On validation data no score"),
+    ],
+)
+def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
+    found = facts_of(steps, {"msp": BETTER}, rungs, why=["Because."])
+    assert answer_of(found) == answer and lines(found)[0].startswith(begins) and "Because." in lines(found)
+
+
+def test_blind_validation_data_choose_nothing() -> None:
+    found = facts_of([], {}, [MSP], told=False, doubts=["Blind."])
+    assert answer_of(found) == "cannot choose"
+    assert lines(found)[0].endswith("use the single model with MSP, or give other OOD validation data.")
+    assert lines(found)[-1] == "Blind."
+
+
+def test_a_test_set_on_which_a_choice_that_helps_is_worse_is_named() -> None:
+    sets = {"mnist": finding(BETTER), "svhn": finding(SLIGHTLY_WORSE)}
+    found = facts_of([BETTER, BETTER], {"msp": BETTER}, sets=sets)
+    assert "It is worse on svhn (-0.0084 (-0.0126 to -0.0052))." in lines(found)
+
+
+def test_unlabelled_test_data_say_nothing_of_accuracy() -> None:
+    found = facts_of([BETTER, BETTER], {"msp": BETTER}, labelled=False)
+    bare = Facts(**{**vars(found), "hardest": {AUROC: finding(BETTER)}})
+    said = " ".join(lines(bare))
+    assert answer_of(bare) == "helps" and "accuracy" not in said and "about OOD detection alone" in said
+
+
+# --- doubts -----------------------------------------------------------------------------------------------------------
+
+
+def test_blind_sets_are_named() -> None:
+    assert doubts.of_blind_sets(["a"], []) == []
+    assert (
+        "b (no score" in doubts.of_blind_sets(["a"], ["b"])[0]
+        and "it had no vote" in doubts.of_blind_sets(["a"], ["b"])[0]
+    )
+    assert "nothing could be chosen on them" in doubts.of_blind_sets([], ["a", "b"])[0]
+
+
+def test_validation_accuracy_significantly_above_that_of_the_test_data_is_said() -> None:
+    (line,) = doubts.of_accuracies(951, 1000, 4585, 5000)
+    assert "0.9510" in line and "0.9170" in line and "trained on the validation data" in line
+    assert doubts.of_accuracies(925, 1000, 4585, 5000) == []  # by chance
+    assert doubts.of_accuracies(900, 1000, 4585, 5000) == []  # below
+
+
+def test_the_interval_of_a_difference_of_shares_is_newcombes() -> None:
+    """The example of the paper: 56 of 70 and 48 of 80, 0.2000 (0.0524 to 0.3339)."""
+    np.testing.assert_allclose(doubts.difference_of_shares(56, 70, 48, 80), (0.2, 0.0524, 0.3339), atol=5e-5)
+
+
+def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
+    def nll(value: float) -> Resampled:
+        return Resampled({NLL: value}, {NLL: value + 0.001 * norm.ppf(np.linspace(0.01, 0.99, 99))})
+
+    (line,) = doubts.of_temperature(0.81, nll(0.261), nll(0.244))
+    assert "0.810" in line and "+0.0170" in line
+    assert doubts.of_temperature(1.2, nll(0.261), nll(0.244)) == []
+    assert doubts.of_temperature(0.81, nll(0.244), nll(0.261)) == []  # it helps
+    assert doubts.of_temperature(None, nll(0.261), nll(0.244)) == []
+
+
+def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> None:
+    assert doubts.of_stability(Stability(0.8, 0.8)) == []
+    assert doubts.of_stability(Stability(0.66, 1.0)) == [
+        "Resamples of the validation data would have led to another row in 34 % of cases."
+    ]
+    assert "another row in 34 % and another score in 50 %" in doubts.of_stability(Stability(0.66, 0.5))[0]

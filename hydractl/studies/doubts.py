@@ -1,0 +1,90 @@
+"""What makes a verdict less sure than its intervals say: one sentence each, none where there is nothing to doubt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hydractl.metrics.bootstrap import Resampled, differences
+from hydractl.metrics.curves import wilson
+from hydractl.report.eval_tables import signed_number
+from hydractl.report.texts import number
+from hydractl.studies.choosing import BLIND, Stability
+from hydractl.studies.words import NLL
+
+OFTEN = 0.2
+"""A choice that more than this share of resamples would change is doubtful."""
+
+
+def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
+    """Say which OOD validation sets had no vote."""
+    if not blind:
+        return []
+    names = ", ".join(blind)
+    reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
+    vote = "they had no vote" if len(blind) > 1 else "it had no vote"
+    if not telling:
+        vote = "nothing could be chosen on them" if len(blind) > 1 else "nothing could be chosen on it"
+    return [f"OOD validation data that tell nothing: {names} ({reason}), so {vote}."]
+
+
+def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:
+    """Say where the validation data look easier than the test data.
+
+    Args:
+        right, n: correct predictions of the single model on validation data, of how many.
+        test_right, test_n: on test data.
+    """
+    gap, low, high = difference_of_shares(right, n, test_right, test_n)
+    if low <= 0:
+        return []
+    return [
+        f"The single model's accuracy is {number(right / n)} on the validation data and "
+        f"{number(test_right / test_n)} on the test data (a difference of {number(gap)}, {number(low)} to "
+        f"{number(high)}): either it was trained on the validation data, which then choose and calibrate badly, or the "
+        "test set is harder."
+    ]
+
+
+def difference_of_shares(hits: int, n: int, other_hits: int, other_n: int) -> tuple[float, float, float]:
+    """Return the difference of two independent shares with its 95 % interval.
+
+    Source: Newcombe 1998, method 10, from the score intervals of both.
+    """
+    share, other = hits / n, other_hits / other_n
+    low, high = wilson(hits, n)
+    other_low, other_high = wilson(other_hits, other_n)
+    below = math.hypot(share - low, other_high - other)
+    above = math.hypot(high - share, other - other_low)
+    return share - other, share - other - below, share - other + above
+
+
+def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resampled) -> list[str]:
+    """Say where a temperature below 1, fitted on validation data, makes the NLL of the test data worse.
+
+    Args:
+        temperature: of the row to use; None without one.
+        calibrated, raw: its NLL on the test data, with the temperature and without.
+    """
+    if temperature is None or temperature >= 1:
+        return []
+    change = differences(raw, calibrated)[NLL]
+    low, high = change["ci"]
+    if low <= 0:
+        return []
+    return [
+        f"The temperature {number(temperature, 3)} sharpens probabilities, and makes the NLL of the test data worse by "
+        f"{signed_number(change['value'])} ({signed_number(low)} to {signed_number(high)}): it suits the validation "
+        "data alone; was the model trained on them?"
+    ]
+
+
+def of_stability(found: Stability) -> list[str]:
+    """Say where other validation samples would often have led to another choice."""
+    changes = []
+    for what, share in (("row", 1 - found.row), ("score", 1 - found.score)):
+        if share > OFTEN:
+            changes.append(f"another {what} in {100 * share:.0f} %")
+    if not changes:
+        return []
+    return [f"Resamples of the validation data would have led to {' and '.join(changes)} of cases."]

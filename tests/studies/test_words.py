@@ -1,0 +1,94 @@
+"""Words for a difference: by where its interval lies, and how they change while samples are added."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hydractl.metrics.bootstrap import differences, mean_over_sets, resample_auroc
+from hydractl.studies.words import AUROC, KINDS, WORDS, judge, judge_all, samples_needed, word
+
+BECOMES = {
+    "better": {"better"},
+    "slightly better": {"slightly better", "better"},
+    "worse": {"worse"},
+    "slightly worse": {"slightly worse", "worse"},
+    "no difference": {"no difference", "slightly better", "slightly worse"},
+    "cannot tell": set(WORDS),
+}
+"""What a word may become where an interval shrinks into itself."""
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "ci", "kind"),
+    [
+        (AUROC, 0.0193, (0.0164, 0.0222), "better"),
+        (AUROC, 0.0167, (0.0153, 0.0183), "better"),  # the same effect, measured on more data
+        (AUROC, 0.02, (0.005, 0.035), "slightly better"),
+        (AUROC, 0.005, (0.001, 0.009), "slightly better"),  # inside the margin, and certainly there
+        (AUROC, -0.02, (-0.03, -0.011), "worse"),
+        (AUROC, -0.02, (-0.03, -0.005), "slightly worse"),
+        (AUROC, 0.001, (-0.009, 0.01), "no difference"),
+        (AUROC, 0.0, (0.0, 0.0), "no difference"),  # equal predictions
+        (AUROC, 0.01, (-0.012, 0.032), "cannot tell"),
+        ("id.nll", -0.03, (-0.04, -0.021), "better"),  # lower is better
+        ("id.nll", 0.03, (0.001, 0.05), "slightly worse"),
+        ("ood_avg.fpr95", 0.1, (0.06, 0.2), "worse"),
+    ],
+)
+def test_one_difference(metric: str, value: float, ci: tuple[float, float], kind: str) -> None:
+    assert judge(metric, value, ci, 1000).kind == kind
+
+
+def test_nothing_turns_back_where_an_interval_shrinks_into_itself() -> None:
+    draw = np.random.default_rng(0)
+    seen = set()
+    for _ in range(2000):
+        low, high = np.sort(draw.uniform(-0.03, 0.03, 2))
+        inner_low, inner_high = np.sort(draw.uniform(low, high, 2))
+        before, after = word(low, high, 0.01), word(inner_low, inner_high, 0.01)
+        assert after in BECOMES[before], (low, high, inner_low, inner_high)
+        seen.add((before, after))
+    assert len(seen) == sum(map(len, BECOMES.values())) and {before for before, _ in seen} == set(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("value", "half_width", "n", "needed"),
+    [
+        (0.010, 0.022, 1000, 4840),  # until the interval excludes 0
+        (0.000, 0.022, 1000, 4840),  # until it lies within the margin
+        (0.008, 0.016, 100, 400),
+        (0.003, 0.014, 100, 400),  # within the margin comes first: 0.007 is left of it
+    ],
+)
+def test_how_many_samples_would_tell(value: float, half_width: float, n: int, needed: int) -> None:
+    found = judge(AUROC, value, (value - half_width, value + half_width), n)
+    assert found.kind == "cannot tell" and found.needed == pytest.approx(needed, rel=0.03)
+    shrunk = 0.999 * half_width * np.sqrt(n / found.needed)
+    assert word(value - shrunk, value + shrunk, KINDS[AUROC].margin) != "cannot tell"
+
+
+def test_fewer_samples_are_never_asked_for_than_there_are() -> None:
+    assert samples_needed(0.01, 0.0100001, 0.01, 50) > 50
+
+
+def test_differences_without_a_value_are_not_judged() -> None:
+    assert list(judge_all({AUROC: {"value": 0.1, "ci": [0, 1]}, "id.nll": {"value": None, "ci": None}}, 10)) == [AUROC]
+
+
+def test_twice_the_test_data_never_turn_better_into_no_difference() -> None:
+    """By resampling: two scores of the same samples, the second better by more than the margin."""
+    draw = np.random.default_rng(1)
+    for seed in range(20):
+        known, strange = draw.normal(size=(2, 800)), draw.normal(1.0, size=(2, 800))
+        words = []
+        for n in (400, 800):
+            base = known[0, :n], strange[0, :n]
+            gained = base[0] + 0.3 * known[1, :n], base[1] + 0.6 + 0.3 * strange[1, :n]
+            rows = [
+                mean_over_sets(resample_auroc(inside, {"a": outside}, rounds=200, seed=seed), AUROC)
+                for inside, outside in (base, gained)
+            ]
+            found = differences(*rows)[AUROC]
+            words.append(judge(AUROC, found["value"], found["ci"], n).kind)
+        assert words[0] in ("better", "slightly better") and words[1] == "better"
