@@ -2,12 +2,13 @@
 
     python benchmarks/verdict_cases.py DATA -o FOLDER [--only NAME,...]
 
-Every model is trained (or given), pruned and evaluated by hydractl's own commands, in one process; what an earlier run
-left is kept. DATA holds ``images/`` with ``fashion_mnist_train.npz``, ``fashion_mnist_test.npz``, ``cifar10_train.npz``,
-``cifar10_test.npz``, ``cifar100_test.npz`` and ``mnist_test.npz`` (arrays ``x``, ``y`` and ``classes``), ``text/`` with
-``sst2_train``, ``sst2_test``, ``agnews_val``, ``customer_reviews``, ``trec``, ``20ng`` and ``wmt16`` (``.jsonl.gz``),
-and ``checkpoints/minilm-sst2``. FOLDER/cases gets one ``NAME.npz`` a model: the arrays ``ROW|SCORE|SET`` (a value a
-sample, higher is more OOD), ``ROW|correct`` and ``ROW|nll`` of the validation data, and ``about``, a JSON text.
+Every model is trained (or given), pruned and evaluated by hydractl's own commands, in one process; what an earlier
+run left is kept. DATA holds ``images/`` with ``fashion_mnist_train.npz``, ``fashion_mnist_test.npz``,
+``cifar10_train.npz``, ``cifar10_test.npz``, ``cifar100_test.npz`` and ``mnist_test.npz`` (arrays ``x``, ``y`` and
+``classes``), ``text/`` with ``sst2_train``, ``sst2_test``, ``agnews_val``, ``customer_reviews``, ``trec``, ``20ng`` and
+``wmt16`` (``.jsonl.gz``), and ``checkpoints/minilm-sst2``. FOLDER/cases gets one ``NAME.npz`` a model: the arrays
+``ROW|SCORE|SET`` (a value a sample, higher is more OOD), ``ROW|correct|SET`` and ``ROW|nll|SET`` of the ID data, and
+``about``, a JSON text. The sets are ``val``, ``test``, ``val.NAME`` and ``test.NAME``.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ def fashion(part: str, epochs: int, seed: int, rate: str = "2e-3", start: str = 
 
 def cifar(part: str, epochs: int, seed: int, rate: str = "1e-3", start: str = CIFAR) -> Recipe:
     """Return a ViT on a part of CIFAR-10."""
-    return Recipe("cifar", start, f"--data {part} --epochs {epochs} --lr {rate} --seed {seed} --augment flip {_TRAINED}")
+    return Recipe(
+        "cifar", start, f"--data {part} --epochs {epochs} --lr {rate} --seed {seed} --augment flip {_TRAINED}"
+    )
 
 
 def digits(epochs: int, seed: int, rate: str = "2e-3") -> Recipe:
