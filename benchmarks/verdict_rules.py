@@ -10,6 +10,8 @@ logits alone. Its choice is measured on the test data, by the mean AUROC over th
 * *lost*: that of the best candidate in hindsight, among rows within the limits of accuracy and NLL, minus its own;
 * *harm*: by how much it is below that of the single model with MSP, where it is.
 
+One of the OOD validation sets of every model, ``blind``, is no OOD data at all: other ID samples, hardly changed.
+
 This is a second implementation of the rule of docs/study.md, from its words, in numpy alone: nothing is imported from
 ``hydractl``. All AUROC differences on validation data are paired: ID samples and each OOD set are resampled, the same
 samples for all candidates.
@@ -22,8 +24,8 @@ import itertools
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,10 @@ ON_FEATURES = ORDER[8:]
 
 ACCURACY_LIMIT = 0.01
 NLL_LIMIT = 0.02
+
+BLIND = "val.blind"
+PARTS = ("seen", "beside blind", "blind")
+"""Choices of OOD validation sets: without the blind one, with it among others, that one alone."""
 
 ROUNDS = 300
 SIZES = (150, 500)
@@ -108,6 +114,7 @@ class Compared:
         merit: the AUROC that counts [C], ``merit_resampled`` on resamples [C, R].
         gain_low: the lower end of the mean difference to single + MSP [C].
         differences, lows, highs: of the difference to single + MSP on each set [C, voting sets].
+        above: answers of :func:`significantly_above`, by pair.
     """
 
     merit: np.ndarray
@@ -116,6 +123,7 @@ class Compared:
     differences: np.ndarray
     lows: np.ndarray
     highs: np.ndarray
+    above: dict[tuple[int, int], bool] = field(default_factory=dict)
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,13 +181,16 @@ def first_choice(places: Sequence[int], sets: Compared, validation: Validation, 
 
 def significantly_above(sets: Compared, first: int, second: int) -> bool:
     """Return whether the lower end of the difference of two candidates is above 0."""
-    low, _ = interval(sets.merit_resampled[first] - sets.merit_resampled[second])
-    return bool(low > 0)
+    pair = (first, second)
+    if pair not in sets.above:
+        low, _ = interval(sets.merit_resampled[first] - sets.merit_resampled[second])
+        sets.above[pair] = bool(low > 0)
+    return sets.above[pair]
 
 
 def decide(validation: Validation, sets: Sequence[int], setting: Setting, cache: dict[Any, Any]) -> int:
     """Return the place of the candidate that a rule takes; 0 is single + MSP."""
-    key = (tuple(sets), setting.blind)
+    key: tuple[Any, ...] = (tuple(sets), setting.blind)
     if key not in cache:
         cache[key] = voting_sets(validation, sets, setting.blind)
     voting = cache[key]
@@ -188,24 +199,32 @@ def decide(validation: Validation, sets: Sequence[int], setting: Setting, cache:
     key = (voting, setting.over)
     if key not in cache:
         cache[key] = compared(validation, voting, setting.over)
-    voted = cache[key]
+    # Which sets are blind matters no more.
+    decision = (voting, replace(setting, blind=0))
+    if decision not in cache:
+        cache[decision] = decided(validation, cache[key], setting)
+    return int(cache[decision])
+
+
+def decided(validation: Validation, voted: Compared, setting: Setting) -> int:
+    """Return the place of the candidate that a rule takes, of those that the sets do not exclude."""
     admissible = ~does_harm(voted, setting)
     if setting.gain:
         admissible &= voted.gain_low > 0
-    admissible &= np.asarray([validation.within[candidate.row] for candidate in validation.candidates])
     admissible[0] = True
+    places_of: dict[int, list[int]] = {}
+    for place in np.flatnonzero(admissible).tolist():
+        row = validation.candidates[place].row
+        if validation.within[row]:
+            places_of.setdefault(row, []).append(place)
     shared = None
+    if setting.scores == "one":
+        shared = validation.candidates[first_choice(places_of[0], voted, validation, setting)].score
     chosen_of: dict[int, int] = {}
-    for row in range(len(validation.prices)):
-        places = [
-            place
-            for place, candidate in enumerate(validation.candidates)
-            if candidate.row == row and admissible[place] and shared in (None, candidate.score)
-        ]
-        if places:
-            chosen_of[row] = first_choice(places, voted, validation, setting)
-        if row == 0 and setting.scores == "one":
-            shared = validation.candidates[chosen_of[0]].score
+    for row, places in places_of.items():
+        allowed = [place for place in places if shared in (None, validation.candidates[place].score)]
+        if allowed:
+            chosen_of[row] = first_choice(allowed, voted, validation, setting)
     return cheapest(chosen_of, voted, validation, setting)
 
 
@@ -401,8 +420,14 @@ def situations(case: Case, size: int | None, seed: int, rounds: int) -> list[Sit
 
 
 def outcomes(situation: Situation, setting: Setting | str) -> np.ndarray:
-    """Return the outcome of a setting, or of a fixed rule by name, under every choice of sets [subsets, 4]."""
+    """Return the outcome of a setting, or of a fixed rule by name, under every choice of sets.
+
+    Returns:
+        [subsets, 6]: lost, difference to single + MSP, that on the worst test set, price, whether it is single + MSP,
+        and the place in PARTS.
+    """
     found = []
+    blind = situation.case.val_sets.index(BLIND)
     for sets in situation.subsets:
         if isinstance(setting, Setting):
             place = decide(situation.validation, sets, setting, situation.cache)
@@ -413,7 +438,10 @@ def outcomes(situation: Situation, setting: Setting | str) -> np.ndarray:
         else:
             scores = [each.score for each in situation.validation.candidates]
             place = scores.index(setting) if setting in scores else scores.index("energy")
-        found.append((*situation.outcome(place), float(place == 0)))
+        part = "seen"
+        if blind in sets:
+            part = "blind" if len(sets) == 1 else "beside blind"
+        found.append((*situation.outcome(place), float(place == 0), PARTS.index(part)))
     return np.asarray(found)
 
 
@@ -429,6 +457,8 @@ def summary(by_model: dict[str, np.ndarray]) -> dict[str, Any]:
         "mean_worst": statistics.fmean(worst.values()),
         "harmed": statistics.fmean(float((rows[:, 1] < -0.01).mean()) for rows in by_model.values()),
         "worst_on_a_set": float(every[:, 2].min()),
+        "lost_by_part": {part: parted(by_model, number, 0) for number, part in enumerate(PARTS)},
+        "worst_by_part": {part: parted(by_model, number, 1) for number, part in enumerate(PARTS)},
         "price": statistics.fmean(float(rows[:, 3].mean()) for rows in by_model.values()),
         "kept_msp": statistics.fmean(float(rows[:, 4].mean()) for rows in by_model.values()),
         "lost_by_model": {name: round(value, 5) for name, value in lost.items()},
@@ -436,23 +466,57 @@ def summary(by_model: dict[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
+def parted(by_model: dict[str, np.ndarray], part: int, column: int) -> float:
+    """Return the mean over models of what is lost in a part (column 0), or the worst difference there (1)."""
+    found = [rows[rows[:, 5] == part, column] for rows in by_model.values()]
+    if column == 0:
+        return statistics.fmean(float(values.mean()) for values in found)
+    return min(float(values.min()) for values in found)
+
+
 def variations() -> dict[str, Setting]:
-    """Return the rule as it stands in docs/study.md, and with one choice changed at a time."""
+    """Return the rule as method and margin stand in docs/study.md, and with one choice changed at a time."""
     rule = Setting()
-    varied = {"the rule": rule}
-    changes: dict[str, Iterable[Any]] = {
-        "pick": ("order", "significantly"),
-        "over": ("worst",),
-        "bound": ("low -.02", "low -.05", "significant", "none"),
-        "gain": (False,),
-        "blind": (0, 0.55, 0.65, 0.7),
-        "margin": (0.005, 0.02),
-        "scores": ("one",),
+    return {
+        RULE: rule,
+        "score: first in order within the margin": replace(rule, pick="order"),
+        "score: first in order that is not significantly worse": replace(rule, pick="significantly"),
+        "AUROC: of the worst set": replace(rule, over="worst"),
+        "harm: lower end below -0.02": replace(rule, bound="low -.02"),
+        "harm: lower end below -0.05": replace(rule, bound="low -.05"),
+        "harm: significantly below 0": replace(rule, bound="significant"),
+        "harm: not looked at": replace(rule, bound="none"),
+        "gain: need not be significant": replace(rule, gain=False),
+        "blind: no set": replace(rule, blind=0),
+        "blind: not above 0.5": replace(rule, blind=0.5),
+        "blind: not above 0.55": replace(rule, blind=0.55),
+        "blind: not above 0.65": replace(rule, blind=0.65),
+        "blind: not above 0.7": replace(rule, blind=0.7),
+        "margin: 0.005": replace(rule, margin=0.005),
+        "margin: 0.02": replace(rule, margin=0.02),
+        "rows: all with the single model's score": replace(rule, scores="one"),
     }
-    for name, values in changes.items():
-        for value in values:
-            varied[f"{name}: {value}"] = replace(rule, **{name: value})
-    return varied
+
+
+def combinations() -> dict[str, Setting]:
+    """Return settings in which several choices are changed."""
+    every_set = Setting(blind=0)
+    one_score = Setting(scores="one")
+    return {
+        "no blind set, harm: lower end below -0.02": replace(every_set, bound="low -.02"),
+        "no blind set, harm: lower end below -0.05": replace(every_set, bound="low -.05"),
+        "no blind set, harm: significantly below 0": replace(every_set, bound="significant"),
+        "no blind set, harm: not looked at": replace(every_set, bound="none"),
+        "one score, margin 0.005": replace(one_score, margin=0.005),
+        "one score, margin 0.02": replace(one_score, margin=0.02),
+        "one score, gain need not be significant": replace(one_score, gain=False),
+        "one score, harm not looked at": replace(one_score, bound="none"),
+    }
+
+
+FIXED = ("before", "single + MSP", "mahalanobis")
+"""Rules without a setting: that the study had before, and two that look at nothing."""
+RULE = "the rule"
 
 
 def every_setting() -> list[Setting]:
@@ -462,7 +526,7 @@ def every_setting() -> list[Setting]:
         ("mean", "worst"),
         ("margin", "low -.02", "low -.05", "significant", "none"),
         (True, False),
-        (0, 0.55, 0.6, 0.65),
+        (0, 0.5, 0.55, 0.6, 0.65),
         (0.005, 0.01, 0.02),
         ("own", "one"),
     )
@@ -476,62 +540,97 @@ def measured(groups: dict[str, list[Situation]], setting: Setting | str) -> dict
     }
 
 
-def penalty(rows: np.ndarray) -> float:
-    """Return what a setting is judged by on one model: what it loses, and as much again for what is below MSP."""
-    harm = np.maximum(-rows[:, 1], 0)
-    return float((rows[:, 0] + harm).mean())
+def lost_alone(rows: np.ndarray) -> float:
+    """Return what a setting loses on one model."""
+    return float(rows[:, 0].mean())
 
 
-def left_out(groups: dict[str, list[Situation]], together: dict[str, str]) -> dict[str, Any]:
+def lost_and_harm(rows: np.ndarray) -> float:
+    """Return what a setting loses on one model, and its worst harm there."""
+    return float(rows[:, 0].mean()) + max(0.0, -float(rows[:, 1].min()))
+
+
+CRITERIA = {"lost": lost_alone, "lost and worst harm": lost_and_harm}
+"""What settings are chosen by, of their outcomes on one model; the mean over models decides."""
+
+
+def left_out(
+    results: list[dict[str, np.ndarray]], together: dict[str, str], criterion: Callable[[np.ndarray], float]
+) -> dict[str, Any]:
     """Choose among all settings on the other models, and measure on the ones left out together.
 
     Args:
-        groups: situations by model.
+        results: outcomes by model, of every setting.
         together: for each model the name of what is left out with it.
+        criterion: what is to be low.
     """
     settings = every_setting()
-    names = list(groups)
-    penalties = np.zeros((len(settings), len(names)))
-    results = []
-    for number, setting in enumerate(settings):
-        by_model = measured(groups, setting)
-        results.append(by_model)
-        penalties[number] = [penalty(by_model[name]) for name in names]
+    names = list(together)
+    judged = np.asarray([[criterion(by_model[name]) for name in names] for by_model in results])
     chosen: dict[str, np.ndarray] = {}
-    taken: dict[str, Setting] = {}
+    taken: dict[str, dict[str, Any]] = {}
     for group in dict.fromkeys(together.values()):
         others = [place for place, name in enumerate(names) if together[name] != group]
-        best = int(np.argmin(penalties[:, others].mean(axis=1)))
-        taken[group] = settings[best]
+        best = int(np.argmin(judged[:, others].mean(axis=1)))
+        taken[group] = vars(settings[best])
         for name in names:
             if together[name] == group:
                 chosen[name] = results[best][name]
-    overall = np.argsort(penalties.mean(axis=1), kind="stable")
-    top = []
-    for place in overall[:10]:
-        top.append({"setting": vars(settings[place]), "penalty": float(penalties[place].mean())})
+    means = judged.mean(axis=1)
+    overall = np.argsort(means, kind="stable")
     rule = settings.index(Setting())
+    differences = judged - judged[overall[0]]
+    errors = differences.std(axis=1, ddof=1) / len(names) ** 0.5
     return {
         "settings": len(settings),
         "measured": summary(chosen),
-        "taken": {group: vars(setting) for group, setting in taken.items()},
-        "best": top,
-        "rank_of_the_rule": int(np.flatnonzero(overall == rule)[0]) + 1,
-        "penalty_of_the_rule": float(penalties[rule].mean()),
+        "taken": taken,
+        "best": [{**vars(settings[place]), "judged": round(float(means[place]), 5)} for place in overall[:10]],
+        "rule": round(float(means[rule]), 5),
+        "rule_rank": int(np.flatnonzero(overall == rule)[0]) + 1,
+        "rule_minus_best": [round(float(value), 5) for value in (means[rule] - means[overall[0]], errors[rule])],
     }
+
+
+def paired_difference(row: dict[str, Any], first: dict[str, Any]) -> list[float]:
+    """Return the mean over models of the difference in what is lost, and its standard error."""
+    differences = [row["lost_by_model"][model] - value for model, value in first["lost_by_model"].items()]
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return [statistics.fmean(differences), error]
+
+
+def without_models(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary without its figures by model."""
+    return {name: value for name, value in row.items() if not name.endswith("_by_model")}
+
+
+def rounded(value: Any) -> Any:
+    """Return a document whose numbers have five digits behind the point."""
+    if isinstance(value, float):
+        return round(value, 5)
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return value
 
 
 def shown(title: str, rows: dict[str, dict[str, Any]]) -> None:
     """Print a table."""
     print(f"\n{title}")
     columns = ("lost", "gain", "worst", "mean_worst", "harmed", "worst_on_a_set", "price", "kept_msp")
-    print(f"{'':24}" + "".join(f"{column:>15}" for column in columns) + f"{'lost, to first':>24}")
-    first = next(iter(rows.values()))["lost_by_model"]
+    parts = [(key, part) for key in ("lost_by_part", "worst_by_part") for part in PARTS]
+    print(f"{'':54}" + "".join(f"{column:>15}" for column in columns) + f"{'lost, to first':>24}" + str(parts))
+    first = next(iter(rows.values()))
     for name, row in rows.items():
-        differences = [row["lost_by_model"][model] - value for model, value in first.items()]
-        error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-        paired = f"{statistics.fmean(differences):+.4f} +- {error:.4f}"
-        print(f"{name:24}" + "".join(f"{row[column]:15.4f}" for column in columns) + f"{paired:>24}")
+        row["minus_first"] = paired_difference(row, first)
+        paired = "{:+.4f} +- {:.4f}".format(*row["minus_first"])
+        print(
+            f"{name:54}"
+            + "".join(f"{row[column]:15.4f}" for column in columns)
+            + f"{paired:>24}  "
+            + "  ".join(f"{row[key][part]:.4f}" for key, part in parts)
+        )
 
 
 def main() -> None:
@@ -550,9 +649,8 @@ def main() -> None:
     for case in cases:
         groups[case.name] = situations(case, None, 0, arguments.rounds)
         document["models"].append(described(case, groups[case.name][0]))
-    varied: dict[str, Setting | str] = dict(variations())
-    fixed = {"before": "before", "always MSP": "single + MSP", "always mahalanobis": "mahalanobis"}
-    varied |= fixed
+    varied: dict[str, Setting | str] = variations() | combinations()
+    varied |= {name: name for name in FIXED}
     tables = document["tables"]
     tables["all samples"] = {name: summary(measured(groups, setting)) for name, setting in varied.items()}
     shown("all samples", tables["all samples"])
@@ -562,19 +660,25 @@ def main() -> None:
             smaller[case.name] = []
             for draw in range(DRAWS):
                 smaller[case.name] += situations(case, size, draw + 1, arguments.rounds)
-        tables[f"{size} samples"] = {name: summary(measured(smaller, setting)) for name, setting in varied.items()}
-        shown(f"{size} samples", tables[f"{size} samples"])
+        table = {name: summary(measured(smaller, setting)) for name, setting in varied.items()}
+        shown(f"{size} samples", table)
+        tables[f"{size} samples"] = {name: without_models(row) for name, row in table.items()}
     if arguments.all:
-        document["one_model_left_out"] = left_out(groups, {name: name for name in groups})
-        document["one_family_left_out"] = left_out(groups, {case.name: case.family for case in cases})
-        for name in ("one_model_left_out", "one_family_left_out"):
-            part = document[name]
-            shown(name, {"chosen on the others": part["measured"], "the rule": tables["all samples"]["the rule"]})
-            for group, taken in part["taken"].items():
-                print(group, taken)
-            print(part["rank_of_the_rule"], part["penalty_of_the_rule"], *part["best"], sep="\n")
+        document["left_out"] = {}
+        results = [measured(groups, setting) for setting in every_setting()]
+        for what, together in (
+            ("model", {name: name for name in groups}),
+            ("family", {case.name: case.family for case in cases}),
+        ):
+            for name, criterion in CRITERIA.items():
+                part = left_out(results, together, criterion)
+                document["left_out"][f"{what}, {name}"] = part
+                shown(f"one {what} left out, by {name}", {"chosen on the others": part["measured"]})
+                for group, setting in part["taken"].items():
+                    print(f"  without {group}: {setting}")
+                print("the rule", part["rule"], part["rule_rank"], part["rule_minus_best"], *part["best"], sep="\n  ")
     if arguments.output:
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        arguments.output.write_text(json.dumps(rounded(document), indent=1) + "\n", encoding="utf-8")
 
 
 def described(case: Case, situation: Situation) -> dict[str, Any]:
