@@ -517,6 +517,18 @@ def combinations() -> dict[str, Setting]:
 FIXED = ("before", "single + MSP", "mahalanobis")
 """Rules without a setting: that the study had before, and two that look at nothing."""
 RULE = "the rule"
+BY_SIZE = (
+    RULE,
+    "harm: lower end below -0.02",
+    "harm: not looked at",
+    "blind: no set",
+    "blind: not above 0.55",
+    "blind: not above 0.65",
+    "margin: 0.02",
+    "rows: all with the single model's score",
+    "before",
+)
+"""Rules that the page shows by the number of validation samples."""
 
 
 def every_setting() -> list[Setting]:
@@ -645,6 +657,9 @@ def main() -> None:
     if not cases:
         sys.exit(f"error: no case in {arguments.cases}")
     document: dict[str, Any] = {"rounds": arguments.rounds, "models": [], "tables": {}}
+    document["single_changes"] = [*variations(), *FIXED]
+    document["several_changes"] = [RULE, *combinations()]
+    document["by_size"] = BY_SIZE
     groups: dict[str, list[Situation]] = {}
     for case in cases:
         groups[case.name] = situations(case, None, 0, arguments.rounds)
