@@ -631,8 +631,9 @@ def shown(title: str, rows: dict[str, dict[str, Any]]) -> None:
     """Print a table."""
     print(f"\n{title}")
     columns = ("lost", "gain", "worst", "mean_worst", "harmed", "worst_on_a_set", "price", "kept_msp")
+    # Behind the columns with a title: the two figures by part, in the order of PARTS.
     parts = [(key, part) for key in ("lost_by_part", "worst_by_part") for part in PARTS]
-    print(f"{'':54}" + "".join(f"{column:>15}" for column in columns) + f"{'lost, to first':>24}" + str(parts))
+    print(f"{'':54}" + "".join(f"{column:>15}" for column in columns) + f"{'lost, to first':>24}")
     first = next(iter(rows.values()))
     for name, row in rows.items():
         row["minus_first"] = paired_difference(row, first)

@@ -13,9 +13,9 @@ bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/r
 ``docs/results/methods.json``, which ``examples/methods.py`` writes; between ``<!-- bench: NAME -->`` and
 ``<!-- end -->`` the measurement of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
-``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``; between ``<!-- rules: NAME -->``
-and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which ``benchmarks/verdict_rules.py`` writes.
-A test fails where a page differs from what this makes.
+``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
+``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
+``benchmarks/verdict_rules.py`` writes. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -336,6 +336,7 @@ def rules(name: str) -> str:
         "single-changes": lambda: changed_rules(document, document["single_changes"]),
         "several-changes": lambda: changed_rules(document, document["several_changes"]),
         "sizes": lambda: rules_by_size(document),
+        "parts": lambda: rules_by_part(document),
         "left-out": lambda: rules_left_out(document["left_out"]),
         "models": lambda: models_of_rules(document["models"]),
     }
@@ -373,6 +374,20 @@ def rules_by_size(document: dict[str, Any]) -> str:
     for name in document["by_size"]:
         lost = [f"{tables[size][name]['lost']:.4f}" for size in sizes]
         worst = [f"{tables[size][name]['worst']:+.3f}" for size in sizes]
+        made.append([name, *lost, *worst])
+    return markdown(columns, made)
+
+
+def rules_by_part(document: dict[str, Any]) -> str:
+    """What rules lose and how much harm they do, by what the blind set has to do with it."""
+    table = document["tables"]["all samples"]
+    titles = {"seen": "without the blind set", "beside blind": "with it and others", "blind": "it alone"}
+    columns = ["", *(f"lost, {title}" for title in titles.values())]
+    columns += [f"worst harm, {title}" for title in titles.values()]
+    made = []
+    for name in document["by_size"]:
+        lost = [f"{table[name]['lost_by_part'][part]:.4f}" for part in titles]
+        worst = [f"{table[name]['worst_by_part'][part]:+.3f}" for part in titles]
         made.append([name, *lost, *worst])
     return markdown(columns, made)
 
