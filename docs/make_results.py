@@ -14,8 +14,9 @@ bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/r
 ``docs/results/methods.json``, which ``examples/methods.py`` writes; between ``<!-- bench: NAME -->`` and
 ``<!-- end -->`` the measurement of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
-``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``. A test fails where a page
-differs from what this makes.
+``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
+``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
+``benchmarks/verdict_rules.py`` writes. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -337,6 +338,97 @@ def making(name: str) -> str:
     return markdown(columns, made)
 
 
+# --- rules of a verdict -----------------------------------------------------------------------------------------------
+
+
+def rules(name: str) -> str:
+    """One table of ``verdict-rules.json``."""
+    document = json.loads((DOCS / "results/verdict-rules.json").read_text(encoding="utf-8"))
+    tables = {
+        "single-changes": lambda: changed_rules(document, document["single_changes"]),
+        "several-changes": lambda: changed_rules(document, document["several_changes"]),
+        "sizes": lambda: rules_by_size(document),
+        "parts": lambda: rules_by_part(document),
+        "left-out": lambda: rules_left_out(document["left_out"]),
+        "models": lambda: models_of_rules(document["models"]),
+    }
+    return tables[name]()
+
+
+def changed_rules(document: dict[str, Any], names: list[str]) -> str:
+    """Rules on all validation samples, each beside the first of all."""
+    table = document["tables"]["all samples"]
+    columns = ["", "lost", "minus the rule", "worst harm", "harmed", "mult-adds", "MSP kept"]
+    made = []
+    for name in names:
+        row = table[name]
+        mean, error = row["minus_first"]
+        difference = f"{mean:+.4f} ± {error:.4f}"
+        shares = [f"{100 * row[key]:.1f} %" for key in ("harmed", "kept_msp")]
+        numbers = [
+            f"{row['lost']:.4f}",
+            difference,
+            f"{row['worst']:+.3f}",
+            shares[0],
+            f"{row['price']:.2f}",
+            shares[1],
+        ]
+        made.append([name, *numbers])
+    return markdown(columns, made)
+
+
+def rules_by_size(document: dict[str, Any]) -> str:
+    """What rules lose and how much harm they do, by the number of validation samples."""
+    tables = document["tables"]
+    sizes = ("150 samples", "500 samples", "all samples")
+    columns = ["", *(f"lost, {size}" for size in sizes), *(f"worst harm, {size}" for size in sizes)]
+    made = []
+    for name in document["by_size"]:
+        lost = [f"{tables[size][name]['lost']:.4f}" for size in sizes]
+        worst = [f"{tables[size][name]['worst']:+.3f}" for size in sizes]
+        made.append([name, *lost, *worst])
+    return markdown(columns, made)
+
+
+def rules_by_part(document: dict[str, Any]) -> str:
+    """What rules lose and how much harm they do, by what the blind set has to do with it."""
+    table = document["tables"]["all samples"]
+    titles = {"seen": "without the blind set", "beside blind": "with it and others", "blind": "it alone"}
+    columns = ["", *(f"lost, {title}" for title in titles.values())]
+    columns += [f"worst harm, {title}" for title in titles.values()]
+    made = []
+    for name in document["by_size"]:
+        lost = [f"{table[name]['lost_by_part'][part]:.4f}" for part in titles]
+        worst = [f"{table[name]['worst_by_part'][part]:+.3f}" for part in titles]
+        made.append([name, *lost, *worst])
+    return markdown(columns, made)
+
+
+def rules_left_out(parts: dict[str, Any]) -> str:
+    """What settings chosen on some models do on the others."""
+    columns = ["left out, chosen by", "lost", "worst harm", "harmed", "mult-adds", "rank of the rule"]
+    made = []
+    for name, part in parts.items():
+        row = part["measured"]
+        numbers = [f"{row['lost']:.4f}", f"{row['worst']:+.3f}", f"{100 * row['harmed']:.1f} %", f"{row['price']:.2f}"]
+        made.append([name, *numbers, f"{part['rule_rank']} of {part['settings']}"])
+    return markdown(columns, made)
+
+
+def models_of_rules(models: list[dict[str, Any]]) -> str:
+    """The models that rules are compared on."""
+    columns = ["", "accuracy", "single, MSP", "single, best score", "AUROC", "best row and score", "AUROC"]
+    made = []
+    for model in models:
+        score, auroc = model["best_single"]
+        row, row_score, row_auroc = model["best"]
+        accuracy, baseline = (f"{model[key]:.3f}" for key in ("accuracy", "msp"))
+        made.append(
+            [model["name"], accuracy, baseline, score, f"{auroc:.3f}", f"{row}, {row_score}", f"{row_auroc:.3f}"]
+        )
+    return markdown(columns, made)
+
+
 KINDS = {
     "study": study,
     "recipe": recipe,
@@ -346,6 +438,7 @@ KINDS = {
     "bench": bench,
     "memory": memory,
     "making": making,
+    "rules": rules,
 }
 """What makes a table, by the first word of the place where it stands."""
 
