@@ -77,7 +77,7 @@ def _folded(name: str) -> str:
     return " ".join(re.split(r"[\s_/-]+", name.casefold()))
 
 
-_PLACEHOLDER = re.compile(r"(label|class)?[\s_-]*[0-9]+", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # once folded
 _MOST_SHOWN = 3
 
 
@@ -96,7 +96,7 @@ def renaming_doubt(own: Sequence[str], names: Sequence[str], model: str) -> str 
         InputError: a name that it has would be that of another class.
     """
     before, after = [_folded(name) for name in own], [_folded(name) for name in names]
-    if before == after or all(_PLACEHOLDER.fullmatch(name) for name in own):
+    if before == after:
         return None
     place = {name: index for index, name in enumerate(before)}
     moved = [index for index, name in enumerate(after) if place.get(name, index) != index]
@@ -108,7 +108,7 @@ def renaming_doubt(own: Sequence[str], names: Sequence[str], model: str) -> str 
             hint="leave --labels out: data that name their classes are matched by name; where the data mean another "
             "class by a name, map it with --label-map FILE of eval",
         )
-    if place.keys() & set(after):
+    if place.keys() & set(after) or all(_PLACEHOLDER.fullmatch(name) for name in before):
         return None
     pairs = [f"{old} is now {new}" for old, new in zip(own, names, strict=True)]
     rest = ", ..." if len(pairs) > _MOST_SHOWN else ""

@@ -32,7 +32,7 @@ def _repetition_doubts(dataset: Dataset) -> list[str]:
     if not is_more_than_a_handful(repeated, total) or 2 * repeated < total:
         return []
     return [
-        f"{total} samples are {different} different ones, some of them again and again, and every interval is narrower "
+        f"only {different} of {total} samples are distinct, and those that are there again make every interval narrower "
         "than it should be: give each sample once"
     ]
 
