@@ -32,8 +32,8 @@ def _repetition_doubts(dataset: Dataset) -> list[str]:
     if not is_more_than_a_handful(repeated, total) or 2 * repeated < total:
         return []
     return [
-        f"only {different} of {total} samples are distinct, and those that are there again make every interval narrower "
-        "than it should be: give each sample once"
+        f"only {different} of {total} samples are distinct, and those that are there again make every interval too "
+        "narrow: give each sample once"
     ]
 
 

@@ -18,7 +18,7 @@ from hydractl.distributed import processes
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import canonical_json, differences, read_json_file
-from hydractl.log import Log, Progress
+from hydractl.log import Log, Progress, SayOnce
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
@@ -45,6 +45,7 @@ from hydractl.studies.rows import (
     Workshop,
     smaller,
 )
+from hydractl.studies.sets import StudySets, fit_spec, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.jobs import check_places, run_side_by_side
@@ -94,11 +95,17 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     check_places(settings.places, settings.slurm)
     source = only_one(open_sources(settings.model, model_options(settings)), "study")
     folder = Path(settings.output or f"{source.name}.study")
+    sets = study_sets(settings, source)
+    sets.tell(log)
+    if not sets.labelled:
+        raise InputError(f"--test {settings.test} has no labels", hint="give labelled test data with --test")
+    log = SayOnce(log, sets.warnings)
     if settings.dry_run:
-        return _dry_run(settings, source, folder, log)
+        return _dry_run(sets, source, folder, log)
     announce_reading([source], log)
     try:
-        plan = _claimed(settings, source, folder, log)
+        plan = _claimed(settings, sets, source, folder, log)
+        settings = sets.settings
         return _carry_out(plan, settings, source, log)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
@@ -116,12 +123,14 @@ class Plan:
         shop: what rows are made of.
         rows: the single model first.
         fitted: options of ``eval`` for OOD scores on features; none without training data.
+        warnings: what is odd about the data.
     """
 
     settings: StudySettings
     shop: Workshop
     rows: Sequence[Row]
     fitted: Mapping[str, Value]
+    warnings: Sequence[str] = ()
 
     def predictions(self, row: Row, of: str) -> Path:
         """The predictions of a row, on the data to ``choose`` by or to ``test`` on."""
@@ -262,13 +271,14 @@ def _training_steps(settings: StudySettings) -> int:
 
 
 def _fitted(settings: StudySettings) -> dict[str, Value]:
-    if settings.data is None or not settings.fit_samples:
+    found = fit_spec(settings)
+    if found is None:
         return {}
-    samples = len(open_data(settings.data, ignore_labels=True))
-    every = -(-samples // settings.fit_samples)
-    spec = settings.data if every == 1 else with_setting(settings.data, f"part=1/{every}")
-    few = samples // every <= _NEIGHBOURS
-    return {"fit": spec, "ood_score": ["all"], **({"knn_k": str(max(1, samples // every // 2))} if few else {})}
+    spec, count = found
+    options: dict[str, Value] = {"fit": spec, "ood_score": ["all"]}
+    if count <= _NEIGHBOURS:
+        options["knn_k"] = str(max(1, count // 2))
+    return options
 
 
 def _expanded(name: str, settings: StudySettings) -> list[str]:
@@ -286,14 +296,22 @@ def _part(spec: str, number: int) -> str:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) -> Plan:
+def _claimed(given: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> Plan:
     """Make the folder, or go on in the one of the same study.
 
+    Args:
+        given: the settings of the command.
+        sets: its data, with the settings that come of them.
+        source: the model.
+        folder: of the study.
+        log: hears how long it takes.
+
     Raises:
-        OutputError: it holds something else, or a study of other settings, whose differences are listed.
+        OutputError: it holds something else, or a study of other settings or data, whose differences are listed.
     """
+    settings = sets.settings
     path = folder / "plan.json"
-    decided = {"model": source.sha256, **{name: getattr(settings, name) for name in _DECIDE}}
+    decided = {"model": source.sha256, **{name: getattr(given, name) for name in _DECIDE}}
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # What is hidden a killed run of this one may have left.
@@ -309,9 +327,13 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
         if problems:
             hint = "give the settings it was begun with, or name another folder with -o"
             raise OutputError(f"{folder} holds a study of other settings", hint=hint, problems=problems)
+        changes = sets.changes(document.get("data"))
+        if changes:
+            hint = "give the data it was begun with, or name another folder with -o"
+            raise OutputError(f"{folder} holds a study of other data", hint=hint, problems=changes)
         for scale in smaller(_asked(settings)):
             if canonical_json(asdict(scale)) == canonical_json(kept):
-                return _plan(settings, source, folder, scale)
+                return replace(_plan(settings, source, folder, scale), warnings=sets.warnings)
         raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
     scale, seconds = _fitting(settings, source, folder, log)
     parallel = ", one command after another on this machine" if settings.devices or settings.slurm else ""
@@ -319,19 +341,23 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
     for text in scale.cut:
         log.info(f"to stay within --budget {settings.budget}, {text}")
     with Output(path) as output:
-        write_json(output, {"schema": PLAN, "settings": decided, "scale": asdict(scale)})
-    return _plan(settings, source, folder, scale)
+        data = dict(sets.fingerprints)
+        write_json(output, {"schema": PLAN, "settings": decided, "data": data, "scale": asdict(scale)})
+    return replace(_plan(settings, source, folder, scale), warnings=sets.warnings)
 
 
 # --- how long it takes ------------------------------------------------------------------------------------------------
 
 
-def _dry_run(settings: StudySettings, source: Source, folder: Path, log: Log) -> Outcome:
+def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
     """The commands, where the first row is chosen, and an estimate of the time."""
+    settings = sets.settings
     scale, seconds = _fitting(settings, source, folder, log)
     plan = _plan(settings, source, folder, scale)
     steps = [step.argv() for step in plan.outline()]
     document = {"schema": "hydractl.study/1", "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
+    if sets.warnings:
+        document["warnings"] = list(sets.warnings)
     return Outcome(document)
 
 
@@ -481,6 +507,8 @@ def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) ->
 def _write(plan: Plan, document: dict[str, Any], steps: Sequence[Step], log: Log) -> Outcome:
     """The report, the script and the answer."""
     folder = plan.shop.folder
+    if plan.warnings:
+        document = {**document, "warnings": list(plan.warnings)}
     row = next(row for row in plan.rows if row.name == document["choice"]["row"])
     score = document["choice"]["score"]
     text = script([plan.best(row, score)], steps, folder, Path.cwd())
