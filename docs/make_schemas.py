@@ -162,6 +162,7 @@ class Circuit(Form):
     start_mask: Mask | None = Field(None, description="The heads that the search began with, where some were gone.")
     agreement: Agreement | None = Field(None, description="How far it agrees with the circuit of `--check-against`.")
     seen: list[Seen] | None = Field(None, description="The samples that were seen in making it.")
+    warnings: list[str] | None = Field(None, description="What is odd about the data.")
 
 
 # --- the answer of fuse: printed, and parts of it kept in the fused file ----------------------------------------------
@@ -417,6 +418,7 @@ class Study(Form):
     baseline: Tested = Field(description="The single model as it is on the test data, with MSP and no temperature.")
     rows: list[StudyRow] = Field(min_length=1, description="All rows, the single model first.")
     steps: list[list[str]] = Field(description="The commands in order, without `hydractl`.")
+    warnings: list[str] | None = Field(None, description="What makes the result less than it seems.")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

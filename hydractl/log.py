@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -40,3 +40,33 @@ class Log:
         ``columns`` names the cells of its rows; a cell under an empty name stands for itself.
         """
         yield Progress()
+
+
+class SayOnce(Log):
+    """A log that passes everything on, and each warning once: steps of one work may have the same to say.
+
+    Args:
+        log: where it goes.
+        said: the warnings that were said before.
+    """
+
+    def __init__(self, log: Log, said: Iterable[str] = ()) -> None:
+        self._log, self._said = log, set(said)
+
+    def info(self, message: str) -> None:
+        self._log.info(message)
+
+    def detail(self, message: str) -> None:
+        self._log.detail(message)
+
+    def warn(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._log.warn(message)
+
+    @contextmanager
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        with self._log.progress(description, total, unit, columns) as progress:
+            yield progress

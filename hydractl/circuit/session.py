@@ -36,7 +36,7 @@ from hydractl.circuit.race import Step
 from hydractl.circuit.samples import SampleSet, logits_of, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import Found, GreedySearch, check_records
-from hydractl.circuit.tasks import open_tasks, role_of, run_once, whole_of, with_classes
+from hydractl.circuit.tasks import data_doubts, open_tasks, role_of, run_once, whole_of, with_classes
 from hydractl.circuit.tower import Candidate
 from hydractl.data.batching import longest_first
 from hydractl.data.text import report_cut
@@ -68,6 +68,9 @@ class Session:
         members = [with_classes(member, options)[0] for member in scope.members]
         self.scope = replace(scope, source=source, members=members)
         self.sets, self.tasks = open_tasks(source, names, options, log)
+        self.doubts = data_doubts(self.sets)
+        for doubt in self.doubts:
+            log.warn(doubt)
         self._sizes = {name: len(dataset) for name, dataset in self.sets.items()}
         self._exact = None if options.check_against is None else self._read_exact(options.check_against)
         self.model = build_model(source, local_device(options.device), options.dtype)
@@ -321,6 +324,8 @@ class Session:
             document = document_of(
                 self.scope, self.options, objective, ranking, self.names, self.sets, self.tasks, self._cost
             )
+            if self.doubts:
+                document["warnings"] = list(self.doubts)
             if ranking.ended:
                 self.log.warn(ended_text(document))
             if self._exact is not None and ranking.steps:

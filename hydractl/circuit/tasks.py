@@ -12,8 +12,9 @@ from hydractl.circuit.samples import EVERY, Columns
 from hydractl.circuit.scope import SearchOptions
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
+from hydractl.data.overlap import GivenSet, compare
+from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.errors import InputError
 from hydractl.log import Log
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.source import Source, with_labels
@@ -63,7 +64,7 @@ def open_tasks(
         source: of the model, and ``classes``, as :func:`with_classes` gives them.
 
     Raises:
-        InputError: for data that do not fit the model, and for the same samples twice.
+        InputError: for data that do not fit the model.
     """
     reads = {source.name: source.description.reads}
     few: dict[str, Any] = {"limit": options.limit, "seed": options.seed, "reads": reads}
@@ -91,7 +92,6 @@ def open_tasks(
                     outside[name] = open_data(spec, option="--ood", ignore_labels=True, **few)
             against.append(name)
         tasks += [Task(data, ood, weight, columns) for ood in against or [None]]
-    _refuse_repeated(inside, outside)
     return {**inside, **outside}, tasks
 
 
@@ -99,16 +99,18 @@ def _name(role: str, index: int) -> str:
     return f"{role}{index + 1}" if index else role
 
 
-def _refuse_repeated(inside: Mapping[str, Dataset], outside: Mapping[str, Dataset]) -> None:
-    found: dict[tuple[str, ...], Dataset] = {}
-    for side in (inside, outside):
-        for dataset in side.values():
-            first = found.setdefault(tuple(dataset.sample_fingerprints()), dataset)
-            if first is dataset:
-                continue
-            if side is outside and first in inside.values():
-                raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
-            raise InputError(f"{first.where} and {dataset.where} are the same samples", hint="leave one of them out")
+def data_doubts(sets: Mapping[str, Dataset]) -> list[str]:
+    """Return what is odd about the sets of a search, each and in comparison.
+
+    Raises:
+        InputError: two of them share more than half of their samples.
+    """
+    findings = compare([GivenSet(dataset.where, dataset) for dataset in sets.values()])
+    findings.refuse("give OOD validation data that hold none of --data, and each set once")
+    doubts = list(findings.warnings)
+    for dataset in sets.values():
+        doubts += [] if isinstance(dataset, PseudoOod) else sample_doubts(dataset)
+    return doubts
 
 
 def run_once(tasks: Sequence[Task]) -> dict[tuple[str, Columns], list[int]]:

@@ -25,7 +25,7 @@ from hydractl.cli.verbs import INFO, VERBS, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.settings.common import Common
 from hydractl.settings.option import Option, options_of, value_text
-from hydractl.settings.sources import merge, unknown_variables
+from hydractl.settings.sources import merge, unknown_variables, with_sources
 from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
@@ -96,7 +96,12 @@ def run_verb(request: Request, answer: Answer) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported; errors say it all
     verb = importlib.import_module(VERBS[request.verb].module)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log):
-        outcome: Outcome = verb.run(settings, log)
+        try:
+            outcome: Outcome = verb.run(settings, log)
+        except HydraError as error:
+            error.message = with_sources(error.message, settings)
+            error.problems = [with_sources(problem, settings) for problem in error.problems]
+            raise
     if not outcome.silent:
         _give(outcome, settings, answer, log)
 

@@ -77,6 +77,47 @@ def _folded(name: str) -> str:
     return " ".join(re.split(r"[\s_/-]+", name.casefold()))
 
 
+_PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # once folded
+_MOST_SHOWN = 3
+
+
+def renaming_doubt(own: Sequence[str], names: Sequence[str], model: str) -> str | None:
+    """Return what is odd about new names of the classes of a classifier; None where nothing is.
+
+    Names such as ``LABEL_0`` say nothing, and may become any others. A few names may become others while the rest keep
+    their places, as ``automobile`` becomes ``car``.
+
+    Args:
+        own: the names that it has.
+        names: as many new ones.
+        model: what messages call it.
+
+    Raises:
+        InputError: a name that it has would be that of another class.
+    """
+    before, after = [_folded(name) for name in own], [_folded(name) for name in names]
+    if before == after:
+        return None
+    place = {name: index for index, name in enumerate(before)}
+    moved = [index for index, name in enumerate(after) if place.get(name, index) != index]
+    if moved:
+        there = place[after[moved[0]]]
+        raise InputError(
+            f"--labels gives {len(moved)} of the {len(own)} classes of {model} the names of others: {names[moved[0]]!r}"
+            f" is its class {there}, and would be class {moved[0]}",
+            hint="leave --labels out: data that name their classes are matched by name; where the data mean another "
+            "class by a name, map it with --label-map FILE of eval",
+        )
+    if place.keys() & set(after) or all(_PLACEHOLDER.fullmatch(name) for name in before):
+        return None
+    pairs = [f"{old} is now {new}" for old, new in zip(own, names, strict=True)]
+    rest = ", ..." if len(pairs) > _MOST_SHOWN else ""
+    return (
+        f"{model}: --labels gives all {len(own)} classes other names ({', '.join(pairs[:_MOST_SHOWN])}{rest}), and "
+        "nothing tells whether they are the same things: leave it out if they are not"
+    )
+
+
 def read_labels(text: str, option: str = "--labels") -> list[str]:
     """The class names that an option asks for.
 

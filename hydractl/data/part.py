@@ -1,7 +1,10 @@
-"""Some samples of a data set: ``?from=&take=``, ``?fraction=&seed=`` and ``?part=K/N`` after the SPEC of any set."""
+"""Some samples of a data set: ``?from=&take=``, ``?fraction=&seed=``, ``?part=K/N`` and ``?without=PLACES`` after the
+SPEC of any set.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.data.base import Dataset, Spec
+from hydractl.data.base import Dataset, Spec, parse_spec
 from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
+from hydractl.settings.expressions import with_setting
 
-QUERY = ("from", "take", "fraction", "seed", "part")
+QUERY = ("from", "take", "fraction", "seed", "part", "without")
 
 _NUMBER = r"[0-9]{1,9}"
 _SHARE = r"[0-9]*\.?[0-9]+"
+_SPAN = f"{_NUMBER}(?:-{_NUMBER})?"
 # key -> what its value looks like, and what messages say of that
 _FORMS = {
     "from": (re.compile(_NUMBER), "a number of samples to leave out at the start, 0 or more"),
@@ -25,6 +30,7 @@ _FORMS = {
     "fraction": (re.compile(f"({_SHARE}):({_SHARE})"), "A:B with 0 <= A < B <= 1, for example 0:0.01 and 0.01:1"),
     "seed": (re.compile(_NUMBER), "a seed, 0 or more"),
     "part": (re.compile(f"({_NUMBER})/({_NUMBER})"), "K/N with K from 1 to N, for example 1/2"),
+    "without": (re.compile(f"{_SPAN}(?:,{_SPAN})*"), "places from 0 on, for example 3,7-9"),
 }
 
 
@@ -77,6 +83,7 @@ class Rows:
         start, count: ``count`` samples from place ``start`` on; None: all of them.
         share: of these the share from A to B in an order drawn by ``seed``, spread evenly over the classes.
         part: of these samples K - 1, K - 1 + N, ...
+        without: first and last places, among the samples before ``part``, of those that are left out.
     """
 
     where: str
@@ -85,6 +92,7 @@ class Rows:
     share: tuple[Fraction, Fraction]
     seed: int
     part: tuple[int, int]
+    without: tuple[tuple[int, int], ...] = ()
 
     @property
     def reach(self) -> int | None:
@@ -114,7 +122,16 @@ class Rows:
         part, parts = self.part
         if part > len(rows):
             raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
-        return [int(row) for row in rows[part - 1 :: parts]]
+        kept = np.ones(len(rows), dtype=np.bool_)
+        for first, last in self.without:
+            if last >= len(rows):
+                raise InputError(f"{self.where}: without={last} is beyond the last of {len(rows)} samples")
+            kept[first : last + 1] = False
+        chosen = slice(part - 1, None, parts)
+        left = rows[chosen][kept[chosen]]
+        if not len(left):
+            raise InputError(f"{self.where}: without= leaves nothing")
+        return [int(row) for row in left]
 
 
 def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
@@ -155,7 +172,39 @@ def take_rows(spec: Spec) -> tuple[Spec, Rows | None]:
         (low, high),
         int(asked.get("seed", 0)),
         (int(part), int(parts)),
+        _spans(asked["without"]) if "without" in asked else (),
     )
+
+
+def _spans(text: str) -> tuple[tuple[int, int], ...]:
+    ends = [span.partition("-") for span in text.split(",")]
+    return tuple((int(first), int(last or first)) for first, _, last in ends)
+
+
+def without_places(spec: str, places: Iterable[int]) -> str:
+    """Return a SPEC without the samples at some places of the set that it names."""
+    parsed = parse_spec(spec)
+    gone = set(places)
+    before = parsed.query.get("without")
+    if before is not None:
+        # The places are those of a set that lacks some already.
+        missing = {place for first, last in _spans(before) for place in range(first, last + 1)}
+        there = (place for place in itertools.count() if place not in missing)
+        most = max(gone, default=-1)
+        gone = missing | {place for number, place in zip(range(most + 1), there, strict=False) if number in gone}
+        spec = spec.replace(f"without={before}", f"without={_spans_text(gone)}")
+        return spec
+    return with_setting(spec, f"without={_spans_text(gone)}") if gone else spec
+
+
+def _spans_text(places: Iterable[int]) -> str:
+    spans: list[list[int]] = []
+    for place in sorted(places):
+        if spans and place == spans[-1][1] + 1:
+            spans[-1][1] = place
+        else:
+            spans.append([place, place])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
@@ -167,6 +216,8 @@ def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
 def _is_sound(key: str, text: str) -> bool:
     if _FORMS[key][0].fullmatch(text) is None:
         return False
+    if key == "without":
+        return all(first <= last for first, last in _spans(text))
     if key in ("fraction", "part"):
         low, high = _pair(key, text)
         return low < high <= 1 if key == "fraction" else 1 <= low <= high

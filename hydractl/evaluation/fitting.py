@@ -16,8 +16,8 @@ from hydractl.evaluation.sets import VAL, VAL_OOD, EvalSet, of_role
 from hydractl.metrics import conformal, threshold
 from hydractl.metrics.calibrators import Calibration, fit
 from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
-from hydractl.metrics.probabilities import Floats, pooled_log_probs
-from hydractl.metrics.samples import samples_of
+from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.samples import Samples, samples_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Fitted:
         stored: whether the calibration is that of the checkpoint.
         threshold: ``{"score", "value", "rule"}``, None for none.
         conformal: what makes prediction sets, None for none.
+        validation: the predictions, not calibrated, that all this was fitted to; None where nothing was.
     """
 
     calibration: Calibration | None = None
@@ -37,6 +38,7 @@ class Fitted:
     stored: bool = False
     threshold: dict[str, Any] | None = None
     conformal: conformal.Conformal | None = None
+    validation: Samples | None = None
 
     def calibration_json(self) -> dict[str, Any] | None:
         """As it stands in the row."""
@@ -61,6 +63,8 @@ def fit_on_validation(
     val = _validation(model, sets, scores.leading, read) if options.needs_val else None
     fitted = _calibrated(options, model, val)
     fitted = replace(fitted, threshold=_threshold(options, model, scores.leading, sets, read, fitted.calibration, val))
+    if val is not None:
+        fitted = replace(fitted, validation=val.samples)
     if options.conformal is None:
         return fitted
     assert val is not None
@@ -70,12 +74,12 @@ def fit_on_validation(
 
 @dataclass(frozen=True)
 class _Validation:
-    """The ID validation set: its logits ``[M, N, C]``, labels ``[N]`` and the score ``[N]`` of uncalibrated logits."""
+    """The ID validation set: its logits ``[M, N, C]``, labels ``[N]``, and what metrics take of uncalibrated logits."""
 
     source: EvalSet
     logits: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
-    score: Floats | None
+    samples: Samples
 
 
 def _validation(model: Model, sets: Sequence[EvalSet], score: str, read: Reader) -> _Validation:
@@ -83,7 +87,7 @@ def _validation(model: Model, sets: Sequence[EvalSet], score: str, read: Reader)
     kept = Logits()
     found = gather(read(val), val, model.name, scores=RowScores(score), pairs=False, sinks=[kept])
     assert val.labels is not None  # opened with need_labels
-    return _Validation(val, kept.logits(), val.labels[found.rows], found.samples.score)
+    return _Validation(val, kept.logits(), val.labels[found.rows], found.samples)
 
 
 def _calibrated(options: FitOptions, model: Model, val: _Validation | None) -> Fitted:
@@ -122,7 +126,8 @@ def _threshold(
     parsed = threshold.parse_rule(rule)
     if parsed.side == "id":
         assert val is not None
-        given = {} if val.score is None or score not in ON_FEATURES else {score: val.score}
+        of_features = val.samples.score if score in ON_FEATURES else None
+        given = {} if of_features is None else {score: of_features}
         parts = [samples_of(val.logits, score=score, given=given, calibration=calibration)]
     else:
         how: dict[str, Any] = {"scores": RowScores(score), "calibration": calibration, "pairs": False}

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.evaluation.answer import row_of
+from hydractl.evaluation.doubts import row_doubts
 from hydractl.evaluation.fitting import Fitted, fit_on_validation
 from hydractl.evaluation.gathering import Gathered, Reading, Sink, WentOn, gather
 from hydractl.evaluation.models import Model, RunningModel
@@ -144,6 +145,7 @@ class Measuring:
             )
         for name, found in went_on.items():
             self._log.info(f"{model.name}: {found.share:.1%} of the samples of {name} run all members")
+        self.warnings += row_doubts(model, gathered[tests[0].name].samples, fitted, counts, tests)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(read(dataset), dataset, model.name, **how, pairs=False)
         for one in [] if writer is None else read.unread():  # what is kept is kept of all sets

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
+from hydractl.data.overlap import APART, GivenSet, compare, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
@@ -30,10 +31,12 @@ class EvalSet(SetEntry):
     Attributes:
         spec: where it was opened from.
         dataset: the samples; None where only predictions of them are at hand.
+        left_out: how many samples of a validation set are not in it, as they are training data.
     """
 
     spec: str = ""
     dataset: Dataset | None = None
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -45,6 +48,8 @@ class EvalSet(SetEntry):
             entry["list"] = id_list_of(self.spec)
         if self.dataset is not None and skipped_document(self.dataset) is not None:
             entry["skipped"] = skipped_document(self.dataset)
+        if self.left_out:
+            entry["left_out"] = self.left_out
         return entry
 
 
@@ -69,8 +74,23 @@ def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> Eva
     return EvalSet(name, role, group, dataset.ids, labels, dataset.fingerprint(), spec=dataset.spec, dataset=dataset)
 
 
-def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSet]:
-    """Every data set of the command: the test sets first (ID, then OOD), corrupted ones, then validation sets.
+@dataclass
+class Opened:
+    """The data sets of one command.
+
+    Attributes:
+        sets: the test sets first (ID, then OOD), corrupted ones, then validation sets.
+        notes: what was left out of them.
+        warnings: of sets with samples in common.
+    """
+
+    sets: list[EvalSet]
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def open_sets(options: DataOptions, models: Sequence[Classifier]) -> Opened:
+    """Open every data set of the command.
 
     Where only prediction files are measured and ``--data`` is not given, the test sets are those of the first file.
 
@@ -92,23 +112,38 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
             photographs = options.photographs if kind == FROST else None
             corrupted = CorruptedImages(inside, kind, severity, photographs)
             sets.append(_of(f"{kind}/{severity}", CORRUPTION, corrupted))
+    opened = Opened(sets)
+    training = None if options.fit is None else open_data(options.fit, option="--fit", **known)
     validation = None
     if options.val is not None:
-        sets.append(_of("val", VAL, open_data(options.val, option="--val", need_labels=True, **known)))
-        validation = sets[-1].dataset
+        validation = open_data(options.val, option="--val", need_labels=True, **known)
+        opened.sets.append(_validation_set(validation, training, opened.notes))
+        validation = opened.sets[-1].dataset
     for name, _, spec in options.val_ood:
         option = f"--val-ood {name}"
         if spec == AUTO and validation is not None:
             outside: Dataset = PseudoOod(validation, AUTO, options.seed, option)
         else:
             outside = open_data(spec, option=option, ignore_labels=True, **common)
-        sets.append(_of(name, VAL_OOD, outside))
-    if options.fit is not None:
-        sets.append(_of("fit", FIT, open_data(options.fit, option="--fit", **known)))
-    _check_apart(sets, options.allow_seen)
-    for dataset in sets:
+        opened.sets.append(_of(name, VAL_OOD, outside))
+    if training is not None:
+        opened.sets.append(_of("fit", FIT, training))
+    opened.warnings += _check_apart(opened.sets, options.allow_seen)
+    for dataset in opened.sets:
         _check_classes(dataset, models[0])
-    return sets
+    return opened
+
+
+def _validation_set(validation: Dataset, training: Dataset | None, notes: list[str]) -> EvalSet:
+    """The validation set without the samples that are training data: nearest to itself, a training sample would look
+    as if no other could be near.
+    """
+    if training is None:
+        return _of("val", VAL, validation)
+    found = without_training_data(GivenSet("--val", validation), GivenSet("--fit", training))
+    if found.left_out:
+        notes.append(found.words("--val", "--fit"))
+    return replace(_of("val", VAL, found.dataset), left_out=found.left_out)
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
@@ -129,8 +164,14 @@ def option_of(one: EvalSet) -> str:
     return _OPTIONS.get(one.role) or f"--{one.role.replace('_', '-')} {one.name}"
 
 
-def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> None:
-    """No test set may be the ID set, and nothing may be fitted on what is tested on, unless that is to be marked."""
+def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
+    """Refuse sets that are the same samples, or share most of them, and return a warning of those that share many.
+
+    What is fitted to samples that are tested on is left to :func:`seen_samples`, unless it is a whole set.
+
+    Raises:
+        InputError: naming every such pair.
+    """
     problems = []
     inside = sets[0]
     for dataset in sets[1:]:
@@ -142,13 +183,14 @@ def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> None:
                 for other in tested(sets)
                 if _same(dataset, other)
             ]
-        if dataset.role == FIT:
-            # Nearest to itself, a training sample would look as if no other could be near.
-            entries = fitted_entries([dataset])
-            val = [one for one in of_role(sets, VAL) if one.dataset and marked(entries, one.dataset).any()]
-            problems += [f"{option_of(dataset)} and {option_of(one)} have samples in common" for one in val]
+    fitted = [GivenSet(option_of(one), one.dataset) for one in sets if one.dataset and one.role in (VAL, VAL_OOD, FIT)]
+    measured = [GivenSet(option_of(one), one.dataset) for one in tested(sets) if one.dataset]
+    findings = [compare(fitted), compare(measured)]
+    problems += [problem for found in findings for problem in found.problems]
     if problems:
-        raise InputError(problems[0], hint="give every set samples of its own", problems=problems[1:])
+        problems = list(dict.fromkeys(problems))
+        raise InputError(problems[0], hint=APART, problems=problems[1:])
+    return [warning for found in findings for warning in found.warnings]
 
 
 def _same(one: EvalSet, other: EvalSet) -> bool:

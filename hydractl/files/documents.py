@@ -195,6 +195,7 @@ class DataSet(Form):
     fingerprint: str | None = Field(None, description="SHA-256 of its samples and labels.")
     openood_list: str | None = Field(None, alias="list", description="The list of OpenOOD that it is.")
     skipped: Any = Field(None, description="`n` and `ids` of samples that could not be read and were left out.")
+    left_out: Count | None = Field(None, description="Number of samples left out, as they are among the training data.")
 
 
 class FittedOn(DataSet):

@@ -86,6 +86,11 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
     return np.array([digest[:_DIGITS] in seen for digest in dataset.sample_fingerprints()], dtype=np.bool_)
 
 
+def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
+    """Count the samples of a data set that weights were trained on."""
+    return int(marked([use for use in entries if use["as"] == "train"], dataset).sum())
+
+
 def who_saw(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
     """Who saw samples of a data set, and how many of them each: ``5 by finetune (train)``."""
     counts = [(int(marked([use], dataset).sum()), use) for use in entries]

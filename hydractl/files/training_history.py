@@ -35,6 +35,21 @@ def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
     return trainings
 
 
+def kept_accuracies(trainings: Iterable[Mapping[str, Any]]) -> list[tuple[float, int]]:
+    """The validation accuracy of the weights that each training kept, and of how many samples (0 where not known).
+
+    Args:
+        trainings: as of :func:`trainings_of`, perhaps from a predictions file. Those without any are left out.
+    """
+    found = []
+    for training in trainings:
+        kept = [epoch for epoch in training.get("epochs") or () if epoch.get("epoch") == training.get("kept_epoch")]
+        accuracy = kept[0].get("val_accuracy") if kept else None
+        if accuracy is not None:
+            found.append((float(accuracy), int(training.get("n_val") or 0)))
+    return found
+
+
 def training_text(training: Mapping[str, Any]) -> str:
     """One line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
     epochs, kept = training["epochs"], training["kept_epoch"]

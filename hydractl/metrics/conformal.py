@@ -115,7 +115,7 @@ class SetCounts:
     """
 
     def __init__(self, fitted: Conformal, calibration: Calibration | None = None) -> None:
-        self._fitted, self._calibration = fitted, calibration
+        self.fitted, self._calibration = fitted, calibration
         self._n = self._covered = self._classes = self._empty = 0
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
@@ -131,15 +131,20 @@ class SetCounts:
         """
         checked = check_labels(labels, *check_shape(logits).shape[1:])
         for rows, block in blocks(logits, self._calibration):
-            inside = nonconformity(block.probs, self._fitted.method) <= self._fitted.qhat
+            inside = nonconformity(block.probs, self.fitted.method) <= self.fitted.qhat
             sizes = inside.sum(axis=1)
             self._n += len(inside)
             self._covered += int(inside[np.arange(len(inside)), checked[rows]].sum())
             self._classes += int(sizes.sum())
             self._empty += int(np.count_nonzero(sizes == 0))
 
+    @property
+    def mean_size(self) -> float | None:
+        """Classes in a set; None without samples."""
+        return self._classes / self._n if self._n else None
+
     def to_json(self) -> dict[str, Any]:
         """What the row of a model says: the fit, coverage, mean_size and empty, the last three None without samples."""
         counts = {"coverage": self._covered, "mean_size": self._classes, "empty": self._empty}
         shares = {name: count / self._n if self._n else None for name, count in counts.items()}
-        return {**asdict(self._fitted), **shares}
+        return {**asdict(self.fitted), **shares}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hydractl.data.labels import some
+from hydractl.data.names import renaming_doubt
 from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
@@ -61,6 +62,7 @@ class Source:
         file_bytes: size of the checkpoint file, or None.
         drawn_by: the seed of random weights: what is trained from them is no relative of another such model; else None.
         left: names of what was found beside the weights, and belongs to another task.
+        renamed: what is odd about the names that ``--labels`` gives its classes; None where nothing is.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Source:
     file_bytes: int | None = None
     drawn_by: int | None = None
     left: tuple[str, ...] = ()
+    renamed: str | None = None
 
     @property
     def sha256(self) -> str:
@@ -199,6 +202,7 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
     Raises:
         UsageError: for another number of names than the classifier has classes, a prompt where there is a classifier,
             and templates without a place for the name.
+        InputError: for names of the classifier in another order.
     """
     description, family = source.description, source.family
     names = description.labels if labels is None else list(labels)
@@ -208,7 +212,10 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
             raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
         if names is not None and len(names) != own:
             raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
-        return replace(source, description=replace(description, labels=names))
+        doubt = None
+        if names is not None and description.labels is not None:
+            doubt = renaming_doubt(description.labels, names, source.name)
+        return replace(source, description=replace(description, labels=names), renamed=doubt)
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
     # Refuses templates it cannot use.
     family.prompts(description.config, description.preprocess, list(names or ["a"])[:1], templates)

@@ -5,6 +5,7 @@ And the way back: settings as a command line that gives the same ones again, whe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,6 +76,34 @@ def _weightiest(
         if item.key in values:
             return values[item.key], place, rank
     return None
+
+
+def with_sources(text: str, settings: Common) -> str:
+    """Return a message with the source of every value in it that is neither a flag nor a default.
+
+    Whoever reads that ``--data`` is no data set, and did not give it, has to know who did.
+    """
+    for item in options_of(type(settings)):
+        source = settings.sources.get(item.name, "default")
+        if source == "flag" or source.startswith("default"):
+            continue
+        for value in _shown_values(item, getattr(settings, item.name)):
+            place = re.search(rf"(?<!\S){re.escape(value)}(?![\w./?&=-])", text)
+            if place is not None:
+                text = f"{text[: place.end()]} (from {source}){text[place.end() :]}"
+    return text
+
+
+def _shown_values(item: Option, value: Any) -> list[str]:
+    """The values of an option as messages show them, each behind its flag; a MODEL stands alone."""
+    texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    if item.name == "model":
+        return texts
+    found = [f"{item.flag} {text}" for text in texts]
+    if item.names:  # NAME:GROUP=SPEC is called by its name
+        named = [text.partition("=") for text in texts if "=" in text]
+        found += [f"{item.flag} {name.partition(':')[0]} {spec}" for name, _, spec in named]
+    return found
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

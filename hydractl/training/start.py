@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hydractl.criteria.weights import matrices
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
+from hydractl.data.overlap import GivenSet, Validation, without_training_data
 from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import DictTensors, MappedTensors, replaced
 from hydractl.files.header import torch_dtype
@@ -43,6 +44,7 @@ class Opened:
         val_set: the samples it is validated on, or None.
         drawn: names of the tensors that a body did not have and that were drawn.
         members: the start of each model that is trained; the first of them is ``source``. Empty: that one.
+        left_out: how many samples of ``--val`` are not in ``val_set``, as they are training data.
     """
 
     source: Source
@@ -50,6 +52,7 @@ class Opened:
     val_set: Dataset | None
     drawn: tuple[str, ...] = ()
     members: tuple[Source, ...] = ()
+    left_out: int = 0
 
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
@@ -73,7 +76,8 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     if lacking and not weights.reset_head and weights.init != "head":
         need_classifier(source)
     if weights.labels is not None and not lacking:
-        source = with_labels(source, weights.labels)
+        nameless = replace(source, description=replace(source.description, labels=None))
+        source = with_labels(nameless, weights.labels)  # of the new classifier
     names = weights.labels if lacking else source.description.labels
     train_set = _open(data.train, "--data", source, data, names)
     if lacking:
@@ -93,8 +97,11 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         )
     source = replace(source, description=replace(source.description, labels=None if labels is None else list(labels)))
     members = (source,) if options.together is None else options.together.sources(source, options.seed)
-    val_set = _validation(source, data, train_set, labels)
-    return Opened(members[0], train_set, val_set, _drawn_names(body, source, weights), members)
+    validation = _validation(source, data, train_set, labels)
+    names = _drawn_names(body, source, weights)
+    if validation is None:
+        return Opened(members[0], train_set, None, names, members)
+    return Opened(members[0], train_set, validation.dataset, names, members, validation.left_out)
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
@@ -108,14 +115,12 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
 
 def _validation(
     source: Source, options: DataOptions, train_set: Dataset, labels: Sequence[str] | None
-) -> Dataset | None:
+) -> Validation | None:
     if options.val is None:
         return None
     val_set = _open(options.val, "--val", source, options, labels)
     check_labels(val_set, source)
-    if val_set.sample_fingerprints() == train_set.sample_fingerprints():
-        raise InputError("--data and --val are the same samples", hint="give a validation set of its own")
-    return val_set
+    return without_training_data(GivenSet("--val", val_set), GivenSet("--data", train_set))
 
 
 def _with_pairs(source: Source, options: TrainOptions) -> Opened:
@@ -126,7 +131,10 @@ def _with_pairs(source: Source, options: TrainOptions) -> Opened:
         source = with_drawn_head(source, options.seed)  # says that there is none
     if data.val is not None:
         source = named_by_data(source, data.val, data.limit, "--val")
-    return Opened(source, train_set, _validation(source, data, train_set, source.description.labels))
+    validation = _validation(source, data, train_set, source.description.labels)
+    if validation is None:
+        return Opened(source, train_set, None)
+    return Opened(source, train_set, validation.dataset, left_out=validation.left_out)
 
 
 def _open(spec: str, option: str, source: Source, options: DataOptions, names: Sequence[str] | None) -> Dataset:

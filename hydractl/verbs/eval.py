@@ -46,6 +46,8 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
             check_outputs([file], force=plan.replaceable(file, settings))
         with claimed_reports(settings.fill(ReportOptions), names) as reports:
             files = [*plan.files(settings), *reports.planned()]
+        for doubt in plan.doubts:
+            log.warn(doubt)
         sizes = {dataset.name: len(dataset) for dataset in plan.sets}
         document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
         return Outcome({**document, "files": [str(file) for file in files]})
@@ -110,6 +112,7 @@ def _scores_of(settings: EvalSettings) -> ScoreOptions:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.evaluation.answer import known_keys
+    from hydractl.evaluation.doubts import data_doubts
     from hydractl.evaluation.rows import check_scores, check_writable, find_rows
     from hydractl.evaluation.sets import open_sets, seen_samples
     from hydractl.model.loading import resolve_device
@@ -128,14 +131,18 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
                 hint = f"the rows are {', '.join(names)}"
                 raise UsageError(f"{flag} {name}=...: no row has this name{did_you_mean(name, names)}", hint=hint)
     predictions = _prediction_paths(settings, names)
-    sets = open_sets(options.data, models)
+    opened = open_sets(options.data, models)
+    sets = opened.sets
     check_scores(models, sets, options)
     for model in models:
         model.check_sets(sets)
     check_known(settings.requirements(), names, known_keys(options, sets, models), skip_first=False)
     path = None if settings.to_stdout else file_path(settings.output or _default_name(names[0], settings))
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
-    plan = Plan(models, sets, options, path, predictions, seen, suite)
+    for note in opened.notes:
+        log.info(note)
+    doubts = [*opened.warnings, *data_doubts(models, sets, options)]
+    plan = Plan(models, sets, options, path, predictions, seen, suite, doubts)
     shown = (settings.report, settings.card, settings.openood_csv)
     _check_distinct([*plan.files(settings), *(Path(one) for one in shown if one)])
     return plan
@@ -178,6 +185,7 @@ class Plan:
         predictions: where the predictions of each row go, by name.
         seen: which test samples have been seen, where that is allowed.
         suite: the suite of OOD sets, if one was asked for.
+        doubts: what is odd about the data.
     """
 
     models: Sequence[Model]
@@ -187,6 +195,7 @@ class Plan:
     predictions: Mapping[str, Path]
     seen: Seen
     suite: FoundSuite | None
+    doubts: Sequence[str] = ()
 
     def files(self, settings: EvalSettings) -> list[Path]:
         """Every file that is written, the answer first."""
@@ -221,6 +230,8 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         _report_labels(plan, settings, log)
         for dataset in unused_sets(plan.sets, plan.options):
             log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
+        for doubt in plan.doubts:
+            log.warn(doubt)
         measuring = Measuring(plan.sets, plan.options, log)
         rows, files = [], []
         for model in plan.models:
@@ -230,8 +241,8 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
             files += [target] if target is not None else []
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
-        document = _document(plan, rows, measuring.warnings, settings)
-        for warning in document.get("warnings", []):
+        document = _document(plan, rows, [*plan.doubts, *measuring.warnings], settings)
+        for warning in document.get("warnings", [])[len(plan.doubts) :]:  # of the data all has been said
             log.warn(warning)
         _report_skipped(plan, log)
         named = [(row["name"], row) for row in rows]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hydractl.data.base import report_classes
+from hydractl.data.overlap import Validation
 from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
@@ -29,6 +30,7 @@ from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
+from hydractl.training.doubts import course_doubts, data_doubts
 from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.options import (
@@ -47,7 +49,7 @@ from hydractl.training.start import Opened, adapt, open_all, speed_up, with_drop
 from hydractl.training.together.base import AnyModel, make_method
 from hydractl.training.trackers import check_installed
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
-from hydractl.verbs.opening import announce_reading, model_options, start_options
+from hydractl.verbs.opening import announce_reading, model_options, renaming_doubts, start_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/1"
@@ -151,7 +153,18 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     )
     if differences:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
-    return Prepared(settings, options, opened, files, _plan(opened, options, files, log))
+    if opened.val_set is not None and opened.left_out:
+        log.info(Validation(opened.val_set, opened.left_out).words("--val", "--data"))
+    of_data = data_doubts(opened)
+    for doubt in of_data:  # those of names are told when the model is read
+        log.warn(doubt)
+    doubts = [*renaming_doubts([source]), *of_data]
+    plan = _plan(opened, options, files, log)
+    if opened.left_out:
+        plan["val_left_out"] = opened.left_out
+    if doubts:
+        plan["warnings"] = doubts
+    return Prepared(settings, options, opened, files, plan)
 
 
 def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> dict[str, Any]:
@@ -209,6 +222,11 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
             return Outcome({}, silent=True)
         digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
+    doubts = course_doubts(trained.outcome, opened.val_set, _classes_of_loss(prepared))
+    for doubt in doubts:
+        log.warn(doubt)
+    if doubts:
+        plan = {**plan, "warnings": [*plan.get("warnings", ()), *doubts]}
     return Outcome(_answer(trained, plan, digests), files=list(files.paths))
 
 
@@ -308,6 +326,14 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
 def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
     values = {name: entry["value"] for name, entry in settings.effective().items()}
     return {key: plan[key] for key in ("model", "samples", "steps")} | {"seed": settings.seed, "settings": values}
+
+
+def _classes_of_loss(prepared: Prepared) -> int | None:
+    """Of how many classes the loss is the cross-entropy of one model; None where it is another loss."""
+    options = prepared.options
+    if options.loss.name == "contrastive" or options.together is not None:
+        return None
+    return prepared.opened.source.classes
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------

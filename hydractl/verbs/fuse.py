@@ -9,6 +9,8 @@ from typing import Any
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
+from hydractl.data.overlap import GivenSet, compare, trained_on_doubt
+from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import UsageError
 from hydractl.exports.checking import CheckData
@@ -76,6 +78,9 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
         return Outcome({**document, "note": note, "dry_run": True})
     dataset, named = _opened(settings, sources, settings.data)
     validation = _validation(settings, sources)
+    doubts = [] if validation is None else list(validation.doubts)
+    for doubt in doubts:
+        log.warn(doubt)
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
         checked = plan_checked(sources, settings.merge, resolve_device(settings.device), settings.seed, log)
@@ -88,15 +93,16 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
         if validation is not None:
             found["cascade"] = validation.fit(settings, plan.description, plan.tensors, log)
             plan = replace(plan, description=validation.noted(plan.description))
-        return _write(settings, plan, sources, found, output, stem, _check_data(settings, dataset), log)
+        return _write(settings, plan, sources, found, output, stem, _check_data(settings, dataset), doubts, log)
 
 
 @dataclass(frozen=True)
 class _Validation:
-    """What a cascade is fitted on: labelled ID data, and OOD data by name."""
+    """What a cascade is fitted on: labelled ID data, OOD data by name, and what is odd about them."""
 
     inside: Dataset
     outside: Mapping[str, Dataset]
+    doubts: Sequence[str] = ()
 
     def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> dict[str, Any]:
         options, run = settings.fill(CascadeOptions), settings.fill(RunOptions)
@@ -124,7 +130,25 @@ def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validatio
         outside[name] = (
             PseudoOod(inside, MADE, settings.seed, option) if made else open_data(spec, option=option, **common)
         )
-    return _Validation(inside, outside)
+    findings = compare([GivenSet("--cascade", inside), *_given(outside)])
+    findings.refuse()
+    return _Validation(inside, outside, [*findings.warnings, *_doubts(sources, inside, outside)])
+
+
+def _given(outside: Mapping[str, Dataset]) -> list[GivenSet]:
+    return [GivenSet(f"--cascade-ood {name}", dataset) for name, dataset in outside.items()]
+
+
+def _doubts(sources: Sequence[Source], inside: Dataset, outside: Mapping[str, Dataset]) -> list[str]:
+    """What is odd about the data that a cascade is fitted on."""
+    doubts = sample_doubts(inside)
+    for dataset in outside.values():
+        doubts += [] if isinstance(dataset, PseudoOod) else sample_doubts(dataset)
+    for source in sources:
+        for given in (GivenSet("--cascade", inside), *_given(outside)):
+            doubt = trained_on_doubt(source.name, source.description.seen, given)
+            doubts += [] if doubt is None else [doubt]
+    return doubts
 
 
 def _opened(
@@ -161,12 +185,13 @@ def _write(
     output: Output,
     stem: Path,
     data: CheckData | None,
+    doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
     """Write what was checked, with what was found of it, and say it."""
     targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
     document = {**_document(plan, sources, output.path, targets, dry_run=False), **found}
-    warnings = _say(document, plan, log)
+    warnings = [*doubts, *_say(document, plan, log)]
     with claimed(targets, force=settings.force) as claim:
         origins = [source.sha256 for source in sources]
         description = replace(
@@ -329,7 +354,7 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         if left:
             log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left)}; see eval --calibrated")
         cascade = validation.fit(settings, description, source.tensors, log)
-        warnings = cascade_warnings(cascade)
+        warnings = [*validation.doubts, *cascade_warnings(cascade)]
         log.info(cascade_words(cascade))
         for warning in warnings:
             log.warn(warning)

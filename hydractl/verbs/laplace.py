@@ -10,6 +10,8 @@ import torch
 
 from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS, Dataset, report_classes
+from hydractl.data.overlap import GivenSet, trained_on_doubt, without_training_data
+from hydractl.data.plausibility import sample_doubts
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import replaced, write_checkpoint
 from hydractl.files.description import Description, provenance
@@ -39,11 +41,16 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
         log.warn(f"{source.name}: left out, as fitted to the logits without the posterior: {', '.join(left)}")
     source = replace(source, description=replace(source.description, extra=extra))
     path = file_path(settings.output or f"{source.name}.laplace.st")
-    data, val, named = _opened(source, settings)
+    data, val, named = _opened(source, settings, log)
+    doubts = _doubts(source, data, val)
+    for doubt in doubts:
+        log.warn(doubt)
     count = settings.pseudo_data or len(data)
     document: dict[str, Any] = {"schema": "hydractl.laplace/1", "output": str(path), "model": source.name}
     document |= {"arch": source.description.arch, "members": len(source.description.masks)}
     document |= {"samples": len(data), "pseudo_data": count}
+    if doubts:
+        document["warnings"] = doubts
     if settings.dry_run:
         check_outputs([path], force=settings.force)
         return Outcome({**document, "dry_run": True})
@@ -91,7 +98,7 @@ def _described(
     )
 
 
-def _opened(source: Source, settings: LaplaceSettings) -> tuple[Dataset, Dataset | None, Source]:
+def _opened(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
     """The data, the validation data, and the source with the classes of these."""
     pairs = source.family.classes(source.description.config) is None
     how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed}
@@ -104,7 +111,19 @@ def _opened(source: Source, settings: LaplaceSettings) -> tuple[Dataset, Dataset
     reads, labels = {source.name: source.description.reads}, named.description.labels or []
     val = open_data(settings.val, option="--val", labels=labels, need_labels=True, reads=reads, **how)
     check_labels(val, named)
-    return data, val, named
+    found = without_training_data(GivenSet("--val", val), GivenSet("--data", data))
+    if found.left_out:
+        log.info(found.words("--val", "--data"))
+    return data, found.dataset, named
+
+
+def _doubts(source: Source, data: Dataset, val: Dataset | None) -> list[str]:
+    """What is odd about the data."""
+    doubts = sample_doubts(data)
+    if val is None:
+        return doubts
+    trained = trained_on_doubt(source.name, source.description.seen, GivenSet("--val", val))
+    return [*doubts, *sample_doubts(val), *([] if trained is None else [trained])]
 
 
 def _fits(

@@ -34,9 +34,16 @@ def start_options(settings: FinetuneSettings) -> ModelOptions:
     return replace(options, labels=None) if settings.new_head else options
 
 
+def renaming_doubts(sources: Iterable[Source]) -> list[str]:
+    """Return what is odd about the names that ``--labels`` gives, once for each model."""
+    return list(dict.fromkeys(source.renamed for source in sources if source.renamed is not None))
+
+
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
     """Say which big models are hashed and read next, what of a file is left, and which weights depend on ``--seed``."""
     sources = list(sources)
+    for doubt in renaming_doubts(sources):
+        log.warn(doubt)
     for source in sources:
         if source.drawn_by is not None:
             log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")

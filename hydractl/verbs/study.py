@@ -18,7 +18,7 @@ from hydractl.distributed import processes
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import canonical_json, differences, read_json_file
-from hydractl.log import Log, Progress
+from hydractl.log import Log, Progress, SayOnce
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
@@ -45,6 +45,7 @@ from hydractl.studies.rows import (
     Workshop,
     smaller,
 )
+from hydractl.studies.sets import StudySets, fit_spec, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.jobs import check_places, run_side_by_side
@@ -96,11 +97,17 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     check_places(settings.places, settings.slurm)
     source = only_one(open_sources(settings.model, model_options(settings)), "study")
     folder = Path(settings.output or f"{source.name}.study")
+    sets = study_sets(settings, source)
+    sets.tell(log)
+    if not sets.labelled:
+        raise InputError(f"--test {settings.test} has no labels", hint="give labelled test data with --test")
+    log = SayOnce(log, sets.warnings)
     if settings.dry_run:
-        return _dry_run(settings, source, folder, log)
+        return _dry_run(sets, source, folder, log)
     announce_reading([source], log)
     try:
-        plan = _claimed(settings, source, folder, log)
+        plan = _claimed(settings, sets, source, folder, log)
+        settings = sets.settings
         return _carry_out(plan, settings, source, log)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
@@ -118,12 +125,14 @@ class Plan:
         shop: what rows are made of.
         rows: the single model first.
         fitted: options of ``eval`` for OOD scores on features; none without training data.
+        warnings: what is odd about the data.
     """
 
     settings: StudySettings
     shop: Workshop
     rows: Sequence[Row]
     fitted: Mapping[str, Value]
+    warnings: Sequence[str] = ()
 
     def predictions(self, row: Row, of: str) -> Path:
         """The predictions of a row, on the data to ``choose`` by or to ``test`` on."""
@@ -280,19 +289,15 @@ def _fitted(settings: StudySettings) -> dict[str, Value]:
     They are fitted to training data, or without any to the half of the validation data that the search has; never to
     the half that rows and scores are chosen by.
     """
-    if not settings.fit_samples:
+    found = fit_spec(settings)
+    if found is None:
         return {}
-    spec = _part(str(settings.val), 1) if settings.data is None else settings.data
-    samples = _samples(spec)
-    every = -(-samples // settings.fit_samples)
-    if settings.data is not None and every > 1:
-        spec = with_setting(settings.data, f"part=1/{every}")
-    used = samples // every if settings.data is not None else samples
-    neighbours = min(_NEIGHBOURS, max(1, used // _SAMPLES_A_NEIGHBOUR))
-    fitted: dict[str, Value] = {"fit": spec, "ood_score": ["all"]}
+    spec, count = found
+    options: dict[str, Value] = {"fit": spec, "ood_score": ["all"]}
+    neighbours = min(_NEIGHBOURS, max(1, count // _SAMPLES_A_NEIGHBOUR))
     if neighbours != _NEIGHBOURS:
-        fitted["knn_k"] = str(neighbours)
-    return fitted
+        options["knn_k"] = str(neighbours)
+    return options
 
 
 def _expanded(name: str, settings: StudySettings) -> list[str]:
@@ -310,14 +315,22 @@ def _part(spec: str, number: int) -> str:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) -> Plan:
+def _claimed(given: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> Plan:
     """Make the folder, or go on in the one of the same study.
 
+    Args:
+        given: the settings of the command.
+        sets: its data, with the settings that come of them.
+        source: the model.
+        folder: of the study.
+        log: hears how long it takes.
+
     Raises:
-        OutputError: it holds something else, or a study of other settings, whose differences are listed.
+        OutputError: it holds something else, or a study of other settings or data, whose differences are listed.
     """
+    settings = sets.settings
     path = folder / "plan.json"
-    decided = {"model": source.sha256, **{name: getattr(settings, name) for name in _DECIDE}}
+    decided = {"model": source.sha256, **{name: getattr(given, name) for name in _DECIDE}}
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # What is hidden a killed run of this one may have left.
@@ -333,9 +346,13 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
         if problems:
             hint = "give the settings it was begun with, or name another folder with -o"
             raise OutputError(f"{folder} holds a study of other settings", hint=hint, problems=problems)
+        changes = sets.changes(document.get("data"))
+        if changes:
+            hint = "give the data it was begun with, or name another folder with -o"
+            raise OutputError(f"{folder} holds a study of other data", hint=hint, problems=changes)
         for scale in smaller(_asked(settings)):
             if canonical_json(asdict(scale)) == canonical_json(kept):
-                return _plan(settings, source, folder, scale)
+                return replace(_plan(settings, source, folder, scale), warnings=sets.warnings)
         raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
     scale, seconds = _fitting(settings, source, folder, log)
     parallel = ", one command after another on this machine" if settings.devices or settings.slurm else ""
@@ -343,19 +360,23 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
     for text in scale.cut:
         log.info(f"to stay within --budget {settings.budget}, {text}")
     with Output(path) as output:
-        write_json(output, {"schema": PLAN, "settings": decided, "scale": asdict(scale)})
-    return _plan(settings, source, folder, scale)
+        data = dict(sets.fingerprints)
+        write_json(output, {"schema": PLAN, "settings": decided, "data": data, "scale": asdict(scale)})
+    return replace(_plan(settings, source, folder, scale), warnings=sets.warnings)
 
 
 # --- how long it takes ------------------------------------------------------------------------------------------------
 
 
-def _dry_run(settings: StudySettings, source: Source, folder: Path, log: Log) -> Outcome:
+def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
     """The commands, where the first row is chosen, and an estimate of the time."""
+    settings = sets.settings
     scale, seconds = _fitting(settings, source, folder, log)
     plan = _plan(settings, source, folder, scale)
     steps = [step.argv() for step in plan.outline()]
     document = {"schema": SCHEMA, "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
+    if sets.warnings:
+        document["warnings"] = list(sets.warnings)
     return Outcome(document)
 
 
@@ -505,6 +526,8 @@ def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) ->
 def _write(plan: Plan, document: dict[str, Any], steps: Sequence[Step], log: Log) -> Outcome:
     """The report, the script and the answer."""
     folder = plan.shop.folder
+    if plan.warnings:
+        document = {**document, "warnings": list(plan.warnings)}
     (best,) = (step for step in steps if folder / "best.st" in step.outputs)
     text = script([best], steps, folder, Path.cwd())
     page = render(read_eval(str(folder / "test.json")), study=document)

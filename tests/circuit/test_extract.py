@@ -656,7 +656,7 @@ def test_several_sets_count_in_the_weighted_mean_over_their_pairs() -> None:
         (["--weights", "1,2"], "--weights (flag) has 2 for 1 --data"),
         (["--paired"], "--paired needs as many --ood as --data, two or more, not 1 and 1"),
         (["--data", "id.npz"], "are the same samples"),
-        (["--ood", "id.npz"], "--data and --ood are the same samples"),
+        (["--ood", "id.npz"], "--ood id.npz and --data id.npz are the same samples"),
     ],
 )
 def test_sets_that_do_not_fit_each_other_are_refused(

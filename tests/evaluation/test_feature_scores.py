@@ -165,7 +165,7 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any, part: str, score: str
         (
             ["--ood-score", "knn", *FIT, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
             3,
-            "--fit and --val have samples in common",
+            "--val and --fit are the same samples",
         ),
     ],
 )

@@ -29,6 +29,7 @@ from hydractl.report.study_table import study_table
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
 from hydractl.studies.steps import Step
+from hydractl.studies.words import WORDS
 from hydractl.training.children import Ended
 from hydractl.verbs.study import _run_at_once
 from tests.pico import published
@@ -170,6 +171,8 @@ def test_a_verdict_that_steps_down_says_so_in_card_and_provenance(
 ) -> None:
     """Whatever the data say, here each rung is found no better than the next one."""
     monkeypatch.setattr("hydractl.studies.answer.end_of", len)
+    words = dict.fromkeys(WORDS, "no better")
+    monkeypatch.setattr("hydractl.studies.verdict._NO_BETTER", words)
     assert study(**{"-o": "down", "--rows": "whole-avg"}) == 0
     document = json.loads(Path("down/study.json").read_text())
     assert document["use"]["stepped_down"] and [document["use"]["row"], document["use"]["score"]] == ["single", "msp"]
@@ -207,6 +210,92 @@ def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest
     (copy / "runs/plan.json").unlink()
     assert study() == 5
     assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.fault(60)
+def test_a_study_is_not_continued_with_other_data(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(copy)
+    data = np.load("test.npz")
+    np.savez("test.npz", x=data["x"][:, ::-1], y=data["y"])
+    assert study() == 5  # its verdict is there
+    out, error = capsys.readouterr()
+    assert "runs holds a study of other data" in error and "--test: other samples or labels" in error
+    assert out == "" and contents(copy) == before
+    np.savez("test.npz", x=data["x"], y=data["y"])
+    seen = np.load("seen.npz")
+    np.savez("seen.npz", x=seen["x"][:17], y=seen["y"][:17])
+    for name in ("study.json", "choice.json"):
+        (copy / "runs" / name).unlink()
+    assert study() == 5
+    assert "--ood-val: other samples or labels" in capsys.readouterr().err
+
+
+def stack(*names: str) -> dict[str, np.ndarray]:
+    parts = [np.load(f"{name}.npz") for name in names]
+    return {key: np.concatenate([part[key] for part in parts]) for key in ("x", "y")}
+
+
+@pytest.mark.fault(62)
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"--test": "val.npz"}, "--test and --val are the same samples"),
+        ({"--ood": "noise=seen.npz"}, "--ood noise and --ood-val are the same samples"),
+        ({"--data": "test.npz"}, "--test and --data are the same samples"),
+        ({"--data": "val.npz"}, "--val and --data are the same samples"),
+        ({"--ood": "noise=mixed.npz"}, "18 of 44 samples of --ood noise are among the 18 of --ood-val"),
+        ({"--ood": "noise=half.npz"}, "24 of 44 samples of --ood noise are among the 24 of --test"),
+        ({"--ood-val": "one.npz"}, "--ood-val is divided into halves, and one of them is empty"),
+        (
+            {"--data": "train.npz", "--limit": "1"},
+            "would be fitted to 1 samples of --data, no two of them of one class",
+        ),
+    ],
+)
+def test_sets_are_compared_before_the_first_step(
+    options: dict[str, str],
+    problem: str,
+    copy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.rmtree(copy / "runs")
+    monkeypatch.setattr("hydractl.verbs.study._fitting", None)  # nothing is run
+    np.savez("mixed.npz", **{key: value[:44] for key, value in stack("seen", "noise", "noise").items()})
+    np.savez("half.npz", **stack("test", "noise"))
+    np.savez("one.npz", x=np.zeros((1, 8, 8), dtype=np.uint8))
+    for dry in (["--dry-run"], []):
+        assert study(*dry, **options) in (2, 3)
+        error = capsys.readouterr().err
+        assert problem in error and "--allow-seen" not in error
+        assert not (copy / "runs").exists()
+
+
+@pytest.mark.fault(62)
+def test_what_is_in_both_halves_or_in_the_training_data_is_left_out(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    val, train = np.load("val.npz"), np.load("train.npz")
+    # Sample 24 is in the first half as is 0; 25 is in the second, its like in the first; 26 is a training sample.
+    again = [val["x"], val["x"][[0, 2]], train["x"][[5]]]
+    np.savez("again.npz", x=np.concatenate(again), y=np.concatenate([val["y"], val["y"][[0, 2]], train["y"][[5]]]))
+    shutil.rmtree(copy / "runs")
+    options = {**OPTIONS, "--val": "again.npz", "--rows": "single", "--data": "train.npz"}
+    words = [word for pair in options.items() for word in pair]
+    assert main(["study", "vit.st", *words, "--no-timed", "-o", "runs", "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert "1 of 27 samples of --val are among the 30 of --data, and left out of --val" in error
+    assert "1 samples of --val are in one half of it and again in the other" in error
+    used = {word for step in json.loads(out)["steps"] for word in step if "again.npz" in word}
+    assert "again.npz?without=25-26&part=2/2" in used and all("without=25-26" in word for word in used)
+
+
+@pytest.mark.fault(63)
+def test_unlabelled_test_data_are_refused_before_the_first_step(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(copy / "runs")
+    np.savez("unlabelled.npz", x=np.load("test.npz")["x"])
+    assert study(**{"--test": "unlabelled.npz"}) == 3
+    assert "--test unlabelled.npz has no labels" in capsys.readouterr().err and not (copy / "runs").exists()
 
 
 def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,82 @@
+"""Samples that cannot be what was meant: images of one colour or of a wrong range, empty texts, the same ones again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from hydractl.data.base import PAIRS, Dataset, UnreadableSample
+from hydractl.data.corrupted import grey_or_rgb
+from hydractl.data.overlap import is_more_than_a_handful
+
+_LOOKED_AT = 64
+"""Images of a set that are decoded for this, at equal distances."""
+
+
+def sample_doubts(dataset: Dataset) -> list[str]:
+    """Return a sentence for everything that is odd about the samples of a set."""
+    doubts = _text_doubts(dataset) if dataset.kind == "text" else _image_doubts(dataset)
+    if dataset.kind != PAIRS:  # an image with several captions is several samples
+        doubts += _repetition_doubts(dataset)
+    return [f"{dataset.where}: {doubt}" for doubt in doubts]
+
+
+def _repetition_doubts(dataset: Dataset) -> list[str]:
+    total = len(dataset)
+    different = len(set(dataset.sample_fingerprints()))
+    repeated = total - different
+    # Half: each of the samples is there twice.
+    if not is_more_than_a_handful(repeated, total) or 2 * repeated < total:
+        return []
+    return [
+        f"only {different} of {total} samples are distinct, and those that are there again make every interval too "
+        "narrow: give each sample once"
+    ]
+
+
+def _text_doubts(dataset: Dataset) -> list[str]:
+    total = len(dataset)
+    empty = sum(_is_empty(dataset[i]) for i in range(total))
+    if not is_more_than_a_handful(empty, total):
+        return []
+    return [f"{empty} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]
+
+
+def _is_empty(sample: str | tuple[str, str]) -> bool:
+    parts = (sample,) if isinstance(sample, str) else sample
+    return not any(part.strip() for part in parts)
+
+
+def _image_doubts(dataset: Dataset) -> list[str]:
+    images = _some_images(dataset)
+    if not images:
+        return []
+    count = len(images)
+    plain = sum(int(pixels.min()) == int(pixels.max()) for pixels in images)
+    if 2 * plain > count:
+        return [f"{plain} of {count} images that were looked at are of one colour each: were they written as meant?"]
+    brightest = max(int(pixels.max()) for pixels in images)
+    if brightest > 1:
+        return []
+    return [
+        f"all pixels of the {count} images that were looked at are 0 or 1, and 255 is white: multiply pixels of 0..1 "
+        "by 255 before they become bytes"
+    ]
+
+
+def _some_images(dataset: Dataset) -> Sequence[npt.NDArray[np.uint8]]:
+    """The pixels of images at equal distances, without those that cannot be read: these are dealt with elsewhere."""
+    count = min(_LOOKED_AT, len(dataset))
+    found = []
+    for i in np.linspace(0, len(dataset) - 1, count).astype(int).tolist():
+        try:
+            sample = dataset[i]
+        except UnreadableSample:
+            continue
+        image = sample[0] if dataset.kind == PAIRS else sample
+        assert isinstance(image, Image.Image)
+        found.append(np.asarray(grey_or_rgb(image)))
+    return found

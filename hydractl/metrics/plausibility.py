@@ -1,0 +1,247 @@
+"""Results that cannot be what was meant: an accuracy of guessing, a loss worse than no prediction, sets of all classes.
+
+Every function returns a sentence, or None where nothing is odd. Of what is measured on samples, the 95 % interval
+decides and not the figure: ten samples say little, and are left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.probabilities import Floats
+
+_Z = NormalDist().inv_cdf(0.975)
+
+_MOST_SHOWN = 5
+"""Classes of an order that a sentence lists."""
+
+_CLEAR = 0.5
+"""Accuracy that the best of all orders must reach: by chance the best of very many fits a few samples well."""
+
+
+class Interval(NamedTuple):
+    """The ends of a 95 % interval."""
+
+    low: float
+    high: float
+
+
+def share_interval(count: int, total: int) -> Interval:
+    """Return the interval of a share of independent samples.
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+    """
+    share = count / total
+    spread = _Z**2 / total
+    centre = (share + spread / 2) / (1 + spread)
+    half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_interval(values: Floats) -> Interval:
+    """Return the interval of a mean by its standard error; infinite for a single value."""
+    if len(values) < 2:
+        return Interval(-math.inf, math.inf)
+    mean = float(values.mean())
+    half = _Z * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Interval(mean - half, mean + half)
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An accuracy that the model has elsewhere.
+
+    Attributes:
+        accuracy: the figure.
+        samples: of how many; None where that is not known.
+        where: what follows it in a sentence.
+    """
+
+    accuracy: float
+    samples: int | None = None
+    where: str = "which training recorded"
+
+    @property
+    def at_least(self) -> float:
+        """The lower end of its interval."""
+        if self.samples is None:
+            return self.accuracy
+        return share_interval(round(self.accuracy * self.samples), self.samples).low
+
+
+@dataclass(frozen=True)
+class LabelOrder:
+    """An order of the classes in which the labels would fit the predictions.
+
+    Attributes:
+        words: what order it is.
+        places: for each label the class it would stand for, ``[C]``.
+        accuracy: in that order.
+    """
+
+    words: str
+    places: NDArray[np.int64]
+    accuracy: float
+
+    def __str__(self) -> str:
+        moved = np.flatnonzero(self.places != np.arange(len(self.places)))
+        pairs = ", ".join(f"{label} as {self.places[label]}" for label in moved[:_MOST_SHOWN])
+        rest = ", ..." if len(moved) > _MOST_SHOWN else ""
+        return f"with {self.words} (label {pairs}{rest}) it would be {self.accuracy:.3f}"
+
+
+def accuracy_doubt(
+    predicted: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    classes: int,
+    names: Sequence[str] | None = None,
+    expected: Expected | None = None,
+) -> str | None:
+    """Return what is odd about the accuracy on labelled samples.
+
+    Args:
+        predicted, labels: classes ``[N]``.
+        classes: number of classes of the model.
+        names: of its classes, where they are known.
+        expected: what it has elsewhere, where that is known.
+    """
+    total = len(labels)
+    counts = np.bincount(labels, minlength=classes)
+    largest = int(counts.max()) / total if total else 1.0
+    if largest == 1.0:  # of one class, whose share no accuracy exceeds
+        return None
+    correct = int((predicted == labels).sum())
+    doubt = _below_largest(correct, total, largest) or _below_expected(correct, total, largest, expected)
+    if doubt is None:
+        return None
+    order = fitting_order(predicted, labels, classes, names)
+    if order is None:
+        return f"{doubt}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
+    return f"{doubt}; {order}: give the labels by name, or in the order of the model's classes"
+
+
+def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
+    """Return what is odd about a number of right predictions, where the predictions themselves are not at hand."""
+    largest = int(np.bincount(labels).max()) / len(labels)
+    return None if largest == 1.0 else _below_largest(correct, len(labels), largest)
+
+
+def _below_largest(correct: int, total: int, largest: float) -> str | None:
+    high = share_interval(correct, total).high
+    if high > largest:
+        return None
+    return (
+        f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is not above "
+        f"{largest:.3f}, the share of the largest class"
+    )
+
+
+def _below_expected(correct: int, total: int, largest: float, expected: Expected | None) -> str | None:
+    """What is said of an accuracy in the lower half between guessing and what is expected.
+
+    Other data of the same task lose some of the accuracy; that is no fault, and the upper half is left to them.
+    """
+    if expected is None:
+        return None
+    high = share_interval(correct, total).high
+    if high >= (largest + expected.at_least) / 2:
+        return None
+    return (
+        f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is far below "
+        f"{expected.accuracy:.3f}, {expected.where}"
+    )
+
+
+def fitting_order(
+    predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int, names: Sequence[str] | None
+) -> LabelOrder | None:
+    """Return the order of the classes in which the labels clearly fit the predictions; None where none does.
+
+    Orders that people make by mistake are named: reversed, and sorted by name where the model's is not, or the other
+    way round.
+    """
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    confusion = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
+    known = np.arange(classes)
+    rows, best = linear_sum_assignment(confusion, maximize=True)
+    # A class that no label has goes nowhere: it stays where it is if that place is free, which no sample can tell.
+    places = np.asarray(best, dtype=np.int64)
+    assert np.array_equal(rows, known)
+    right, total = int(confusion[known, places].sum()), len(labels)
+    low = share_interval(right, total).low
+    largest = int(np.bincount(labels).max()) / total
+    if low <= max(largest, _CLEAR) or right == int(confusion[known, known].sum()):
+        return None
+    for words, candidate in _usual_orders(classes, names):
+        as_candidate = int(confusion[known, candidate].sum())
+        if as_candidate / total >= low:
+            return LabelOrder(words, candidate, as_candidate / total)
+    return LabelOrder("another order of the labels", places, right / total)
+
+
+def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
+    known = np.arange(classes)
+    orders = [("the labels in reversed order", known[::-1])]
+    if names is not None and len(names) == classes:
+        by_name = np.array(sorted(range(classes), key=names.__getitem__), dtype=np.int64)
+        orders.append(("the labels counted in the order of the sorted names", by_name))
+        orders.append(("the model's classes taken in the order of the sorted names", np.argsort(by_name)))
+    return orders
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
+    """Return what is odd about the log probabilities of the labels, ``[N]``, in nats.
+
+    A mean below that of the uniform prediction says that the probabilities are worth less than none.
+    """
+    uniform = math.log(classes)
+    low = mean_interval(-label_log_probs).low
+    if low <= uniform:
+        return None
+    return (
+        f"NLL {-label_log_probs.mean():.4g} of {len(label_log_probs)} samples (at least {low:.4g} by its 95 % "
+        f"interval) is above {uniform:.3f}, that of the uniform prediction"
+    )
+
+
+def loss_doubt(losses: Floats, classes: int) -> str | None:
+    """Return what is odd about the cross-entropies of the last steps of a training, in nats."""
+    uniform = math.log(classes)
+    low = mean_interval(losses).low
+    if low <= uniform:
+        return None
+    return (
+        f"the training ends with a loss of {losses.mean():.4g} (at least {low:.4g} by its 95 % interval), above "
+        f"{uniform:.3f}, that of the uniform prediction: it diverged or has not begun to learn; lower --lr, or train "
+        "longer"
+    )
+
+
+# --- prediction sets --------------------------------------------------------------------------------------------------
+
+
+def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
+    """Return what is odd about conformal sets that always hold every class."""
+    if mean_size is None or mean_size < classes:
+        return None
+    needed = math.ceil(1 / fitted.alpha) - 1
+    text = f"every conformal set holds all {classes} classes, which says nothing"
+    if fitted.n_val < needed:
+        return f"{text}: {fitted.n_val} validation samples are fewer than the {needed} that --conformal needs"
+    return f"{text}: allow more misses (--conformal), or give a model that tells the classes apart"

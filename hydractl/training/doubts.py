@@ -1,0 +1,54 @@
+"""What is odd about the data and the result of a training: one sentence each, for its warnings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hydractl.data.base import Dataset
+from hydractl.data.plausibility import sample_doubts
+from hydractl.metrics.plausibility import count_doubt, loss_doubt
+from hydractl.training.start import Opened
+
+_LAST_POINTS = 15
+"""Of the 60 points of a loss curve, those of its last quarter."""
+
+
+def data_doubts(opened: Opened) -> list[str]:
+    """Return what is odd about the training and the validation data."""
+    doubts = sample_doubts(opened.train_set)
+    if opened.val_set is not None:
+        doubts += sample_doubts(opened.val_set)
+    return doubts
+
+
+def course_doubts(outcome: dict[str, Any], val_set: Dataset | None, classes: int | None) -> list[str]:
+    """Return what is odd about the course of a training.
+
+    Args:
+        outcome: its epochs and its loss curve (:meth:`hydractl.training.loop.History.outcome`).
+        val_set: the validation data, if there are any.
+        classes: number of classes where the loss is the cross-entropy of one model, else None: other losses have no
+            value that a uniform prediction has.
+    """
+    doubts: list[str | None] = []
+    curve = outcome["loss_curve"]
+    if classes is not None and classes > 1:
+        doubts.append(loss_doubt(np.array(curve[-max(2, math.ceil(len(curve) / 4)) :][:_LAST_POINTS]), classes))
+    if val_set is not None:
+        doubts.append(_validation_doubt(outcome, val_set))
+    return [doubt for doubt in doubts if doubt is not None]
+
+
+def _validation_doubt(outcome: dict[str, Any], val_set: Dataset) -> str | None:
+    """What is odd about the accuracy of the epoch that was kept; of an average, of the last one."""
+    kept = outcome["kept_epoch"] or len(outcome["epochs"])
+    accuracy = outcome["epochs"][kept - 1].get("val_accuracy")
+    if accuracy is None or val_set.labels is None:
+        return None
+    doubt = count_doubt(round(accuracy * len(val_set)), val_set.labels)
+    if doubt is None:
+        return None
+    return f"--val: {doubt}: are these samples of the same classes, in the same order, as those of --data?"

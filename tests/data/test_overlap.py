@@ -1,0 +1,131 @@
+"""Samples that sets have in common, and samples that make no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.data import open_data
+from hydractl.data.overlap import GivenSet, compare, compare_fitted, without_training_data
+from hydractl.data.part import without_places
+from hydractl.data.plausibility import sample_doubts
+from hydractl.errors import InputError
+
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(0, 256, (400, 4, 4), dtype=np.uint8)
+
+
+def given(folder: Path, name: str, images: np.ndarray) -> GivenSet:
+    np.savez(folder / f"{name}.npz", x=images, y=np.arange(len(images)) % 2)
+    return GivenSet(f"--{name}", open_data(str(folder / f"{name}.npz")))
+
+
+@pytest.mark.fault(62)
+@pytest.mark.parametrize(
+    ("shared", "warnings", "problems"), [(0, 0, 0), (5, 0, 0), (6, 1, 0), (100, 1, 0), (101, 0, 1), (200, 0, 1)]
+)
+def test_two_sets_may_share_a_handful(tmp_path: Path, shared: int, warnings: int, problems: int) -> None:
+    one = given(tmp_path, "one", IMAGES[:200])
+    other = given(tmp_path, "other", IMAGES[200 - shared : 400 - shared])
+    found = compare([one, other])
+    assert (len(found.warnings), len(found.problems)) == (warnings, problems)
+    text = (
+        "--other and --one are the same samples" if shared == 200 else f"{shared} of 200 samples of --other are among"
+    )
+    assert all(sentence.startswith(text) for sentence in [*found.warnings, *found.problems])
+
+
+@pytest.mark.fault(62)
+def test_the_smaller_set_counts(tmp_path: Path) -> None:
+    found = compare([given(tmp_path, "large", IMAGES), given(tmp_path, "small", IMAGES[:7])])
+    assert found.problems == ["7 of 7 samples of --small are among the 400 of --large"]
+
+
+@pytest.mark.fault(62)
+def test_no_sample_that_something_is_fitted_to_is_a_test_sample(tmp_path: Path) -> None:
+    fitted, test = given(tmp_path, "val", IMAGES[:200]), given(tmp_path, "test", IMAGES[199:])
+    with pytest.raises(InputError, match="1 of 201 samples of --test are among the 200 of --val"):
+        compare_fitted([fitted], [test]).refuse()
+    compare_fitted([fitted], [given(tmp_path, "test", IMAGES[200:])]).refuse()
+
+
+@pytest.mark.fault(62)
+def test_training_data_are_left_out_of_validation_data(tmp_path: Path) -> None:
+    training = given(tmp_path, "data", IMAGES[:200])
+    found = without_training_data(given(tmp_path, "val", IMAGES[180:300]), training)
+    assert found.left_out == 20 and len(found.dataset) == 100
+    assert not set(found.dataset.sample_fingerprints()) & set(training.dataset.sample_fingerprints())
+    assert found.dataset.labels is not None and list(found.dataset.labels) == [i % 2 for i in range(20, 120)]
+    assert found.words("--val", "--data").startswith("20 of 120 samples of --val are among those of --data")
+    with pytest.raises(InputError, match="61 of 120 samples of --val"):
+        without_training_data(given(tmp_path, "val", IMAGES[139:259]), training)
+
+
+def test_samples_are_compared_as_they_are_given(tmp_path: Path) -> None:
+    clean = given(tmp_path, "val", IMAGES)
+    made = GivenSet("--ood-val", open_data(f"{clean.dataset.spec}?ood=noise"))
+    dull = GivenSet("--ood", open_data(f"{clean.dataset.spec}?corruption=contrast&severity=1"))
+    assert compare([clean, made, dull]).problems == []
+
+
+def test_places_are_left_out_of_the_set_that_has_them(tmp_path: Path) -> None:
+    spec = str(given(tmp_path, "val", IMAGES[:20]).dataset.spec)
+    whole = open_data(spec).ids
+    shorter = without_places(spec, [3, 7, 8, 9])
+    assert shorter.endswith("?without=3,7-9")
+    assert open_data(shorter).ids == [one for place, one in enumerate(whole) if place not in (3, 7, 8, 9)]
+    again = without_places(shorter, [0, 3])  # of what is left: 0 and 4
+    assert again.endswith("?without=0,3-4,7-9")
+    parts = [open_data(f"{again}&part={part}/2").ids for part in (1, 2)]
+    assert [set(part) for part in parts] == [
+        {*whole[::2]} - {whole[4], whole[0], whole[8]},
+        {*whole[1::2]} - {whole[3], whole[7], whole[9]},
+    ]
+    for wrong in ("7-3", "20", "x", "0-19"):
+        with pytest.raises(Exception, match="without"):
+            open_data(f"{spec}?without={wrong}")
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def doubts(folder: Path, images: np.ndarray) -> str:
+    return " ".join(sample_doubts(given(folder, "data", images).dataset))
+
+
+@pytest.mark.fault(65)
+def test_images_that_make_no_sense(tmp_path: Path) -> None:
+    assert doubts(tmp_path, IMAGES) == ""
+    assert "64 of 64 images that were looked at are of one colour each" in doubts(tmp_path, IMAGES * 0)
+    assert "all pixels of the 64 images that were looked at are 0 or 1" in doubts(tmp_path, IMAGES % 2)
+    assert "only 20 of 400 samples are distinct" in doubts(tmp_path, np.concatenate([IMAGES[:20]] * 20))
+    few_again = np.concatenate([IMAGES[:300], IMAGES[:100]])
+    some_black = np.concatenate([IMAGES[:300], IMAGES[:100] * 0])
+    assert doubts(tmp_path, few_again) == "" and doubts(tmp_path, some_black) == ""
+
+
+@pytest.mark.fault(65)
+def test_pictures_of_two_colours_are_no_pixels_of_0_and_1(tmp_path: Path) -> None:
+    for number in range(8):
+        image = Image.fromarray(IMAGES[number]).convert("1" if number % 2 else "P")
+        image.quantize(2).save(tmp_path / f"{number}.png") if image.mode == "P" else image.save(
+            tmp_path / f"{number}.png"
+        )
+    assert sample_doubts(open_data(str(tmp_path))) == []
+
+
+@pytest.mark.fault(65)
+def test_empty_texts(tmp_path: Path) -> None:
+    file = tmp_path / "texts.csv"
+    file.write_text(
+        "text,label\n" + "".join(f"{'word' if i > 20 else ' '} {i if i > 20 else ''},{i % 2}\n" for i in range(200))
+    )
+    (doubt,) = sample_doubts(open_data(str(file)))
+    assert "21 of 200 texts are empty" in doubt
+    file.write_text(
+        "text,label\n" + "".join(f"{'word' if i > 4 else ' '} {i if i > 4 else ''},{i % 2}\n" for i in range(200))
+    )
+    assert sample_doubts(open_data(str(file))) == []

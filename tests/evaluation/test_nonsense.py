@@ -1,0 +1,182 @@
+"""Data and results that cannot be what was meant are warned of; honest ones are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydractl.data import open_data
+
+Answer = Callable[..., Any]
+NAMES = [str(digit) for digit in range(10)]
+
+
+def digits(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    data = open_data(f"builtin:digits/{split}", limit=count)
+    assert data.labels is not None
+    return np.stack([np.asarray(data[i]) for i in range(count)]), data.labels
+
+
+@pytest.fixture
+def right(answer: Answer) -> tuple[np.ndarray, np.ndarray]:
+    """Test images, and labels by which ``base.st``, hardly trained, is always right."""
+    images, _ = digits("test", 400)
+    answer("base.st", "--data", "builtin:digits/test", "--limit", "400", "--predictions", "right.jsonl")
+    rows = map(json.loads, Path("right.jsonl").read_text().splitlines())
+    return images, np.array([int(row["predicted"]) for row in rows])
+
+
+@pytest.mark.fault(65)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x, y: (x, y), None),
+        (lambda x, y: (x, 9 - y), "with the labels in reversed order (label 0 as 9, 1 as 8, "),
+        (lambda x, y: (x, (y + 3) % 10), "with another order of the labels (label "),
+        (lambda x, y: (x * 0, y), "64 of 64 images that were looked at are of one colour each"),
+        (lambda x, y: (x // 128, y), "all pixels of the 64 images that were looked at are 0 or 1"),
+        (
+            lambda x, y: (np.concatenate([x[:20]] * 20), np.concatenate([y[:20]] * 20)),
+            "only 20 of 400 samples are distinct",
+        ),
+    ],
+)
+def test_data_that_make_no_sense(
+    answer: Answer, right: tuple[np.ndarray, np.ndarray], change: Callable[..., Any], said: str | None
+) -> None:
+    images, labels = change(*right)
+    np.savez("data.npz", x=images, y=labels)
+    warnings = answer("base.st", "--data", "data.npz").get("warnings", [])
+    assert (warnings == []) if said is None else any(said in warning for warning in warnings)
+
+
+@pytest.mark.fault(65)
+def test_a_handful_of_samples_proves_nothing(answer: Answer) -> None:
+    images, labels = digits("test", 10)
+    np.savez("data.npz", x=images, y=9 - labels)
+    assert "warnings" not in answer("base.st", "--data", "data.npz")
+
+
+@pytest.mark.fault(65)
+def test_prediction_sets_of_all_classes(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    test = ["base.st", "--data", "builtin:digits/test", "--limit", "60", "--conformal", "0.1"]
+    (warning,) = answer(*test, "--val", "builtin:digits/val?take=7")["warnings"]
+    assert warning.startswith("base: every conformal set holds all 10 classes") and "7 validation samples" in warning
+    assert "warnings" not in answer(*test, "--val", "builtin:digits/val")
+
+
+@pytest.mark.fault(64)
+def test_what_is_chosen_by_samples_the_model_was_trained_on(
+    answer: Answer, run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = ["base.st", "--data", "builtin:digits/test", "--limit", "100"]
+    said = "base was trained on 100 of 100 samples of --val"
+    for chosen in (["--temperature", "fit"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
+        (warning,) = answer(*test, *chosen, "--val", "builtin:digits/train")["warnings"]
+        assert warning.startswith(said) and "give validation data of its own" in warning
+        assert "warnings" not in answer(*test, *chosen, "--val", "builtin:digits/val")
+    assert "warnings" not in answer(*test, "--temperature", "2", "--val", "builtin:digits/train")  # chosen by nobody
+    capsys.readouterr()
+    run(
+        "laplace",
+        "base.st",
+        "--data",
+        "builtin:digits/test",
+        "--val",
+        "builtin:digits/train",
+        "--limit",
+        "100",
+        "-o",
+        "l.st",
+        "--json",
+    )
+    out, error = capsys.readouterr()
+    assert said in error and said in json.loads(out)["warnings"][0]
+    cascade = ["--cascade", "builtin:digits/train", "--cascade-loss", "1", "--limit", "100"]
+    run("fuse", "t0.st", "t1.st", *cascade, "-o", "cascade.st", "--json")
+    out, error = capsys.readouterr()
+    assert any("t0 was trained on 100 of 100 samples of --cascade" in text for text in json.loads(out)["warnings"])
+    assert "t1 was trained on 100 of 100 samples of --cascade" in error
+
+
+@pytest.mark.fault(64)
+def test_a_temperature_chosen_by_other_data(answer: Answer, right: tuple[np.ndarray, np.ndarray]) -> None:
+    np.savez("right.npz", x=right[0], y=right[1])
+    images = np.stack([np.asarray(image) for image in open_data("builtin:letters", limit=300)])
+    np.savez("letters.npz", x=images, y=np.arange(300) % 10)
+    test = ["base.st", "--data", "right.npz", "--temperature", "fit"]
+    (warning,) = answer(*test, "--val", "letters.npz")["warnings"]
+    assert warning.startswith("base: --val: accuracy 0.")
+
+
+@pytest.mark.fault(62)
+@pytest.mark.parametrize(("shared", "warnings", "code"), [(4, 0, 0), (30, 1, 0), (60, 0, 3)])
+def test_test_sets_that_share_samples(
+    run: Any, capsys: pytest.CaptureFixture[str], shared: int, warnings: int, code: int
+) -> None:
+    images, _ = digits("test", 200)
+    other = np.stack([np.asarray(image) for image in open_data("builtin:letters", limit=100 - shared)])
+    np.savez("mixed.npz", x=np.concatenate([images[:shared], other]))
+    test = ["--data", "builtin:digits/test", "--limit", "200", "--ood", "mixed=mixed.npz"]
+    run("eval", "base.st", *test, "-o", "o.json", code=code)
+    text = f"{shared} of 100 samples of --ood mixed are among the 200 of --data"
+    assert capsys.readouterr().err.count(text) == (1 if code or warnings else 0)
+    if code == 0:
+        assert len(json.loads(Path("o.json").read_text()).get("warnings", [])) == warnings
+
+
+@pytest.mark.fault(62)
+def test_training_samples_are_no_validation_samples(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    train, val = digits("train", 60), digits("val", 100)
+    np.savez("val.npz", x=np.concatenate([val[0], train[0][:3]]), y=np.concatenate([val[1], train[1][:3]]))
+    np.savez("fit.npz", x=train[0], y=train[1])
+    options = ["--data", "builtin:digits/test", "--limit", "200", "--fit", "fit.npz", "--ood-score", "knn"]
+    document = answer("base.st", *options, "--val", "val.npz", "--temperature", "fit")
+    assert document["models"][0]["calibration"]["fitted_on"]["n"] == 100
+    assert document["models"][0]["calibration"]["fitted_on"]["left_out"] == 3
+
+
+@pytest.mark.fault(61)
+@pytest.mark.parametrize(
+    ("names", "code", "said"),
+    [
+        (NAMES[::-1], 3, "--labels gives 10 of the 10 classes of base the names of others: '9' is its class 9"),
+        (
+            [*NAMES[:8], "9", "8"],
+            3,
+            "--labels gives 2 of the 10 classes of base the names of others: '9' is its class 9",
+        ),
+        ([*NAMES[1:], "ten"], 3, "--labels gives 9 of the 10 classes of base the names of others"),
+        ([*NAMES[:9], "nine"], 0, None),
+        (NAMES, 0, None),
+        (
+            [f"n{name}" for name in NAMES],
+            0,
+            "base: --labels gives all 10 classes other names (0 is now n0, 1 is now n1, ",
+        ),
+    ],
+)
+def test_names_of_a_classifier_do_not_change_places(
+    run: Any, capsys: pytest.CaptureFixture[str], names: list[str], code: int, said: str | None
+) -> None:
+    images, labels = digits("test", 60)
+    np.savez("data.npz", x=images, y=labels)
+    Path("names.txt").write_text("\n".join(names))
+    run("eval", "base.st", "--data", "data.npz", "--labels", "names.txt", "-o", "o.json", code=code)
+    error = capsys.readouterr().err
+    assert ("--labels gives" not in error) if said is None else said in error
+    if code:
+        assert "hint: leave --labels out" in error and "--label-map FILE of eval" in error
+
+
+@pytest.mark.fault(61)
+def test_names_that_say_nothing_become_real_ones() -> None:
+    from hydractl.data.names import renaming_doubt
+
+    assert renaming_doubt(["LABEL_0", "LABEL_1"], ["negative", "positive"], "bert") is None
+    assert renaming_doubt(["aquarium_fish", "bear"], ["aquarium fish", "bear"], "vit") is None

@@ -1,0 +1,90 @@
+"""What is odd about results: by an interval, not by a figure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.plausibility import (
+    Expected,
+    accuracy_doubt,
+    full_sets_doubt,
+    loss_doubt,
+    mean_interval,
+    nll_doubt,
+    share_interval,
+)
+
+LABELS = np.arange(400) % 4
+
+
+def answers(right: int, labels: np.ndarray = LABELS) -> np.ndarray:
+    """Predictions of which so many are right; the others are the next class."""
+    predicted = (labels + 1) % 4
+    predicted[:right] = labels[:right]
+    return predicted
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10), (57, 400), (1, 1)])
+def test_the_interval_is_that_of_scipy(count: int, total: int) -> None:
+    reference = stats.binomtest(count, total).proportion_ci(method="wilson")
+    assert share_interval(count, total) == pytest.approx((reference.low, reference.high), abs=1e-12)
+
+
+def test_an_accuracy_is_doubted_where_the_interval_excludes_more_than_the_largest_class() -> None:
+    highest = next(right for right in range(400) if share_interval(right, 400).high > 0.25)
+    assert "is not above 0.250, the share of the largest class" in str(accuracy_doubt(answers(highest - 1), LABELS, 4))
+    assert accuracy_doubt(answers(highest), LABELS, 4) is None
+    assert accuracy_doubt(answers(0)[:8], LABELS[:8], 4) is None  # too few to tell
+    assert accuracy_doubt(np.ones(50, dtype=int), np.zeros(50, dtype=int), 4) is None  # all of one class
+
+
+@pytest.mark.parametrize(
+    ("places", "names", "words"),
+    [
+        ([3, 2, 1, 0], None, "the labels in reversed order (label 0 as 3, 1 as 2, 2 as 1, 3 as 0)"),
+        ([2, 3, 1, 0], ["d", "c", "a", "b"], "the labels counted in the order of the sorted names"),
+        ([3, 2, 0, 1], ["d", "c", "a", "b"], "the model's classes taken in the order of the sorted names"),
+        ([1, 2, 3, 0], ["a", "b", "c", "d"], "another order of the labels (label 0 as 1, 1 as 2, 2 as 3, 3 as 0)"),
+    ],
+)
+def test_the_order_of_labels_that_fits_is_named(places: list[int], names: list[str] | None, words: str) -> None:
+    predicted = np.array(places)[LABELS]
+    predicted[:40] = LABELS[:40]
+    doubt = str(accuracy_doubt(predicted, LABELS, 4, names))
+    assert f"with {words}" in doubt and "it would be 0.9" in doubt
+
+
+def test_no_order_is_named_where_none_fits() -> None:
+    draw = np.random.default_rng(0)
+    doubt = accuracy_doubt(draw.integers(0, 4, 400) // 2 * 2, LABELS | 1, 4)
+    assert doubt is not None and "order" not in doubt
+
+
+def test_an_accuracy_is_doubted_far_below_what_is_expected() -> None:
+    expected = Expected(0.95, 300)
+    assert "is far below 0.950, which training recorded" in str(accuracy_doubt(answers(160), LABELS, 4, None, expected))
+    assert accuracy_doubt(answers(300), LABELS, 4, None, expected) is None  # other data of the same task
+    assert accuracy_doubt(answers(160), LABELS, 4, None, Expected(0.9, 4)) is None  # four samples say little
+
+
+def test_losses_worse_than_no_prediction() -> None:
+    uniform = math.log(4)
+    losses = np.array([uniform + 1, uniform - 0.1, uniform + 2, uniform + 1])
+    low = losses.mean() - 1.959964 * losses.std(ddof=1) / 2
+    assert mean_interval(losses).low == pytest.approx(low, rel=1e-6)
+    assert "1.386, that of the uniform prediction" in str(nll_doubt(-np.tile(losses, 10), 4))
+    assert nll_doubt(-losses + 1, 4) is None and nll_doubt(-losses[:1], 4) is None
+    assert "lower --lr" in str(loss_doubt(np.full(15, 1e5), 4)) and loss_doubt(np.full(15, uniform - 0.01), 4) is None
+
+
+def test_sets_of_all_classes() -> None:
+    few = full_sets_doubt(Conformal("lac", 0.1, 1.0, 7), 4.0, 4)
+    assert "7 validation samples are fewer than the 9" in str(few)
+    assert "allow more misses" in str(full_sets_doubt(Conformal("lac", 0.1, 1.0, 90), 4.0, 4))
+    assert full_sets_doubt(Conformal("lac", 0.1, 0.9, 90), 3.99, 4) is None
+    assert full_sets_doubt(Conformal("lac", 0.1, 0.9, 90), None, 4) is None

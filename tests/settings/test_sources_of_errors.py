@@ -1,0 +1,49 @@
+"""An error about a value that nobody typed says where it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hydractl.cli.app import main
+from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.sources import merge, with_sources
+from tests.pico import published
+
+
+@pytest.mark.fault(69)
+def test_data_from_a_variable_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    published("class-token", tmp_path / "vit")
+    (tmp_path / "folder").mkdir()
+    asked = ["prune", "vit", "--method", "taylor", "--keep", "1", "-o", "a.st"]
+    monkeypatch.setenv("HYDRACTL_DATA", "folder")
+    assert main(asked) == 3
+    assert "error: --data folder (from HYDRACTL_DATA): no images in the folder" in capsys.readouterr().err
+    monkeypatch.delenv("HYDRACTL_DATA")
+    (tmp_path / "hydra.yaml").write_text("data: none.npz")
+    assert main(asked) == 3
+    assert "error: --data none.npz (from hydra.yaml:data): no such file" in capsys.readouterr().err
+    assert main([*asked, "--data", "folder"]) == 3
+    assert "error: --data folder: no images" in capsys.readouterr().err
+
+
+@pytest.mark.fault(69)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no such model: a.st", "no such model: a.st (from HYDRACTL_MODEL)"),
+        ("no such model: a.st.st", "no such model: a.st.st"),
+        ("--ood x far.npz: no such file", "--ood x far.npz (from hydra.yaml:eval.ood): no such file"),
+        ("--ood x far.npz?take=3: no such file", "--ood x far.npz?take=3: no such file"),
+        ("--val v.npz: no such file", "--val v.npz: no such file"),
+    ],
+)
+def test_every_value_has_its_source(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "hydra.yaml").write_text("eval: {ood: {'x:near': far.npz}}")
+    flags = {"data": "d.npz", "val": "v.npz", "temperature": "fit"}
+    settings = merge(EvalSettings, flags, {"HYDRACTL_MODEL": "a.st"}, tmp_path)
+    assert with_sources(text, settings) == expected
