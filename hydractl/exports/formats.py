@@ -13,8 +13,7 @@ import math
 import os
 import tempfile
 import warnings
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -23,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.exports import archive
+from hydractl.exports.onnx_graph import read_onnx
 from hydractl.families.reading import first_line, refused_as
 from hydractl.files.description import Description
 from hydractl.files.version import __version__
@@ -201,6 +202,7 @@ OPSET = 20
 _LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 _EXTERNAL_FROM = 1024  # bytes of a tensor; smaller ones stay in the graph
 _NO_LIMIT = 2**62
+_WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 _PAGE = 4096  # where tensors start in a file of their own, so that they can be mapped
 
 
@@ -287,8 +289,10 @@ class Pt2:
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        with open(path, "rb") as handle, warnings.catch_warnings(action="ignore"):
-            module = torch.export.load(handle).module()
+        with archive.opened(path) as checked, tempfile.TemporaryFile() as copy:
+            checked.copy(copy)
+            with refused_as(f"cannot read {path}"), _quiet("torch.export"), warnings.catch_warnings(action="ignore"):
+                module = torch.export.load(copy).module()
 
         def run(inputs: Named) -> Mapping[str, Tensor]:
             with torch.no_grad():
@@ -297,9 +301,8 @@ class Pt2:
         return run, f"torch {torch.__version__.split('+')[0]}"
 
     def metadata(self, path: Path) -> dict[str, str]:
-        with zipfile.ZipFile(path) as archive:
-            extra = {name.partition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
-            return {key: archive.read(name).decode() for key, name in extra.items()}
+        with archive.opened(path) as checked:
+            return checked.metadata
 
 
 class Onnx:
@@ -343,7 +346,11 @@ class Onnx:
         options.log_severity_level = 3
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads take no time of others
-        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        _, content = read_onnx(path)
+        # What was checked is loaded, and the file is not read again; weights lie beside it.
+        options.add_session_config_entry(_WEIGHTS_BESIDE, os.path.abspath(path.parent))
+        with refused_as(f"cannot read {path}"):
+            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
         def run(inputs: Named) -> Mapping[str, Tensor]:
             arrays = session.run(list(OUTPUTS), {name: tensor.numpy() for name, tensor in inputs.items()})
@@ -352,9 +359,8 @@ class Onnx:
         return run, f"onnxruntime {onnxruntime.__version__}"
 
     def metadata(self, path: Path) -> dict[str, str]:
-        import onnx
-
-        entries = onnx.load_model(os.fspath(path), load_external_data=False).metadata_props
+        model, _ = read_onnx(path)
+        entries = model.metadata_props
         ours = [entry for entry in entries if entry.key.startswith("hydractl.")]
         return {entry.key.removeprefix("hydractl."): entry.value for entry in ours}
 
@@ -376,11 +382,8 @@ class OnnxInt8(Onnx):
 
         # Weights behind a transposition count as constants only when it has been carried out.
         model = onnx_ir.serde.deserialize_model(proto)
-        logger = logging.getLogger("onnxscript")
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # it warns of what it leaves as it is
-        onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
-        logger.setLevel(level)
+        with _quiet("onnxscript"):  # it warns of what it leaves as it is
+            onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
         _clean(model)
         proto = onnx_ir.serde.serialize_model(model)
         proto.graph.ClearField("value_info")  # the shapes of weights that the quantiser transposes
@@ -418,6 +421,18 @@ def read_metadata(path: Path) -> dict[str, str]:
     if not {"family", "preprocess", "macs"} <= found.keys():
         raise InputError(f"{path} does not say what it is made of", hint="write it with fuse --export, of this version")
     return found
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Let a library say no warnings."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _onnx_model(graph: Graph) -> Any:
