@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +25,11 @@ from torch import Tensor, nn
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.exports import archive
 from hydractl.exports.onnx_graph import read_onnx
+from hydractl.families import FAMILIES
 from hydractl.families.reading import first_line, refused_as
 from hydractl.files.description import Description
 from hydractl.files.version import __version__
-from hydractl.jsonio import canonical_json
+from hydractl.jsonio import canonical_json, parse_json, shown
 from hydractl.model.runtime import HydraModel, calibrated, pooled_log_probs
 
 # --- the graph --------------------------------------------------------------------------------------------------------
@@ -409,18 +411,52 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of an exported file; its weights are not read.
+    """Return the metadata of an exported file, which is checked but for the numbers of its weights.
 
     Raises:
-        InputError: it cannot be read, is of another program, or of a version of hydractl that wrote less.
+        InputError: it cannot be read, holds what no export of hydractl holds, or does not say what it is made of.
     """
     kind = kind_of(path)
     assert kind is not None
     with refused_as(f"cannot read {path}"):
         found = FORMATS[kind].metadata(path)
-    if not {"family", "preprocess", "macs"} <= found.keys():
-        raise InputError(f"{path} does not say what it is made of", hint="write it with fuse --export, of this version")
+    hint = f"write it with fuse --export {kind}, of this version"
+    if not {"family", "preprocess", "macs", "members", "format"} <= found.keys():
+        raise InputError(f"{path} does not say what it is made of", hint=hint)
+    problems = _metadata_problems(found)
+    if problems:
+        raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)
+    if found["format"] != kind:
+        raise InputError(f"{path} ends like a file of {kind} and says it is {shown(found['format'])}", hint=hint)
     return found
+
+
+_COUNT = re.compile(r"[0-9]{1,18}")
+_MOST_PIXELS = 1 << 26
+_MOST_TOKENS = 1 << 20
+
+
+def _metadata_problems(found: Mapping[str, str]) -> list[str]:
+    """One line for each value that :func:`metadata_of` would not write."""
+    problems = [f"{key} {shown(found[key])}" for key in ("macs", "members") if _COUNT.fullmatch(found[key]) is None]
+    if found["family"] not in FAMILIES.names:
+        problems.append(f"the unknown family {shown(found['family'])}")
+    preprocess = parse_json(found["preprocess"], "preprocess")
+    if not isinstance(preprocess, dict):
+        return [*problems, f"preprocess {shown(preprocess)}"]
+    size, tokens = preprocess.get("input_size"), preprocess.get("max_length")
+    if size is not None and not _are_sizes(size, _MOST_PIXELS):
+        problems.append(f"images of {shown(size)}")
+    if tokens is not None and not _are_sizes([tokens], _MOST_TOKENS):
+        problems.append(f"texts of {shown(tokens)} tokens")
+    return problems
+
+
+def _are_sizes(sizes: Any, most: int) -> bool:
+    """Whether these are positive whole numbers whose product is not absurd."""
+    if not isinstance(sizes, list) or not all(type(size) is int and 0 < size <= most for size in sizes):
+        return False
+    return math.prod(sizes) <= most
 
 
 @contextlib.contextmanager
