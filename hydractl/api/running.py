@@ -13,7 +13,9 @@ from typing import Any
 
 from hydractl.api.values import data_in, held_data, raw
 from hydractl.errors import RequirementError, UsageError, did_you_mean
+from hydractl.files.inputs import reading
 from hydractl.log import Log
+from hydractl.settings.inputs import inputs_of
 from hydractl.settings.option import options_of
 from hydractl.settings.sources import merge
 from hydractl.settings.verbs import SETTINGS
@@ -61,7 +63,8 @@ def run(verb: str, models: Sequence[str], given: Mapping[str, Any]) -> Outcome:
         texts = {name: raw(options[name], value, specs, Path(folder)) for name, value in values.items()}
         settings = merge(SETTINGS[verb], {**texts, "model": list(models)}, {}, None)
         module = importlib.import_module(f"hydractl.verbs.{verb.replace('-', '_')}")
-        outcome: Outcome = module.run(settings, _PythonLog())
+        with reading(inputs_of(settings)):
+            outcome: Outcome = module.run(settings, _PythonLog())
     if outcome.unmet:
         raise RequirementError(f"{len(outcome.unmet)} of the requirements do not hold", problems=outcome.unmet)
     return outcome

@@ -24,7 +24,7 @@ from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import Row, reading, with_ratios
 from hydractl.data import batches
 from hydractl.data.base import Dataset
-from hydractl.errors import HydraError, NonFiniteError
+from hydractl.errors import HydraError, InputError, NonFiniteError
 from hydractl.exports.opened import ExportedModel
 from hydractl.families.reading import first_line
 from hydractl.log import Log, Progress
@@ -242,6 +242,8 @@ class Contest:
             for _ in range(_RECORDING if self._records else 0):
                 output = self._call(name)
             finite = bool(torch.isfinite(output).all())
+        except InputError:  # an exported file that is broken
+            raise
         except Exception as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 hint = "use a smaller --batch-size"

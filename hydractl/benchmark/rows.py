@@ -147,8 +147,11 @@ def rows_of(models: Sequence[Contestant], compare: Sequence[str], *, whole_last_
 
 def input_of(model: Contestant) -> dict[str, Any]:
     """What one sample of a bench is: the ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
-    family, preprocess = reading(model)
-    example = family.example_inputs(preprocess, 1, 0)
+    if isinstance(model, ExportedFile):
+        example = model.example_inputs()
+    else:
+        family, preprocess = reading(model)
+        example = family.example_inputs(preprocess, 1, 0)
     if isinstance(example, Tensor):
         return {"image": list(example.shape[1:])}
     return {"tokens": next(iter(example.values())).shape[1]}

@@ -23,7 +23,9 @@ from hydractl.cli.answer import Answer
 from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.verbs import INFO, VERBS, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
+from hydractl.files.inputs import reading
 from hydractl.settings.common import Common
+from hydractl.settings.inputs import inputs_of
 from hydractl.settings.option import Option, options_of, value_text
 from hydractl.settings.sources import merge, unknown_variables, with_sources
 from hydractl.settings.verbs import SETTINGS
@@ -95,7 +97,8 @@ def run_verb(request: Request, answer: Answer) -> None:
     if "WORLD_SIZE" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported; errors say it all
     verb = importlib.import_module(VERBS[request.verb].module)
-    with contextlib.redirect_stdout(Stray()), _library_warnings(log):
+    inputs = inputs_of(settings)
+    with contextlib.redirect_stdout(Stray()), _library_warnings(log), reading(inputs):
         try:
             outcome: Outcome = verb.run(settings, log)
         except HydraError as error:

@@ -11,10 +11,10 @@ import json
 import logging
 import math
 import os
+import re
 import tempfile
 import warnings
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -23,10 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.exports import archive
+from hydractl.exports.onnx_graph import read_onnx
+from hydractl.families import FAMILIES
 from hydractl.families.reading import first_line, refused_as
 from hydractl.files.description import Description
 from hydractl.files.version import __version__
-from hydractl.jsonio import canonical_json
+from hydractl.jsonio import canonical_json, parse_json, shown
 from hydractl.model.runtime import HydraModel, calibrated, pooled_log_probs
 
 # --- the graph --------------------------------------------------------------------------------------------------------
@@ -201,6 +204,7 @@ OPSET = 20
 _LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 _EXTERNAL_FROM = 1024  # bytes of a tensor; smaller ones stay in the graph
 _NO_LIMIT = 2**62
+_WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 _PAGE = 4096  # where tensors start in a file of their own, so that they can be mapped
 
 
@@ -287,8 +291,10 @@ class Pt2:
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        with open(path, "rb") as handle, warnings.catch_warnings(action="ignore"):
-            module = torch.export.load(handle).module()
+        with archive.opened(path) as checked, tempfile.TemporaryFile() as copy:
+            checked.copy(copy)
+            with refused_as(f"cannot read {path}"), _quiet("torch.export"), warnings.catch_warnings(action="ignore"):
+                module = torch.export.load(copy).module()
 
         def run(inputs: Named) -> Mapping[str, Tensor]:
             with torch.no_grad():
@@ -297,9 +303,8 @@ class Pt2:
         return run, f"torch {torch.__version__.split('+')[0]}"
 
     def metadata(self, path: Path) -> dict[str, str]:
-        with zipfile.ZipFile(path) as archive:
-            extra = {name.partition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
-            return {key: archive.read(name).decode() for key, name in extra.items()}
+        with archive.opened(path) as checked:
+            return checked.metadata
 
 
 class Onnx:
@@ -343,7 +348,11 @@ class Onnx:
         options.log_severity_level = 3
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads take no time of others
-        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        _, content = read_onnx(path)
+        # What was checked is loaded, and the file is not read again; weights lie beside it.
+        options.add_session_config_entry(_WEIGHTS_BESIDE, os.path.abspath(path.parent))
+        with refused_as(f"cannot read {path}"):
+            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
         def run(inputs: Named) -> Mapping[str, Tensor]:
             arrays = session.run(list(OUTPUTS), {name: tensor.numpy() for name, tensor in inputs.items()})
@@ -352,9 +361,8 @@ class Onnx:
         return run, f"onnxruntime {onnxruntime.__version__}"
 
     def metadata(self, path: Path) -> dict[str, str]:
-        import onnx
-
-        entries = onnx.load_model(os.fspath(path), load_external_data=False).metadata_props
+        model, _ = read_onnx(path)
+        entries = model.metadata_props
         ours = [entry for entry in entries if entry.key.startswith("hydractl.")]
         return {entry.key.removeprefix("hydractl."): entry.value for entry in ours}
 
@@ -376,11 +384,8 @@ class OnnxInt8(Onnx):
 
         # Weights behind a transposition count as constants only when it has been carried out.
         model = onnx_ir.serde.deserialize_model(proto)
-        logger = logging.getLogger("onnxscript")
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # it warns of what it leaves as it is
-        onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
-        logger.setLevel(level)
+        with _quiet("onnxscript"):  # it warns of what it leaves as it is
+            onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
         _clean(model)
         proto = onnx_ir.serde.serialize_model(model)
         proto.graph.ClearField("value_info")  # the shapes of weights that the quantiser transposes
@@ -406,18 +411,64 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of an exported file; its weights are not read.
+    """Return the metadata of an exported file, which is checked but for the numbers of its weights.
 
     Raises:
-        InputError: it cannot be read, is of another program, or of a version of hydractl that wrote less.
+        InputError: it cannot be read, holds what no export of hydractl holds, or does not say what it is made of.
     """
     kind = kind_of(path)
     assert kind is not None
     with refused_as(f"cannot read {path}"):
         found = FORMATS[kind].metadata(path)
-    if not {"family", "preprocess", "macs"} <= found.keys():
-        raise InputError(f"{path} does not say what it is made of", hint="write it with fuse --export, of this version")
+    hint = f"write it with fuse --export {kind}, of this version"
+    if not {"family", "preprocess", "macs", "members", "format"} <= found.keys():
+        raise InputError(f"{path} does not say what it is made of", hint=hint)
+    problems = _metadata_problems(found)
+    if problems:
+        raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)
+    if found["format"] != kind:
+        raise InputError(f"{path} ends like a file of {kind} and says it is {shown(found['format'])}", hint=hint)
     return found
+
+
+_COUNT = re.compile(r"[0-9]{1,18}")
+_MOST_PIXELS = 1 << 26
+_MOST_TOKENS = 1 << 20
+
+
+def _metadata_problems(found: Mapping[str, str]) -> list[str]:
+    """One line for each value that :func:`metadata_of` would not write."""
+    problems = [f"{key} {shown(found[key])}" for key in ("macs", "members") if _COUNT.fullmatch(found[key]) is None]
+    if found["family"] not in FAMILIES.names:
+        problems.append(f"the unknown family {shown(found['family'])}")
+    preprocess = parse_json(found["preprocess"], "preprocess")
+    if not isinstance(preprocess, dict):
+        return [*problems, f"preprocess {shown(preprocess)}"]
+    size, tokens = preprocess.get("input_size"), preprocess.get("max_length")
+    if size is not None and not _are_sizes(size, _MOST_PIXELS):
+        problems.append(f"images of {shown(size)}")
+    if tokens is not None and not _are_sizes([tokens], _MOST_TOKENS):
+        problems.append(f"texts of {shown(tokens)} tokens")
+    return problems
+
+
+def _are_sizes(sizes: Any, most: int) -> bool:
+    """Whether these are positive whole numbers whose product is not absurd."""
+    if not isinstance(sizes, list) or not all(type(size) is int and 0 < size <= most for size in sizes):
+        return False
+    return math.prod(sizes) <= most
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Let a library say no warnings."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _onnx_model(graph: Graph) -> Any:

@@ -6,16 +6,33 @@ Everything that speaks to the Hub is ``huggingface_hub``'s: tokens, endpoints, r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydractl.errors import OutputError
+from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.families.reading import refused_as
 from hydractl.files.checkpoint import sha256_file
+from hydractl.jsonio import parse_json
 
 CARD = "README.md"
+_WEIGHTS = "model.safetensors"
+_OF_MODELS = frozenset(
+    {
+        *(CARD, ".gitattributes", "CITATION.cff", "hydractl.mask.json"),
+        *("config.json", "generation_config.json", _WEIGHTS, f"{_WEIGHTS}.index.json"),
+        *("open_clip_config.json", "open_clip_model.safetensors"),
+        *("preprocessor_config.json", "processor_config.json", "image_processor_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+        *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+        *("bpe.codes", "chat_template.jinja", "chat_template.json"),
+    }
+)
+"""Names of the files that transformers, timm and open_clip read with a model, and that hydractl writes beside it."""
+_LICENCE = re.compile(r"(LICEN[CS]E|NOTICE|COPYING)([._-][A-Za-z0-9._-]{1,40})?")
 
 
 @dataclass(frozen=True)
@@ -37,12 +54,82 @@ class Destination:
     force: bool
 
 
-def files_of(path: Path) -> dict[str, Path]:
-    """The files of a checkpoint or of a published folder by their names in the repository."""
-    if path.is_dir():
-        names = (one.relative_to(path) for one in sorted(path.rglob("*")) if one.is_file())
-        return {name.as_posix(): path / name for name in names if not any(part.startswith(".") for part in name.parts)}
-    return {path.name: path}
+@dataclass(frozen=True)
+class Contents:
+    """What is pushed of a folder, and what is not.
+
+    Attributes:
+        files: paths by their names in the repository.
+        left_out: other files of the folder, by their names there, each with its bytes.
+    """
+
+    files: Mapping[str, Path]
+    left_out: Mapping[str, int]
+
+
+def contents_of(path: Path, include: Sequence[str] = ()) -> Contents:
+    """Choose the files of a checkpoint or of a published folder that belong to the model.
+
+    A folder may hold anything beside the model: notes, states of optimizers, other checkpoints. Of it, only files are
+    taken whose names say that a library reads them with the model, the weights that the index names, and those that
+    were asked for.
+
+    Args:
+        path: the checkpoint, or the folder.
+        include: names of further files of the folder.
+
+    Raises:
+        InputError: a name that is no file of the folder, or a file that is a link out of it.
+        UsageError: further files of a checkpoint, which is one file.
+    """
+    if not path.is_dir():
+        if include:
+            raise UsageError(f"--include {include[0]}: {path} is one file", hint="push the folder that holds both")
+        return Contents({path.name: path}, {})
+    there = _files_below(path)
+    unknown = [name for name in include if name not in there]
+    if unknown:
+        raise InputError(f"{path} holds no file {unknown[0]}", hint=f"names are those below {path}, such as {CARD}")
+    indexed = _shards(path)
+    chosen = [name for name in there if name in include or name in indexed or _belongs(name)]
+    outside = [name for name in chosen if not _lies_in(path / name, path)]
+    if outside:
+        raise InputError(
+            f"{path / outside[0]} is a link to a file outside of the folder, which is not pushed",
+            hint="put a copy of the file in its place",
+            problems=outside if len(outside) > 1 else (),
+        )
+    left_out = {name: (path / name).lstat().st_size for name in there if name not in chosen}
+    return Contents({name: path / name for name in chosen}, left_out)
+
+
+def _files_below(folder: Path) -> list[str]:
+    """Names of all files of a folder and of those in it; folders that are links are not followed."""
+    names = []
+    for place, _, files in os.walk(folder):
+        names += [Path(place, file).relative_to(folder).as_posix() for file in files]
+    return sorted(names)
+
+
+def _belongs(name: str) -> bool:
+    """Whether a file of this name is read with a model, or says what may be done with it."""
+    return name in _OF_MODELS or _LICENCE.fullmatch(name) is not None
+
+
+def _shards(folder: Path) -> set[str]:
+    """Names of the files of weights that the index of a folder lists."""
+    index = folder / f"{_WEIGHTS}.index.json"
+    if not index.is_file() or (folder / _WEIGHTS).is_file():
+        return set()
+    document = parse_json(index.read_bytes(), str(index))
+    names = document.get("weight_map") if isinstance(document, dict) else None
+    listed = {str(name) for name in names.values()} if isinstance(names, dict) else set()
+    return {name for name in listed if name.endswith(".safetensors")}
+
+
+def _lies_in(file: Path, folder: Path) -> bool:
+    target = os.path.realpath(file)
+    return os.path.commonpath([target, os.path.realpath(folder)]) == os.path.realpath(folder)
 
 
 def push(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, list[str]]:

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.exports.formats import FORMATS, Runner, kind_of, named, read_metadata
+from hydractl.exports.formats import FORMATS, Named, Runner, kind_of, named, read_metadata
 from hydractl.families import get_family
 from hydractl.families.base import ModelFamily
+from hydractl.families.reading import first_line, refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.model.source import Source, split_model
 
@@ -106,7 +107,41 @@ class ExportedFile:
 
     def build(self) -> ExportedModel:
         """Load the file."""
-        return ExportedModel(FORMATS[self.kind].runner(self.path)[0], self.family, self.preprocess)
+        run, runtime = FORMATS[self.kind].runner(self.path)
+
+        def answer(inputs: Named) -> Mapping[str, Tensor]:
+            try:
+                return run(inputs)
+            except MemoryError:
+                raise
+            except Exception as error:  # whatever a runtime makes of a graph that is none
+                if "memory" in str(error):  # said with its own way out
+                    raise
+                raise InputError(f"{runtime} cannot run {self.path}: {first_line(error)}") from error
+
+        return ExportedModel(answer, self.family, self.preprocess)
+
+    def example_inputs(self) -> Any:
+        """Return random inputs of one sample.
+
+        Raises:
+            InputError: its metadata do not say what one is.
+        """
+        with refused_as(f"cannot tell what {self.path} takes"):
+            return self.family.example_inputs(self.preprocess, 1, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the file says of itself."""
+        return {
+            "format": self.kind,
+            "family": self.metadata["family"],
+            "arch": self.metadata.get("arch"),
+            "members": self.members,
+            "macs": self.macs,
+            "labels": json.loads(self.metadata.get("labels", "null")),
+            "preprocess": self.preprocess,
+            "made_of": json.loads(self.metadata.get("inputs", "[]")),
+        }
 
 
 def exported_file(text: str) -> ExportedFile | None:
@@ -120,7 +155,17 @@ def exported_file(text: str) -> ExportedFile | None:
     kind, path = kind_of(refs[0]), Path(refs[0])
     if len(refs) > 1 or kind is None:
         return None
-    if not path.is_file():
+    return exported_at(path, name)
+
+
+def exported_at(path: Path, name: str | None = None) -> ExportedFile:
+    """Return an exported file by its path.
+
+    Raises:
+        InputError, UsageError: as :func:`exported_file`.
+    """
+    kind = kind_of(path)
+    if kind is None or not path.is_file():
         raise InputError(f"no such file: {path}")
     FORMATS[kind].require()
     return ExportedFile(name or path.name, path, read_metadata(path))

@@ -18,6 +18,7 @@ from typing import IO, Any
 from filelock import lock_descriptor
 
 from hydractl.errors import HydraError, OutputError, StorageError
+from hydractl.files.inputs import refuse_input
 from hydractl.jsonio import json_bytes
 
 _STORAGE_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO}
@@ -107,6 +108,7 @@ class Output:
 
     def _check(self, *, force: bool) -> None:
         parent, target = self.target.parent, self.target
+        refuse_input(self.path, folder=self.is_folder)
         with storing(self.path):  # a name that is too long, a folder that may not be searched
             if not parent.is_dir():
                 raise OutputError(f"the folder of the output does not exist: {parent}", hint=make_folder(parent))

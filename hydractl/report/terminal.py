@@ -119,10 +119,21 @@ def _export(document: dict[str, Any], width: int) -> RenderableType:
 
 
 def _push(document: dict[str, Any], width: int) -> RenderableType:
-    new = document.get("uploaded", [])
-    state = {one["path"]: "uploaded" if one["path"] in new else "there already" for one in document["files"]}
-    files = [(one["path"], f"{one['bytes'] / 1e6:.3g} MB; {state[one['path']]}") for one in document["files"]]
-    return _facts([("repository", document["repository"]), *files, ("pinned", document["pinned"])])
+    facts = [("repository", document["repository"])]
+    for file in document["files"]:
+        facts.append((file["path"], f"{file['bytes'] / 1e6:.3g} MB; {_fate(document, file['path'])}"))
+    for file in document.get("left_out", []):
+        facts.append((file["path"], f"{file['bytes'] / 1e6:.3g} MB; left out"))
+    if "pinned" in document:
+        facts.append(("pinned", document["pinned"]))
+    return _facts(facts)
+
+
+def _fate(document: dict[str, Any], path: str) -> str:
+    """What became, or would become, of a file that is pushed."""
+    if document.get("dry_run"):
+        return "would be uploaded"
+    return "uploaded" if path in document["uploaded"] else "there already"
 
 
 def _exports(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -271,5 +282,5 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
 }
 _WITH_DRY_RUN = {
     *["hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1", "hydractl.circuit/1"],
-    *["hydractl.finetune/1", "hydractl.finetunes/1", "hydractl.study/2"],
+    *["hydractl.finetune/1", "hydractl.finetunes/1", "hydractl.study/2", "hydractl.push/1"],
 }

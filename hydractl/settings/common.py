@@ -57,6 +57,7 @@ class Common:
         "Output file; - is standard output for JSON [default: named after the input and what was done]",
         metavar="PATH",
         short="-o",
+        writes=True,
         often=True,
     )
     data: str | None = file_option(

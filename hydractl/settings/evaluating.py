@@ -121,6 +121,7 @@ class Validated(Measured, Batched):
         "Also write the MODEL with its temperature and threshold",
         metavar="FILE.st",
         check=ends_in(".st", ".safetensors"),
+        writes=True,
     )
 
     def val_ood_sets(self) -> list[OodSet]:
@@ -190,12 +191,14 @@ class Shown(Validated):
         metavar="FILE",
         check=ends_in(".html", any_case=True),
         often=True,
+        writes=True,
     )
-    plots: str | None = show_option("Also write the plots of the report as .png files", metavar="DIR")
+    plots: str | None = show_option("Also write the plots of the report as .png files", metavar="DIR", writes=True)
     card: str | None = show_option(
         "Also write a model card: a .md file with the results of one row",
         metavar="FILE",
         check=ends_in(".md", any_case=True),
+        writes=True,
     )
     card_model: str | None = show_option("The row that the card is about [default: the last one]", metavar="NAME")
     note: str | None = show_option(
@@ -207,6 +210,7 @@ class Shown(Validated):
         "its name in the file's",
         metavar="FILE",
         check=ends_in(".csv", any_case=True),
+        writes=True,
     )
     from_file: list[str] = show_option(
         "Measure nothing: show, draw or check an eval.json written before; several with --over",
@@ -290,6 +294,7 @@ class EvalSettings(Shown):
         "all data, which eval takes as a MODEL",
         metavar="FILE",
         check=ends_in(".jsonl", ".csv", ".st"),
+        writes=True,
     )
     reuse: list[str] = eval_option(
         "Read the logits of data sets that these predictions of the same MODEL hold, instead of running it; repeat it "

@@ -268,6 +268,7 @@ class FinetuneSettings(Prescribed, Several):
         "[default: no log]",
         metavar="FILE|beside",
         check=_check_log,
+        writes=True,
     )
     track: list[str] = file_option(
         "Send loss, learning rate, speed and validation to trackers: tensorboard[:DIR], wandb[:PROJECT], mlflow[:URI]; "
@@ -276,6 +277,7 @@ class FinetuneSettings(Prescribed, Several):
         metavar="NAME[:WHERE],...",
         check=parse_tracker,
         split=True,
+        writes=True,
     )
     save_every: str = run_option(
         "How often the unfinished run is saved beside the output, in steps or seconds, minutes, hours",

@@ -106,6 +106,7 @@ class BenchSettings(Measured):
         "Also draw the measurement: .png or .svg",
         metavar="FILE",
         check=ends_in(".png", ".svg", any_case=True),
+        writes=True,
     )
     from_file: str | None = show_option(
         "Measure nothing: show, plot or check a bench.json written before", metavar="FILE", flag="--from", often=True

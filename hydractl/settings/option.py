@@ -41,6 +41,7 @@ class Option:
         unit: the unit of the number.
         word: what is allowed in place of a number.
         default_text: what the help says of the default where the value does not say it.
+        writes: whether it names what is written; any other text may name a file that is read.
         often: whether the short help (``-h``) shows it, which has room for about a dozen.
         name: the field of the settings dataclass.
         type: ``str``, ``int``, ``float`` or ``bool``: of the value, or of the items of a list.
@@ -67,6 +68,7 @@ class Option:
     unit: str | None = None
     word: str | None = None
     default_text: str | None = None
+    writes: bool = False
     often: bool = False
     name: str = ""
     type: type = str

@@ -29,6 +29,13 @@ class PushSettings(Common):
         metavar="FILE",
         often=True,
     )
+    include: list[str] = hub_option(
+        "A further file of the folder, by its name there; repeat it for several [default: of a folder, only the files "
+        "that libraries read with a model, its card and its licence]",
+        [],
+        metavar="NAME",
+        often=True,
+    )
     license: str | None = hub_option(
         "Licence of the weights, by the Hub's identifier, such as apache-2.0 [default: the card names none]",
         metavar="ID",

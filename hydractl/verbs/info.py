@@ -35,6 +35,8 @@ def describe(path: str | Path) -> dict[str, Any]:
         raise InputError(f"no such file: {path}")
     if path.is_dir():
         return _describe_folder(path)
+    if path.suffix in (".onnx", ".pt2"):
+        return _describe_export(path)
     try:
         with open(path, "rb") as handle:
             start = handle.read(64).lstrip()
@@ -52,6 +54,17 @@ def _describe_folder(path: Path) -> dict[str, Any]:
     source = open_source(str(path), ModelOptions(bodies=True))
     info = {"schema": INFO_SCHEMA, "file": str(path), "holds": f"a folder of {source.description.family}"}
     return {**info, **_model(source.description)}
+
+
+def _describe_export(path: Path) -> dict[str, Any]:
+    """What an exported file says of itself; it is checked as ``bench`` checks it, and nothing in it is run."""
+    from hydractl.exports.formats import EXPORT_SCHEMA
+    from hydractl.exports.opened import exported_at
+
+    exported = exported_at(path)
+    said = exported.to_json()
+    info = {"schema": INFO_SCHEMA, "file": str(path), "holds": EXPORT_SCHEMA, "bytes": exported.file_bytes}
+    return {**info, **said, "preprocess": _readable(said["preprocess"])}
 
 
 def _describe_json(path: Path) -> dict[str, Any]:

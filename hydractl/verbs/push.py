@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
-from hydractl.exports.hub import CARD, Destination, files_of, push
-from hydractl.families.reading import named
+from hydractl.exports.hub import CARD, Contents, Destination, contents_of, push
+from hydractl.families.reading import named, refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.log import Log
 from hydractl.model.source import ModelOptions, Source, open_source
@@ -16,6 +17,7 @@ from hydractl.settings.pushing import PushSettings
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.push/1"
+_CARD_HINT = "eval --card FILE.md writes one"
 
 
 def run(settings: PushSettings, log: Log) -> Outcome:
@@ -29,9 +31,15 @@ def run(settings: PushSettings, log: Log) -> Outcome:
     if not what.exists():
         raise InputError(f"no such file or folder: {what}")
     source = open_source(str(what), ModelOptions(bodies=True))
-    files: dict[str, Path | bytes] = {**files_of(what), CARD: _card(settings, source, repo)}
+    contents = contents_of(what, settings.include)
+    files: dict[str, Path | bytes] = {**contents.files, CARD: _card(settings, source, repo, contents)}
     described = [{"path": name, "bytes": _size(content), "sha256": _sha256(content)} for name, content in files.items()]
     document = {"schema": SCHEMA, "model": source.name, "repository": repo, "branch": branch, "files": described}
+    if contents.left_out:
+        document["left_out"] = [{"path": name, "bytes": size} for name, size in contents.left_out.items()]
+        log.info(
+            f"left out, as no part of the model: {some(list(contents.left_out), 5)}; --include NAME takes one along"
+        )
     if settings.dry_run:
         return Outcome({**document, "dry_run": True})
     log.info(f"uploading {', '.join(files)} to {repo}")
@@ -40,19 +48,20 @@ def run(settings: PushSettings, log: Log) -> Outcome:
     return Outcome({**document, "commit": commit, "uploaded": uploaded, "pinned": f"hf:{repo}@{commit}"})
 
 
-def _card(settings: PushSettings, source: Source, repo: str) -> bytes:
-    """The card of the repository."""
-    written, beside = None, Path(settings.model[0]) / CARD
-    card = settings.card or (str(beside) if beside.exists() else None)
+def _card(settings: PushSettings, source: Source, repo: str, contents: Contents) -> bytes:
+    """The card of the repository: written anew, or the one that was named or lies in the folder."""
+    written = None
+    card = settings.card or contents.files.get(CARD)
     if card is not None:
         try:
             written = Path(card).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the card {card}", hint="eval --card FILE.md writes one") from error
+            raise InputError(f"cannot read the card {card}", hint=_CARD_HINT) from error
     named = {None: "zero-shot-image-classification", 0: "feature-extraction"}
     task = named.get(source.family.classes(source.description.config), f"{source.description.reads}-classification")
     said = {"license": settings.license, "base_model": settings.base_model}
-    return hub_card(source.description, task, repo, written, **said)
+    with refused_as(f"the card {card} is broken", hint=_CARD_HINT):
+        return hub_card(source.description, task, repo, written, **said)
 
 
 def _size(content: Path | bytes) -> int:

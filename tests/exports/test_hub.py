@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,3 +157,76 @@ def test_messages(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     huggingface_hub.close_session()
     assert hydractl.open(f"hf:{REPO}/a.st").source.sha256 == hydractl.open(f"hf:{REPO}").source.sha256 == opened
+
+
+NOTES = {
+    "notes.txt": b"a password",
+    "optimizer.pt": b"state",
+    "training_args.bin": b"state",
+    "run.st.state": b"state",
+    "other.st": b"weights",
+    "checkpoint-5/config.json": b"{}",
+    ".env": b"TOKEN=1",
+    ".git/config": b"url",
+}
+
+
+@pytest.mark.fault(59)
+def test_only_files_of_the_model_leave_a_folder(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    hydractl.prune("vit.st", method="magnitude", keep=2, layout="zeroed", output="f/")
+    for name, content in {**NOTES, "LICENSE-2.0.txt": b"terms", "merges.txt": b"#version"}.items():
+        path = Path("f", name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    Path("secret").write_bytes(b"elsewhere")
+    Path("f/link.txt").symlink_to("../secret")
+    model = {"config.json", "model.safetensors", "hydractl.mask.json", "README.md", "LICENSE-2.0.txt", "merges.txt"}
+    capsys.readouterr()
+    assert main(["push", "f", f"hf:{REPO}", "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert {file["path"] for file in planned["files"]} == model
+    left = {file["path"]: file["bytes"] for file in planned["left_out"]}
+    assert left.keys() == NOTES.keys() | {"link.txt"} and left["notes.txt"] == len(NOTES["notes.txt"])
+    assert main(["push", "f", f"hf:{REPO}", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert "left out" in shown.out and "notes.txt" in shown.out and "--include NAME" in shown.err
+    assert REPO not in hub.commits
+    hydractl.push("f", REPO, include=["notes.txt"])
+    assert hub.commits[REPO][-1].keys() - {".gitattributes"} == model | {"notes.txt"}
+    assert b"elsewhere" not in hub.commits[REPO][-1].values()
+
+
+@pytest.mark.fault(59)
+def test_links_out_of_a_folder_are_not_pushed(hub: Hub) -> None:
+    hydractl.prune("vit.st", method="magnitude", keep=2, layout="zeroed", output="f/")
+    Path("secret").write_bytes(b"elsewhere")
+    for name in ("LICENSE", "README.md", "notes.txt"):
+        Path("f", name).symlink_to("../secret")
+        with pytest.raises(InputError, match="is a link to a file outside of the folder"):
+            hydractl.push("f", REPO, include=["notes.txt"] if name == "notes.txt" else [])
+        Path("f", name).unlink()
+    Path("f/COPYING").symlink_to("config.json")  # within the folder a link is as good as a file
+    hydractl.push("f", REPO)
+    assert hub.commits[REPO][-1]["COPYING"] == Path("f/config.json").read_bytes()
+    for name in ("../secret", "/etc/passwd", "nothing"):
+        with pytest.raises(InputError, match="holds no file"):
+            hydractl.push("f", REPO, include=[name])
+    with pytest.raises(UsageError, match="is one file"):
+        hydractl.push("vit.st", REPO, include=["secret"])
+
+
+@pytest.mark.fault(70)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\na: [\n---\ntext",
+        "---\n- a\n---\ntext",
+        "---\nmodel-index: 7\n---\nx",
+        "---\n!!python/name:os.system\n---\n",
+    ],
+)
+def test_a_broken_card(hub: Hub, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    Path("card.md").write_text(text)
+    assert main(["push", "vit.st", f"hf:{REPO}", "--card", "card.md", "-q"]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("error: the card card.md is broken: ") and len(said.splitlines()) == 2

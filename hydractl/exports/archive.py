@@ -1,0 +1,187 @@
+"""A ``.pt2`` file read as data, and refused unless it holds what exports of hydractl hold and nothing else.
+
+``torch.export.load`` runs what such a file says: it unpickles sample inputs, weights and custom objects, gives the
+expressions of symbolic sizes to an ``eval`` and the guards to an ``exec``, looks operators up by any dotted name below
+``torch``, imports modules that the tree of inputs names, writes the names of nodes into Python code, and loads compiled
+libraries. Here every entry and every value has a form of its own, and what has none is
+refused. torch is then given an archive that is written anew from what was checked: no other reading of the same bytes,
+and no later change of the file, can bring in anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from hydractl.errors import InputError
+from hydractl.exports.program import Refused, check_model, check_payload
+from hydractl.files.header import MAX_TENSORS
+from hydractl.jsonio import parse_json, shown
+
+_HINT = "export its checkpoint again: hydractl fuse FILE.st --export pt2"
+_MOST_BYTES = 1 << 26
+"""Of a document of the archive: the graph of a model of 1,000 blocks has a tenth of it."""
+_MOST_ENTRIES = MAX_TENSORS
+
+_ROOT = "archive/"
+_MODEL = "models/model.json"
+_SAMPLE_INPUTS = "data/sample_inputs/model.pt"
+_PAYLOADS = {"data/weights/model_weights_config.json": "weight", "data/constants/model_constants_config.json": "tensor"}
+"""The lists of weights and of constants, each with what the names of its entries begin with."""
+_PICKLES = ("data/weights/model.pt", "data/constants/model.pt")
+"""In which older versions of torch keep weights and constants."""
+_FIXED = {
+    "archive_format": re.compile(b"pt2"),
+    "archive_version": re.compile(b"[0-9]{1,3}"),
+    "byteorder": re.compile(b"little"),
+    ".data/version": re.compile(b"[0-9]{1,3}\n?"),
+    ".data/serialization_id": re.compile(b"[0-9]{1,60}"),
+}
+"""Small entries, and what they may hold."""
+_TENSOR = re.compile(r"data/weights/weight_[0-9]{1,9}|data/constants/tensor_[0-9]{1,9}")
+_EXTRA = re.compile(r"extra/(?P<name>[a-z0-9_]{1,64})")
+
+
+# --- the archive ------------------------------------------------------------------------------------------------------
+
+
+class Archive:
+    """A checked archive, open.
+
+    Attributes:
+        metadata: the texts that hydractl put into it, by name.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        self._entries = _entries(archive)
+        self.metadata = {
+            match["name"]: self._text(name) for name in self._entries if (match := _EXTRA.fullmatch(name)) is not None
+        }
+        self._check_entries()
+        self._documents = {name: self._document(name) for name in (_MODEL, *_PAYLOADS) if name in self._entries}
+        check_model(self._documents.get(_MODEL))
+        sizes = {name: entry.file_size for name, entry in self._entries.items()}
+        for name, stem in _PAYLOADS.items():
+            if name in self._documents:
+                check_payload(self._documents[name], os.path.dirname(name), stem, sizes)
+
+    def copy(self, handle: IO[bytes]) -> None:
+        """Write the archive anew from what was checked."""
+        with zipfile.ZipFile(handle, "w") as archive:
+            for name, entry in self._entries.items():
+                # Written again, a document cannot be read in two ways.
+                document = self._documents.get(name)
+                if document is not None:
+                    archive.writestr(_ROOT + name, json.dumps(document))
+                    continue
+                whole = zipfile.ZipInfo(_ROOT + name)
+                whole.file_size = entry.file_size
+                with self._archive.open(entry) as source, archive.open(whole, "w") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        handle.flush()
+        handle.seek(0)
+
+    def _check_entries(self) -> None:
+        for name, entry in self._entries.items():
+            if name == _SAMPLE_INPUTS:
+                if entry.file_size:
+                    raise Refused(f"sample inputs of {entry.file_size} bytes, which torch would unpickle")
+            elif name in _PICKLES:
+                self._check_pickle(name)
+            elif name in _FIXED:
+                content = self._read(name, 64)
+                if _FIXED[name].fullmatch(content) is None:
+                    raise Refused(f"the entry {name} with {shown(content)}")
+            elif not _is_data(name):
+                raise Refused(f"the entry {shown(name)}")
+
+    def _check_pickle(self, name: str) -> None:
+        """Refuse a pickle that holds more than tensors by name. torch, which opens it next, begins in the same way."""
+        import torch
+
+        content = self._read(name, self._entries[name].file_size)
+        if not content:
+            return
+        try:
+            tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a broken or hostile pickle leads to
+            raise Refused(f"a pickle of more than tensors in {name}") from error
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+            raise Refused(f"a pickle of more than tensors in {name}")
+
+    def _document(self, name: str) -> Any:
+        return parse_json(self._read(name, _MOST_BYTES), name)
+
+    def _text(self, name: str) -> str:
+        return self._read(name, _MOST_BYTES).decode("utf-8")
+
+    def _read(self, name: str, most: int) -> bytes:
+        entry = self._entries[name]
+        if entry.file_size > most:
+            raise Refused(f"{entry.file_size} bytes in {name} (the limit is {most})")
+        return self._archive.read(entry)
+
+
+def _is_data(name: str) -> bool:
+    """Whether an entry holds bytes that are checked elsewhere, or that are numbers alone."""
+    if name == _MODEL or name in _PAYLOADS:
+        return True
+    return _TENSOR.fullmatch(name) is not None or _EXTRA.fullmatch(name) is not None
+
+
+def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The entries of an archive by their names below its root, each there once and unpacked."""
+    infos = archive.infolist()
+    if len(infos) > _MOST_ENTRIES:
+        raise Refused(f"{len(infos)} entries (the limit is {_MOST_ENTRIES})")
+    entries: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        name = info.filename.removeprefix(_ROOT)
+        if name == info.filename:
+            raise Refused(f"the entry {shown(name)}")
+        if name in entries:
+            raise Refused(f"the entry {shown(name)} twice")
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise Refused(f"the packed entry {shown(name)}")
+        entries[name] = info
+    stored = sum(info.file_size for info in infos)
+    if archive.fp is not None and stored > archive.fp.seek(0, io.SEEK_END):
+        raise Refused("entries that lie in each other")
+    if _MODEL not in entries:
+        raise Refused(f"no {_MODEL}")
+    return entries
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Archive]:
+    """Open and check a ``.pt2`` file; nothing in it is run.
+
+    Raises:
+        InputError: it cannot be read, or holds what no export of hydractl holds.
+    """
+    try:
+        with open(path, "rb") as handle, zipfile.ZipFile(handle) as archive:
+            checked = Archive(archive)
+            yield checked
+    except Refused as error:
+        raise InputError(
+            f"{path} is not opened, for it holds what hydractl never exports and what could run: {error}", hint=_HINT
+        ) from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, UnicodeDecodeError, EOFError, ValueError) as error:
+        raise InputError(f"{path} is a damaged .pt2 file: {_line(error)}", hint=_HINT) from error
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

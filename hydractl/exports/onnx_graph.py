@@ -1,0 +1,118 @@
+"""An ``.onnx`` file read as data: what it may name beside itself, and which operators it may ask for.
+
+ONNX Runtime runs operators that it has itself, so a graph runs no code of its own; but weights in a file of their own
+are looked for under any path that the graph names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import InputError
+from hydractl.families.reading import first_line
+from hydractl.jsonio import shown
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+_HINT = "export its checkpoint again: hydractl fuse FILE.st --export onnx"
+_DOMAINS = ("", "ai.onnx")
+"""Whose operators are ONNX's own; those of others come from libraries."""
+_KEYS = ("location", "offset", "length", "checksum")
+_FLATBUFFER = b"ORTM"
+"""By which ONNX Runtime knows a format of its own, which nothing here reads."""
+
+
+def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
+    """Read and check an ``.onnx`` file, but for the numbers of its weights.
+
+    Returns:
+        The file as a message, and its bytes: nothing else is to be loaded.
+
+    Raises:
+        InputError: it cannot be read, or names files outside its folder or operators that are not ONNX's.
+    """
+    import onnx
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    if content[4:8] == _FLATBUFFER:
+        raise InputError(f"{path} is in a format of ONNX Runtime's own, no .onnx file", hint=_HINT)
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:  # whatever protobuf makes of a damaged message
+        raise InputError(f"{path} is no .onnx file: {first_line(error)}", hint=_HINT) from error
+    if not model.graph.node:
+        raise InputError(f"{path} is no .onnx file: it has no graph", hint=_HINT)
+    problems = [*_foreign_operators(model), *_files_outside(model, path)]
+    if problems:
+        raise InputError(
+            f"{path} is not opened, for it holds what hydractl never exports: {problems[0]}",
+            hint=_HINT,
+            problems=problems if len(problems) > 1 else (),
+        )
+    return model, content
+
+
+def _foreign_operators(model: ModelProto) -> list[str]:
+    """One line for each domain of operators that neither ONNX nor the file itself defines."""
+    known = {*_DOMAINS, *(function.domain for function in model.functions)}
+    named = {node.domain for node in _messages(model, "NodeProto")}
+    return [f"operators of {shown(domain)}" for domain in sorted(named - known)]
+
+
+def _files_outside(model: ModelProto, path: Path) -> list[str]:
+    """One line for each place of weights that is no file in the folder of the graph."""
+    locations = set()
+    problems = []
+    for tensor in _messages(model, "TensorProto"):
+        facts = {entry.key: entry.value for entry in tensor.external_data}
+        unknown = facts.keys() - set(_KEYS)
+        if unknown:
+            problems.append(f"weights with {shown(min(unknown))}")
+        if "location" in facts:
+            locations.add(facts["location"])
+    for location in sorted(locations):
+        problem = _outside(location, path)
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+def _outside(location: str, path: Path) -> str | None:
+    """What is wrong with a file of weights; None for a regular file beside the graph."""
+    if location in ("", ".", "..") or "\\" in location or "\0" in location or os.path.basename(location) != location:
+        return f"weights in {shown(location)}, outside its folder"
+    beside = path.with_name(location)
+    if not os.path.exists(beside):
+        return f"weights in {shown(location)}, which is not there"
+    folders = (os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path)))
+    target = os.path.realpath(beside)
+    if os.path.dirname(target) not in folders:
+        return f"weights in {shown(location)}, a link that leads out of its folder"
+    if not os.path.isfile(target):
+        return f"weights in {shown(location)}, which is no regular file"
+    return None
+
+
+def _messages(message: Any, name: str) -> Iterator[Any]:
+    """Every message of one type in a message, in graphs inside of graphs too."""
+    if message.DESCRIPTOR.name == name:
+        yield message
+    if message.DESCRIPTOR.name == "TensorProto":
+        return  # holds numbers alone
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for item in _items(value):
+            yield from _messages(item, name)
+
+
+def _items(value: Any) -> Any:
+    """The messages of a field, which is one or a list of them."""
+    return [value] if hasattr(value, "DESCRIPTOR") else value
