@@ -23,6 +23,7 @@ VERSIONS_newest := true
 # The part of a recipe that other commands follow: installed again only when a version or a dependency changed.
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
+READY_DOCS := $(VENV)/.ready-docs
 
 .PHONY: help test test-all wheel lowest newest fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
@@ -45,7 +46,7 @@ help:
 test: $(READY)
 	$(PYTEST) -m "not long" $(ARGS)
 
-test-all: test
+test-all: test $(READY_DOCS)
 	$(PYTEST) -m long $(ARGS)
 
 # The tests that come with the source, of the wheel: nothing of this folder is imported.
@@ -81,8 +82,7 @@ docs: $(READY)
 	$(RUN) docs/make_results.py
 	$(RUN) docs/make_models.py
 
-site: $(READY)
-	$(PIP) -e ".[docs]"
+site: $(READY_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 bench: demo
@@ -114,4 +114,8 @@ $(READY): pyproject.toml constraints.txt
 
 $(READY_DEV): $(READY)
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(READY_DOCS): $(READY)
+	$(PIP) -e ".[docs]"
 	@touch $@

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -53,38 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Take the imported libraries out of the garbage collector's sight: fusing calls it, and they are most it sees."""
-    _count_once()
     gc.collect()
     gc.freeze()
-
-
-def _count_once() -> None:
-    """Let every command of this process that states a cost take the multiply-adds of a model that was counted before.
-
-    Torch's counter takes longer than all else that commands do with models so small. What tests import themselves
-    counts each time.
-    """
-    if "torch" not in sys.modules:  # what was collected runs no model
-        return
-    from hydractl.model import cost
-
-    count, counted = cost.macs, {}
-
-    def macs(description: Any, tensors: Any, batch: int = 1, *, whole_last_block: bool = False) -> int:
-        document = description.to_json()
-        for name in ("extra", "members", "provenance", "seen"):
-            document.pop(name, None)
-        shapes = sorted((name, tensors.info(name).dtype, *tensors.info(name).shape) for name in tensors.names())
-        # The heads of one member show in the shapes; what several have in common does not.
-        kept = [mask.kept for mask in description.masks] if len(description.masks) > 1 else None
-        key = json.dumps([document, kept, shapes, batch, whole_last_block], sort_keys=True, default=repr)
-        if key not in counted:
-            counted[key] = count(description, tensors, batch, whole_last_block=whole_last_block)
-        return counted[key]
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("hydractl.") and vars(module).get("macs") is count:
-            vars(module)["macs"] = macs
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,9 +6,11 @@ import ast
 import gzip
 import importlib.util
 import json
+import os
 import pkgutil
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.browsing import BROWSER, browse
 from tests.pico import WORDS, publish, stock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +59,26 @@ def test_the_site_shows_every_page() -> None:
     assert sorted(shown) == sorted(["index.md", "examples.md", *there])
     named = re.findall(r"^::: (\S+)", (DOCS / "site" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert named and all(pkgutil.resolve_name(name) for name in named)
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning_and_is_searched_from_disk(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="the packages of the extra docs are not installed")
+    config = str(DOCS / "site" / "mkdocs.yml")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", config, "--site-dir"]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run([*command, str(tmp_path / "site")], env=quiet, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr
+
+    page = tmp_path / "site" / "metrics.html"
+    loaded = re.findall(r'<(?:script|link|img)\b[^>]*?(?:src|href)="([^"]+)"', page.read_text(encoding="utf-8"))
+    outside = [address for address in loaded if "://" in address]
+    assert loaded and not outside
+
+    if BROWSER is None:
+        return
+    results = browse(page, "--dump-dom", "--virtual-time-budget=20000", query="?q=conformal")
+    assert re.search(r'md-search-result__item"><a href="file:[^"]*/evaluating\.html', results), results[-2000:]
 
 
 def test_quoted_messages_are_those_of_the_program() -> None:

@@ -35,7 +35,8 @@ class Assembly:
     Args:
         description, family: of the model.
         tensors: its weights.
-        device, dtype: where they go, and as what.
+        device: where they go.
+        dtype: what they become.
         streamed: leave those of blocks where they are until they run (:mod:`hydractl.model.late`).
     """
 

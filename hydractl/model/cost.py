@@ -7,6 +7,8 @@ two products of attention; not counted are norms, activations, softmax, addition
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +27,12 @@ COUNTED = (
     "matrix products of one sample: linear layers, convolutions, and both products of attention; "
     "not the prompts of a zero-shot model, which are read once"
 )
+
+_TRACES = ("provenance", "seen", "origin")
+"""What a description says of the past of a model, which decides nothing about its cost."""
+
+_counted_before: dict[str, int] = {}
+"""Multiply-adds by the digest of all that decides them. Commands state the cost of one model several times."""
 
 
 def parameters(tensors: TensorSource) -> int:
@@ -51,8 +59,25 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
         batch: samples of the call.
         whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`.
     """
-    model = _counted(description, tensors, whole_last_block)
-    return _count(lambda: model.member_logits(model.example_inputs(batch)))
+    call = _digest_of_call(description, tensors, batch, whole_last_block)
+    if call not in _counted_before:
+        model = _counted(description, tensors, whole_last_block)
+        _counted_before[call] = _count(lambda: model.member_logits(model.example_inputs(batch)))
+    return _counted_before[call]
+
+
+def _digest_of_call(description: Description, tensors: TensorSource, batch: int, whole_last_block: bool) -> str:
+    """Return one text for all calls of :func:`macs` that run the same operators on the same shapes."""
+    document = description.to_json()
+    for name in _TRACES:
+        document.pop(name, None)
+    # Of stored results, which there are: a Laplace posterior adds products of the shapes of its tensors.
+    document["extra"] = sorted(document["extra"])
+    # Of the members, their heads and not where they came from.
+    document["members"] = [mask.kept for mask in description.masks]
+    shapes = [(name, str(tensors.info(name).dtype), *tensors.info(name).shape) for name in tensors.names()]
+    text = json.dumps([document, shapes, batch, whole_last_block], sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def staged_macs(

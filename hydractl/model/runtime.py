@@ -66,7 +66,8 @@ class HydraModel(nn.Module):
     Args:
         description: what the checkpoint says of itself.
         tensors: its weights.
-        device, dtype: where they go, and as what.
+        device: where they go.
+        dtype: what they become.
         streamed: read those of a block whenever it runs, in float32 (:mod:`hydractl.model.late`).
     """
 

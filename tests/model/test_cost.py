@@ -15,6 +15,7 @@ from hydractl.files.description import Description
 from hydractl.files.header import TensorInfo, tensor_info
 from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
+from hydractl.model import cost as module
 from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
 from hydractl.model.source import Source
 from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
@@ -224,6 +225,32 @@ def test_the_counter_agrees_with_the_formula(variant: str) -> None:
         assert cost(member)["macs"] == pico_macs(variant, [kept])
     plan = plan_fusion(members)
     assert macs(plan.description, plan.tensors, batch=2) == 2 * pico_macs(variant, KEPT)
+
+
+def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes alone do not say which heads members have in common, so the masks decide too."""
+    runs = []
+    count = module._count
+    monkeypatch.setattr(module, "_count", lambda run: runs.append(run) or count(run))
+    monkeypatch.setattr(module, "_counted_before", {})
+    source = source_of(shared_stock("class-token"), "class-token")
+    site_heads = {"the same": [[0, 1, 2], [0, 1, 2]], "one each": [[0, 1], [1, 2]]}
+    fused = {}
+    for name, heads in site_heads.items():
+        members = [prune_source(source, mask_of(source, [kept] * 3)) for kept in heads]
+        fused[name] = plan_fusion([replace(member, digest=str(number)) for number, member in enumerate(members)])
+    same, apart = fused["the same"], fused["one each"]
+    assert same.tensors.names() == apart.tensors.names()
+    assert all(same.tensors.info(name).shape == apart.tensors.info(name).shape for name in same.tensors.names())
+
+    first = macs(same.description, same.tensors)
+    assert macs(apart.description, apart.tensors) != first
+    traced = replace(same.description, origin="elsewhere", provenance={"verb": "fuse"})
+    assert macs(traced, same.tensors) == first
+    assert len(runs) == 2
+    assert macs(same.description, same.tensors, batch=3) == 3 * first
+    assert macs(same.description, same.tensors, whole_last_block=True) > first
+    assert len(runs) == 4
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,18 +13,10 @@ import pytest
 from PIL import Image
 
 from hydractl.report.eval_html import render
+from tests.browsing import BROWSER, browse
 from tests.report.examples import HOSTILE, everything, sample
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = [pytest.mark.long, pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")]
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--hide-scrollbars",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-)
 
 # The report forbids scripts; this page holds it in a frame of the width asked for and measures it from outside.
 MEASURE = """<!DOCTYPE html><body style="margin:0">
@@ -42,11 +32,6 @@ document.getElementById("f").onload = () => {
   document.getElementById("out").textContent = JSON.stringify({seen: seen, wide: page.documentElement.scrollWidth,
     right: Math.max(...texts), boxes: [...page.querySelectorAll(".scroll")].map(e => box(e).right)});
 };</script>"""
-
-
-def browse(page: Path, *flags: str) -> str:
-    command = [str(BROWSER), *FLAGS, f"--user-data-dir={page.parent / 'profile'}", *flags, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 def measured(folder: Path, document: dict[str, Any], width: int) -> dict[str, Any]:

@@ -1,0 +1,127 @@
+"""The commands beside published figures, and those of the benchmarks, are taken by today's option parsers."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from hydractl.cli.answer import Answer
+from hydractl.cli.app import _parse
+from hydractl.settings.sources import merge
+from hydractl.settings.verbs import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+PAGES = [*sorted((ROOT / "docs" / "numbers").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+OTHER_PROGRAMS = ("cd", "seq", "make", "nvidia-smi")
+PASSED_ON = {
+    "--search": ["extract-circuit", "MODEL", "--data", "VAL", "--ood", "OOD", "--budget", "1"],
+    "--evaluation": ["eval", "MODEL", "--data", "TEST"],
+}
+"""Options of scripts whose value is options of a verb -> the start of that command."""
+
+
+class Parsed(Exception):
+    """The parser of a script has taken its arguments."""
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    """Yield the words of every command of a piece of shell code, with its variables filled in."""
+    variables: dict[str, str] = {}
+    for line in text.replace("\\\n", " ").splitlines():
+        for command in line.split(" && "):
+            words = shlex.split(re.sub(r"\$(\w+)", lambda name: variables[name[1]], command), comments=True)
+            if not words:
+                continue
+            name, equals, value = words[0].partition("=")
+            if equals and len(words) == 1:
+                variables[name] = value
+                continue
+            while "=" in words[0]:  # set for this command alone
+                del words[0]
+            yield words
+
+
+def pages_commands() -> list[tuple[str, list[str]]]:
+    commands = []
+    for page in PAGES:
+        blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        commands += [(page.stem, words) for block in blocks for words in commands_of(block)]
+    for script in BENCHMARKS:
+        lines = re.findall(r"^    ((?:\w+=\S+ )?python .*)$", script.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for line in lines:
+            line = re.sub(r" \[.*", "", line)  # as in a usage line
+            commands += [(script.stem, words) for words in commands_of(line)]
+    return commands
+
+
+def parse_verb(words: list[str], folder: Path) -> None:
+    """Read a command line up to its settings."""
+    request = _parse(words, Answer(io.StringIO(), warn=lambda message: None))
+    assert request is not None
+    merge(SETTINGS[request.verb], request.given, {}, folder)
+
+
+def parse_script(script: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """Run a script up to where it has read its arguments."""
+    parse = argparse.ArgumentParser.parse_args
+    asked: list[argparse.Namespace] = []
+
+    def stop(parser: argparse.ArgumentParser, *args: Any, **options: Any) -> NoReturn:
+        asked.append(parse(parser, *args, **options))
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    with pytest.raises(Parsed):
+        runpy.run_path(str(script), run_name="__main__")
+    return asked[0]
+
+
+def script_of(path: str) -> Path:
+    """The file of ``python PATH``: from the root, or behind a ``cd`` from there."""
+    name = path.removeprefix("../")
+    return ROOT / name if (ROOT / name).is_file() else ROOT / "examples" / "comparison" / name
+
+
+@pytest.mark.parametrize(("page", "words"), pages_commands(), ids=lambda part: part if isinstance(part, str) else "")
+def test_the_command_is_one_of_today(
+    page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if words[0] == "hydractl":
+        parse_verb(words[1:], tmp_path)
+    elif words[:2] == ["python", "-c"]:
+        compile(words[2], page, "exec")
+    elif words[0] == "python":
+        script = script_of(words[1])
+        if "parse_args" not in script.read_text(encoding="utf-8"):  # it reads nothing but names of files
+            return
+        parse_script(script, words[2:], monkeypatch)
+        for option, start in PASSED_ON.items():
+            if option in words:
+                parse_verb([*start, *shlex.split(words[words.index(option) + 1])], tmp_path)
+    else:
+        assert words[0] in OTHER_PROGRAMS
+
+
+def test_commands_are_read_as_a_shell_reads_them() -> None:
+    text = "A='x y'\ncd there && B=1 run \"$A\" \\\n  --last   # not this\n"
+    assert list(commands_of(text)) == [["cd", "there"], ["run", "x y", "--last"]]
+
+
+def test_there_are_commands() -> None:
+    commands = pages_commands()
+    assert {words[0] for _, words in commands} >= {"hydractl", "python"}
+    assert len(commands) > 40
+    assert {page for page, _ in commands} >= {script.stem for script in BENCHMARKS}
