@@ -11,6 +11,8 @@ DEMO := runs/digits
 DEMO_MODEL := timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1&embed_dim=72&depth=6&num_heads=6&mlp_ratio=2&num_classes=10
 # Tests that run at the same time; each computes on one thread.
 JOBS := 2
+# The ways of tests/rounding.py.
+WAYS := 1 2 3 4 5
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 # What the installed wheel is tested with: the commands of the README, and what meets other libraries most.
@@ -25,12 +27,13 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
 
-.PHONY: help test test-all wheel lowest newest fuzz demo lint docs site bench clean
+.PHONY: help test test-all test-rounding wheel lowest newest fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests, but the long ones"
 	@echo "make test-all  run all tests: those of make test, then the long ones"
+	@echo "make test-rounding  run those of make test as other machines round; WAYS=\"1 3\" for some of the five ways"
 	@echo "make wheel     build dist/; install the wheel in an environment of its own and test it there"
 	@echo "make lowest    the same with the lowest versions that pyproject.toml allows"
 	@echo "make newest    the same with the newest versions there are"
@@ -48,6 +51,13 @@ test: $(READY)
 
 test-all: test $(READY_DOCS)
 	$(PYTEST) -m long $(ARGS)
+
+# In every way, though one fails.
+test-rounding: $(READY)
+	@failed=; for way in $(WAYS); do \
+	  TESTS_ROUNDING=$$way $(PYTEST) -m "not long" $(ARGS) || failed="$$failed $$way"; \
+	done; \
+	[ -z "$$failed" ] || { echo "error: the tests failed in the ways:$$failed" >&2; exit 1; }
 
 # The tests that come with the source, of the wheel: nothing of this folder is imported.
 wheel lowest newest: $(READY_DEV)

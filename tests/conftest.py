@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from tests import rounding
 from tests.spread import LONG_VARIANTS, ONE_OF_EACH
 
 THREADS = "1"
@@ -33,6 +34,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # The models are so small that more threads only wait for each other, on a busy machine for long. Read by torch, which
 # is imported after this file, and by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", THREADS)
+
+# Before torch is imported, too. See TESTS_ROUNDING there.
+rounding.start()
+
+
+def pytest_report_header() -> str | None:
+    """Say when the tests do not round as this machine does."""
+    way = rounding.chosen()
+    return None if way is None else f"rounding: way {way}, {rounding.WAYS[way].__name__.replace('_', ' ')}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
