@@ -244,7 +244,7 @@ def cheapest(chosen_of: dict[int, int], sets: Compared, validation: Validation, 
 
 
 def before(validation: Validation, sets: Sequence[int]) -> int:
-    """Return the choice by the rule of hydractl 0.9: no look at harm, the order decides within significance."""
+    """Return the choice by an earlier rule: no look at harm, the order decides within significance."""
     voted = compared(validation, sets, "mean")
     setting = Setting(pick="significantly")
     own = {}

@@ -29,6 +29,7 @@ from hydractl.model.loading import build_model, load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite
+from hydractl.settings.common import name_for_weights
 
 
 class Folder:
@@ -242,7 +243,11 @@ def save(
         InputError: a module of several members: these are trained before they are fused.
         NonFiniteError: NaN or infinity in the weights.
         OutputError, StorageError: it cannot be written.
+        UsageError: a model under the ending of a file of another kind.
     """
+    better = None if isinstance(what, Mapping) else name_for_weights(os.fspath(path))
+    if better is not None:
+        raise UsageError(f"save writes safetensors, not {path}", hint=better)
     with Output(file_path(os.fspath(path)), force=force) as output:
         if isinstance(what, Mapping):
             return write_json(output, what)

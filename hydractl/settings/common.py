@@ -20,12 +20,31 @@ general_option = partial(option, "General")
 # What wins over what, and 0 for a built-in default.
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
-_NO_WEIGHTS = (*PICKLES, ".json", ".npz", ".npy")
-"""Endings of other files: a checkpoint named so would be refused when it is read."""
+EXPORTED = {".int8.onnx": "onnx-int8", ".onnx": "onnx", ".pt2": "pt2"}
+"""Endings of exported files, each with its format; the longest first."""
+_NO_WEIGHTS = (
+    *PICKLES,
+    *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".html", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"),
+    *(".npz", ".npy", ".parquet", ".gz", ".zip", ".tar", ".png", ".jpg", ".jpeg", ".svg", ".pdf"),
+    *(".gguf", ".h5", ".pb", ".tflite", ".ort", ".pte", ".engine", ".mlmodel", ".mlpackage"),
+)
+"""Endings of other files: a checkpoint named so would be taken for one of them, or refused when it is read."""
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 RecordT = TypeVar("RecordT")
+
+
+def name_for_weights(name: str) -> str | None:
+    """Return what to do with the name of a checkpoint that ends like a file of another kind; None for any other."""
+    lower = name.lower()
+    exported = next((ending for ending in EXPORTED if lower.endswith(ending)), None)
+    if exported is not None:
+        stem = name[: -len(exported)]
+        return f"name it {stem}.st; hydractl fuse {stem}.st --export {EXPORTED[exported]} then writes {stem}{exported}"
+    if lower.endswith(_NO_WEIGHTS):
+        return f"name it {os.path.splitext(name)[0]}.st"
+    return None
 
 
 @dataclass(kw_only=True)
@@ -256,15 +275,20 @@ class Common:
             return [f"{self.verb} takes one MODEL, not {len(self.model)}{self.where('model')}"]
         return []
 
+    def names_export(self) -> bool:
+        """Whether ``--output`` is the name of an exported file, which another check looks at."""
+        return False
+
     def _output_problems(self) -> list[str]:
         found = []
         if self.output == "-" and self.needs_output_file:
             found.append(f"--output - is for JSON, {self.verb} writes weights{self.where('output')}")
-        if self.needs_output_file and (self.output or "").lower().endswith(_NO_WEIGHTS):
-            better = f"{os.path.splitext(str(self.output))[0]}.st"
-            found.append(
-                f"--output {self.output}: {self.verb} writes safetensors, so name it {better}{self.where('output')}"
-            )
+        if self.needs_output_file and self.output is not None and not self.names_export():
+            better = name_for_weights(self.output)
+            if better is not None:
+                found.append(
+                    f"--output {self.output}: {self.verb} writes safetensors, so {better}{self.where('output')}"
+                )
         if self.quiet and self.verbose:
             found.append(f"--quiet{self.where('quiet')} and --verbose{self.where('verbose')} exclude each other")
         return found

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.settings.common import Batched
+from hydractl.settings.common import EXPORTED, Batched
 from hydractl.settings.expressions import OodSet, parse_ood_set, parse_val_ood
 from hydractl.settings.option import option
 
@@ -87,6 +87,10 @@ class FuseSettings(Batched):
     def cascade_sets(self) -> list[OodSet]:
         """The data sets of ``--cascade-ood``, in order."""
         return [parse_val_ood(text) for text in self.cascade_ood]
+
+    def names_export(self) -> bool:
+        """With ``--export``, what is exported has the ending that ``--output`` may have."""
+        return bool(self.export) and (self.output or "").lower().endswith(tuple(EXPORTED))
 
     @property
     def only_exports(self) -> bool:

@@ -300,7 +300,8 @@ def _check_fit(settings: StudySettings) -> None:
     labels = dataset.labels
     most = len(dataset) if labels is None else int(np.unique(labels, return_counts=True)[1].max())
     if most < 2:
+        source = "--val" if settings.data is None else "--data"
         raise UsageError(
-            f"OOD scores on features would be fitted to {len(dataset)} samples, no two of them of one class",
+            f"OOD scores on features would be fitted to {len(dataset)} samples of {source}, no two of them of one class",
             hint="raise --limit or --fit-samples, or leave these scores out with --fit-samples 0",
         )

@@ -99,8 +99,6 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     folder = Path(settings.output or f"{source.name}.study")
     sets = study_sets(settings, source)
     sets.tell(log)
-    if not sets.labelled:
-        raise InputError(f"--test {settings.test} has no labels", hint="give labelled test data with --test")
     log = SayOnce(log, sets.warnings)
     if settings.dry_run:
         return _dry_run(sets, source, folder, log)

@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.exports import formats as export_files
@@ -296,6 +297,20 @@ def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], m
     code, _, err = run("fuse", *words)
     assert code == 2 and message in err
     assert files() == set()
+
+
+@pytest.mark.fault(68)
+def test_the_way_to_an_exported_file_is_named(members: list[str]) -> None:
+    code, _, err = run("fuse", *members, "-o", "h.pt2")
+    assert code == 2 and files() == set()
+    way = re.search(r"name it (.*?); hydractl (.*?) then writes (\S+)", err)
+    assert way is not None
+    assert run("fuse", *members, "-o", way[1], "-q")[0] == 0
+    assert run(*way[2].split(), "-q")[0] == 0
+    assert Path(way[3]).read_bytes()[:2] == b"PK"
+    with pytest.raises(UsageError, match="^save writes safetensors, not x.csv$") as caught:
+        hydractl.save("a.st", "x.csv")
+    assert caught.value.hint == "name it x.st"
 
 
 def test_a_missing_library_is_named(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,14 @@ NEEDED: dict[str, dict[str, Any]] = {
         ("fuse", "merge", ["none,mlp"], "--merge none stands alone, not with the others: none,mlp (flag)"),
         ("fuse", "merge", ["mlp,auto"], "--merge auto stands alone, not with the others: mlp,auto (flag)"),
         ("fuse", "output", "h.pt", "--output h.pt: fuse writes safetensors, so name it h.st (flag)"),
+        (
+            "fuse",
+            "output",
+            "h.onnx",
+            "--output h.onnx: fuse writes safetensors, so name it h.st; hydractl fuse h.st --export onnx then writes "
+            "h.onnx (flag)",
+        ),
+        ("fuse", "output", "h.csv", "--output h.csv: fuse writes safetensors, so name it h.st (flag)"),
         ("fuse", "output", "h.JSON", "--output h.JSON: fuse writes safetensors, so name it h.st (flag)"),
         ("fuse", "limit", "5", "--limit (flag) needs --data"),
         ("fuse", "output", "-", "--output - is for JSON, fuse writes weights (flag)"),

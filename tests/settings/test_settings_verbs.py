@@ -129,11 +129,17 @@ def test_settings_built_in_python_are_checked_too() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["h.pt", "h.PTH", "h.json", "h.npz"])
+FOREIGN = ["h.pt", "h.PTH", "h.json", "h.npz", "h.onnx", "h.int8.onnx", "h.PT2", "h.csv", "h.md", "h.tar", "h.gguf"]
+
+
+@pytest.mark.fault(68)
+@pytest.mark.parametrize("name", FOREIGN)
 def test_weights_are_not_written_under_the_name_of_another_kind_of_file(name: str) -> None:
     with pytest.raises(UsageError, match=f"--output {name}: prune writes safetensors, so name it"):
         PruneSettings(model=["a.st"], method="random", keep=3, output=name).check()
     PruneSettings(model=["a.st"], method="random", keep=3, output="vit.taylor-8").check()
+    if name in ("h.onnx", "h.int8.onnx", "h.PT2"):
+        FuseSettings(model=["h.st"], export=["onnx"], output=name).check()
 
 
 def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]) -> None:

@@ -156,6 +156,7 @@ def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
     assert "oodval, also" in line and "nothing could be chosen on them" in line
 
 
+@pytest.mark.fault(63)
 def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) -> None:
     with np.load("test.npz") as whole:
         np.savez("bare.npz", x=whole["x"])
@@ -166,9 +167,7 @@ def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) 
     assert document["rows"][0]["test"]["ood_avg"]["auroc"] is not None and " - " in shown(document, 200)
 
 
-def test_a_verdict_that_steps_down_says_so_in_card_and_provenance(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_that_steps_down_says_so_in_card_and_provenance(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the data say, here each rung is found no better than the next one."""
     monkeypatch.setattr("hydractl.studies.answer.end_of", len)
     words = dict.fromkeys(WORDS, "no better")
@@ -288,14 +287,6 @@ def test_what_is_in_both_halves_or_in_the_training_data_is_left_out(
     assert "1 samples of --val are in one half of it and again in the other" in error
     used = {word for step in json.loads(out)["steps"] for word in step if "again.npz" in word}
     assert "again.npz?without=25-26&part=2/2" in used and all("without=25-26" in word for word in used)
-
-
-@pytest.mark.fault(63)
-def test_unlabelled_test_data_are_refused_before_the_first_step(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(copy / "runs")
-    np.savez("unlabelled.npz", x=np.load("test.npz")["x"])
-    assert study(**{"--test": "unlabelled.npz"}) == 3
-    assert "--test unlabelled.npz has no labels" in capsys.readouterr().err and not (copy / "runs").exists()
 
 
 def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
