@@ -117,7 +117,7 @@ def test_the_script_runs(
         without_processes(module, monkeypatch)
     if script == "ensemble_cost":
         monkeypatch.setattr(module, "MODEL", TINY)
-        monkeypatch.setattr(module, "TRAIN", ["--data", "builtin:digits/train?take=20", "--batch-size", "10"])
+        monkeypatch.setattr(module, "TRAIN", ["--data", "builtin:digits/train?take=40", "--batch-size", "10"])
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", [script, *words])
     module.main()
