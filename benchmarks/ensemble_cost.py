@@ -125,14 +125,14 @@ def run(command: Command) -> None:
         sys.exit(f"exit {code}: hydractl {' '.join(command)}")
 
 
-def made(rounds: int, seed: int) -> dict[str, list[float]]:
+def made(methods: Sequence[str], rounds: int, seed: int) -> dict[str, list[float]]:
     """Seconds of every way in every round; one round before them is not counted.
 
     What is fine-tuned was pruned in the same round, and costs that too.
     """
-    taken: dict[str, list[float]] = {name: [] for name in ways()}
+    taken: dict[str, list[float]] = {name: [] for name in ways() if method_of(name) in methods}
     order = random.Random(seed)
-    groups = [[name for name in ways() if name.partition(",")[0] == way] for way in _methods()]
+    groups = [[name for name in taken if method_of(name) == method] for method in methods]
     for number in range(rounds + 1):
         order.shuffle(groups)
         for names in groups:
@@ -148,13 +148,16 @@ def made(rounds: int, seed: int) -> dict[str, list[float]]:
     return taken
 
 
-def _methods() -> list[str]:
-    return list(dict.fromkeys(name.partition(",")[0] for name in ways()))
+def method_of(name: str) -> str:
+    """Return the method of a row, which may be one of two: pruned, and fine-tuned."""
+    return name.partition(",")[0]
 
 
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    methods = list(dict.fromkeys(map(method_of, ways())))
+    parser.add_argument("--ways", default=",".join(methods), help="some of them, with commas; single is always one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", default="1,32", help="of the models that are run")
     parser.add_argument("--seed", type=int, default=0)
@@ -165,8 +168,9 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(asked.folder)
     run(["finetune", MODEL, *TRAIN, "--steps", "1", "-o", "base.st"])  # which gives it the names of the classes
-    taken = made(asked.rounds, asked.seed)
-    models = [f"{name.replace(', ', '-')}={name}.st" for name in ways()]
+    chosen = [method for method in methods if method in ("single", *asked.ways.split(","))]
+    taken = made(chosen, asked.rounds, asked.seed)
+    models = [f"{name.replace(', ', '-')}={name}.st" for name in taken]
     measure = ["--batch-size", asked.batch_size, "--rounds", str(2 * asked.rounds + 5)]
     run(["bench", *models, *measure, "-o", "bench.json"])
     bench = json.loads(Path("bench.json").read_text(encoding="utf-8"))

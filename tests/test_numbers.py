@@ -115,6 +115,14 @@ def test_the_command_is_one_of_today(
         assert words[0] in OTHER_PROGRAMS
 
 
+def test_every_way_of_the_ensembles_costs_is_a_command_of_today(tmp_path: Path) -> None:
+    ways = runpy.run_path(str(ROOT / "benchmarks" / "ensemble_cost.py"))["ways"]()
+    assert len(ways) > 10
+    for commands in ways.values():
+        for words in commands:
+            parse_verb(list(words), tmp_path)
+
+
 def test_commands_are_read_as_a_shell_reads_them() -> None:
     text = "A='x y'\ncd there && B=1 run \"$A\" \\\n  --last   # not this\n"
     assert list(commands_of(text)) == [["cd", "there"], ["run", "x y", "--last"]]
