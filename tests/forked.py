@@ -1,10 +1,13 @@
-"""Commands in processes of their own, forked from one that has imported the libraries already.
+"""Commands in processes of their own, forked from a server that has imported the libraries and computed nothing.
 
-Starting Python and importing torch takes longer than anything the tests' small models do.
+Starting Python and importing torch takes longer than anything the tests' small models do. A copy of the test's own
+process would not do: once an operator has run on several threads, a copy waits for ever for those it lacks.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import signal
@@ -17,85 +20,76 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hydractl.cli.app import main
+import torch
+
+from tests.forked_client import LIMIT, Asked
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_SERVER = """
-import gc, json, os, signal, socket, sys
-from hydractl.cli.app import main
-import hydractl.evaluation.measuring, hydractl.families.timm
-import hydractl.verbs.bench, hydractl.verbs.eval, hydractl.verbs.extract_circuit, hydractl.verbs.finetune
-import hydractl.verbs.fuse, hydractl.verbs.prune
-import open_clip, transformers.models.bert.modeling_bert
 
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-gc.freeze()
-door = socket.socket(socket.AF_UNIX)
-door.bind(sys.argv[1])
-door.listen()
-print("ready", flush=True)
-while True:
-    asked, _ = door.accept()
-    if os.fork():
-        asked.close()
-        continue
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    words, streams, _, _ = socket.recv_fds(asked, 1 << 16, 3)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    folder, *words = json.loads(words)
-    os.chdir(folder)
-    code = main(words)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    asked.sendall(str(code).encode())
-    os._exit(code)
-"""
+@functools.cache
+def server() -> str:
+    """Return the socket of the server of this test process, which ends with it."""
+    folder = tempfile.mkdtemp(prefix="hydractl")  # short, as the path of a socket has to be
+    door = f"{folder}/door"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.forked_server", door],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
-_CLIENT = """
-import json, os, socket, sys
-asked = socket.socket(socket.AF_UNIX)
-asked.connect(sys.argv[1])
-socket.send_fds(asked, [json.dumps([os.getcwd(), *sys.argv[2:]]).encode()], [0, 1, 2])
-sys.exit(int(asked.makefile().read() or 1))
-"""
+    @atexit.register
+    def stop() -> None:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder)
+
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return door
 
 
 class Forked:
-    """A command that runs in a copy of this process; used as a ``subprocess.Popen`` in text mode."""
+    """A command that runs in a copy of the server; used as a ``subprocess.Popen`` in text mode.
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    Args:
+        environment: what it has besides the variables of this process.
+        before: Python that runs before the command.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, before: str = ""
+    ) -> None:
         self._out, self._err = (tempfile.TemporaryFile("w+", errors="surrogateescape") for _ in range(2))  # noqa: SIM115
+        whole_environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **(environment or {})}
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), self._out.fileno(), self._err.fileno()]
+            self._asked = Asked(server(), streams, arguments, whole_environment, before)
+        self.pid = self._asked.pid
         self.returncode: int | None = None
-        self.pid = os.fork()
-        if not self.pid:
-            code = 1
-            try:
-                os.environ.update(environment or {})
-                os.dup2(self._out.fileno(), 1)
-                os.dup2(self._err.fileno(), 2)
-                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-                code = main(arguments)
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:  # nothing of the test runner may run in the copy
-                os._exit(code)
 
     def poll(self) -> int | None:
         """The exit code, None while it runs."""
-        if self.returncode is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            if done:
-                self.returncode = os.waitstatus_to_exitcode(status)
+        if self.returncode is None and self._asked.has_ended():
+            self.returncode = self._asked.code()
         return self.returncode
 
-    def communicate(self, timeout: float = 200) -> tuple[str, str]:
+    def wait(self) -> int:
+        """Wait for its end; the exit code."""
+        if self.returncode is None:
+            self.returncode = self._asked.code()
+        return self.returncode
+
+    def communicate(self, timeout: float = LIMIT) -> tuple[str, str]:
         """Wait for its end; what it wrote to both streams."""
         deadline = time.monotonic() + timeout
         while self.poll() is None:
-            assert time.monotonic() < deadline, "the process did not end"
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"the process did not end within {timeout} s")
             time.sleep(0.005)
         said = []
         for stream in (self._out, self._err):
@@ -125,21 +119,10 @@ def team(size: int, arguments: Sequence[str]) -> list[Forked]:
 @contextmanager
 def hydractl_on_the_path() -> Iterator[dict[str, str]]:
     """An environment for a shell in which ``hydractl`` is such a command."""
-    binary = Path(tempfile.mkdtemp(prefix="hydractl"))  # short, as the path of a socket has to be
-    client, door = binary / "client.py", binary / "door"
-    client.write_text(_CLIENT)
-    script = binary / "hydractl"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E {client} {door} "$@"\n')
-    script.chmod(0o755)
-    path = os.pathsep.join([str(binary), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER, str(door)], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None and server.stdout.readline() == "ready\n"
-        yield environment
-    finally:
-        server.kill()
-        server.communicate()
-        shutil.rmtree(binary)
+    client = Path(__file__).with_name("forked_client.py")
+    with tempfile.TemporaryDirectory(prefix="hydractl") as folder:
+        script = Path(folder, "hydractl")
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{client}" {server()} "$@"\n')
+        script.chmod(0o755)
+        path = os.pathsep.join([folder, os.environ["PATH"]])
+        yield {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import time
 from collections import Counter
 from fractions import Fraction
@@ -18,7 +17,7 @@ import pytest
 
 from hydractl.circuit.documents import repeated_text
 from hydractl.cli.app import main
-from tests.forked import team
+from tests.forked import LIMIT, Forked, team
 from tests.running import quiet as run
 
 BASE = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -75,25 +74,24 @@ def evaluated(*paths: str) -> Counter[tuple[str, int, int, int]]:
 
 
 def killed(arguments: list[str], journal: Path, lines: int, wait: float) -> bool:
-    """Run a command in a copy of this process and kill it ``wait`` seconds after it wrote so many lines more.
+    """Run a command in a process of its own and kill it ``wait`` seconds after it wrote so many lines more.
 
     Returns whether it was still running.
     """
     target = size(journal) + lines
-    child = os.fork()
-    if child == 0:
-        os._exit(main(arguments))
-    moment = None
-    while moment is None or time.monotonic() < moment:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            assert status == 0
+    process = Forked(arguments)
+    deadline = time.monotonic() + LIMIT
+    moment = deadline
+    while time.monotonic() < moment:
+        if process.poll() is not None:
+            assert process.returncode == 0
             return False
-        if moment is None and size(journal) >= target:
+        if moment == deadline and size(journal) >= target:
             moment = time.monotonic() + wait
         time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    assert moment < deadline, "it wrote no line more"
+    process.kill()
+    process.wait()
     return True
 
 

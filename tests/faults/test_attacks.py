@@ -62,8 +62,8 @@ def attack(here: Path) -> Attack:
     """Runs a command within the limits; its exit code and both streams, having looked for what no command may say."""
 
     def run(*words: str) -> tuple[int, str, str]:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         process = Forked(words)
+        used = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
         for kind, most in ((resource.RLIMIT_AS, used + MEMORY), (resource.RLIMIT_CPU, SECONDS)):
             resource.prlimit(process.pid, kind, (most, most))
         out, err = process.communicate()

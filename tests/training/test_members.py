@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,13 +20,15 @@ import torch
 
 import hydractl
 from hydractl.cli.answer import Answer
-from hydractl.cli.app import _parse, main
+from hydractl.cli.app import _parse
 from hydractl.log import Log
 from hydractl.settings.sources import bare_environment, merge, to_argv
 from hydractl.settings.verbs import SETTINGS
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.children import run_commands
 from hydractl.training.outputs import numbered
+from tests.forked import server
+from tests.forked_client import Asked
 from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -58,38 +59,26 @@ def same(one: str, other: str) -> None:
 
 
 class ForkedPopen:
-    """As ``subprocess.Popen``, but the command runs in a copy of this process, which has imported torch already."""
+    """As ``subprocess.Popen``, but the command runs in a copy of a process that has imported torch already."""
 
     def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any) -> None:
         read, write = os.pipe()
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(number, signal.SIG_DFL)
-                os.environ.clear()
-                os.environ.update(env)
-                os.dup2(stdout.fileno(), 1)
-                os.dup2(write, 2)
-                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-                code = main(command[4:])
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:  # nothing of the test runner may run in the copy
-                os._exit(code)
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), stdout.fileno(), write]
+            self._asked = Asked(server(), streams, command[4:], env)
         os.close(write)
         self.stderr = os.fdopen(read, "rb")
+        self.pid = self._asked.pid
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self.returncode is None and (done := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(done[1])
+        if self.returncode is None and self._asked.has_ended():
+            self.returncode = self._asked.code()
         return self.returncode
 
     def wait(self) -> int:
         if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.returncode = self._asked.code()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -144,6 +133,7 @@ def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a recipe and hydra.yaml too; the variables that start the members do not reach the single trainings."""
+    server()  # is started before
     monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
     Path("mine.yaml").write_text("steps: 60\nlabel_smoothing: 0.1\nfreeze: [class_token, words]\nlr: 0.5\n")
     Path("hydra.yaml").write_text("device: cpu\nfinetune:\n  lr: 0.003\n  momentum: 0.5\n  optimizer: sgd\n")

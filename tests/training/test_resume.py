@@ -20,6 +20,7 @@ from hydractl.cli.app import main
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.training import loop
+from tests.forked import Forked
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 # Dropout draws from torch's generator, 44 samples leave a smaller batch at the end of each epoch.
@@ -64,12 +65,10 @@ def clean(name: str) -> None:
 
 
 def forked(arguments: list[str], then: Callable[[int], None]) -> int:
-    """Run a command in a copy of this process while ``then`` is given its id; returns its exit code, -9 if killed."""
-    child = os.fork()
-    if child == 0:
-        os._exit(main(arguments))
-    then(child)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """Run a command in a process of its own, and ``then`` with its id; returns its exit code, -9 if killed."""
+    process = Forked(arguments)
+    then(process.pid)
+    return process.wait()
 
 
 @pytest.mark.long

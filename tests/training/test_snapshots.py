@@ -18,7 +18,6 @@ from rich.console import Console
 from torch.nn import functional as F
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
@@ -29,6 +28,7 @@ from hydractl.training import loop
 from hydractl.training.loop import TrainingContext
 from hydractl.training.options import Cycles
 from hydractl.verbs.finetune import train_options
+from tests.forked import Forked
 from tests.pico import source_of, stock
 from tests.running import run
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
@@ -212,24 +212,27 @@ def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int, capsys: p
     assert not list(Path().glob("*.state"))
 
 
+KILLED_AT_THE_THIRD = """
+import os, signal
+from hydractl.training import outputs
+
+write = outputs._write
+
+def killed(output, *more):
+    if output.path.name == "s.3.st":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(output, *more)
+
+outputs._write = killed
+"""
+
+
 @pytest.mark.fault(6)
 def test_killed_while_it_writes_it_writes_all_anew(capsys: pytest.CaptureFixture[str]) -> None:
     """The state goes last: what is there of the outputs is replaced by the same bytes."""
     whole = {path.name.replace("whole", "s"): path.read_bytes() for path in Path().glob("whole.*.st")}
-    child = os.fork()
-    if child == 0:
-        from hydractl.training import outputs
-
-        write = outputs._write
-
-        def killed(output: Any, *more: Any) -> str:
-            if output.path.name == "s.3.st":
-                os.kill(os.getpid(), signal.SIGKILL)
-            return write(output, *more)
-
-        outputs._write = killed
-        os._exit(main([*TRAIN, "-o", "s.st", "--save-every", "1", "-q"]))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    process = Forked([*TRAIN, "-o", "s.st", "--save-every", "1", "-q"], before=KILLED_AT_THE_THIRD)
+    assert process.wait() == -signal.SIGKILL
     assert {path.name for path in Path().glob("s.*")} == {"s.1.st", "s.2.st", "s.st.state"}
     run(*TRAIN, "-o", "s.st", "--resume", "-q")
     assert {path.name: path.read_bytes() for path in Path().glob("s.*.st")} == whole
