@@ -63,7 +63,7 @@ class StudySettings(SideBySide):
         often=True,
     )
     test: str | None = data_option(
-        "In-distribution test data, read when everything is chosen", metavar="SPEC", often=True
+        "In-distribution test data, which no model runs on before everything is chosen", metavar="SPEC", often=True
     )
     ood: list[str] = data_option(
         "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more",

@@ -43,12 +43,13 @@ def course_doubts(outcome: dict[str, Any], val_set: Dataset | None, classes: int
 
 
 def _validation_doubt(outcome: dict[str, Any], val_set: Dataset) -> str | None:
-    """What is odd about the accuracy of the epoch that was kept; of an average, of the last one."""
-    kept = outcome["kept_epoch"] or len(outcome["epochs"])
-    accuracy = outcome["epochs"][kept - 1].get("val_accuracy")
+    """What is odd about the accuracy at the end. The epoch that is kept says less: with labels in another order it is
+    one of the first, before anything was learned.
+    """
+    accuracy = outcome["epochs"][-1].get("val_accuracy")
     if accuracy is None or val_set.labels is None:
         return None
     doubt = count_doubt(round(accuracy * len(val_set)), val_set.labels)
     if doubt is None:
         return None
-    return f"--val: {doubt}: are these samples of the same classes, in the same order, as those of --data?"
+    return f"--val at the end: {doubt}: are these samples of the same classes, in the same order, as those of --data?"

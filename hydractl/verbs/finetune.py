@@ -17,7 +17,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
 from hydractl.files.checkpoint import sha256_file
 from hydractl.files.version import __version__
-from hydractl.log import Log
+from hydractl.log import Log, SayOnce
 from hydractl.model.agreement import label_differences
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
@@ -97,7 +97,7 @@ class Prepared:
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
     """Train one model, or several, each in a process of its own."""
     if settings.several or settings.slurm:
-        return train_members(settings, log, _check, _finished)
+        return train_members(settings, SayOnce(log), _check, _finished)  # of data that they share
     if settings.devices:
         settings = on_first_device(settings)
     if restarted():

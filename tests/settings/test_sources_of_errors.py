@@ -9,7 +9,8 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.settings.evaluating import EvalSettings
 from hydractl.settings.sources import merge, with_sources
-from tests.pico import published
+
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=12&depth=1&num_heads=3&num_classes=3"
 
 
 @pytest.mark.fault(69)
@@ -17,9 +18,8 @@ def test_data_from_a_variable_or_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    published("class-token", tmp_path / "vit")
     (tmp_path / "folder").mkdir()
-    asked = ["prune", "vit", "--method", "taylor", "--keep", "1", "-o", "a.st"]
+    asked = ["prune", MODEL, "--method", "taylor", "--keep", "1", "-o", "a.st"]
     monkeypatch.setenv("HYDRACTL_DATA", "folder")
     assert main(asked) == 3
     assert "error: --data folder (from HYDRACTL_DATA): no images in the folder" in capsys.readouterr().err
