@@ -302,6 +302,6 @@ def _check_fit(settings: StudySettings) -> None:
     if most < 2:
         source = "--val" if settings.data is None else "--data"
         raise UsageError(
-            f"OOD scores on features would be fitted to {len(dataset)} samples of {source}, no two of them of one class",
+            f"OOD scores on features would be fitted to {len(dataset)} samples of {source}, no two of one class",
             hint="raise --limit or --fit-samples, or leave these scores out with --fit-samples 0",
         )
