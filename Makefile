@@ -27,13 +27,14 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
 
-.PHONY: help test test-all test-rounding wheel lowest newest fuzz demo lint docs site bench clean
+.PHONY: help test test-all test-rounding test-elsewhere wheel lowest newest fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests, but the long ones"
 	@echo "make test-all  run all tests: those of make test, then the long ones"
 	@echo "make test-rounding  run those of make test as other machines round; WAYS=\"1 3\" for some of the five ways"
+	@echo "make test-elsewhere  run them with other threads, instructions, umask, language, time zone and order"
 	@echo "make wheel     build dist/; install the wheel in an environment of its own and test it there"
 	@echo "make lowest    the same with the lowest versions that pyproject.toml allows"
 	@echo "make newest    the same with the newest versions there are"
@@ -58,6 +59,12 @@ test-rounding: $(READY)
 	  TESTS_ROUNDING=$$way $(PYTEST) -m "not long" $(ARGS) || failed="$$failed $$way"; \
 	done; \
 	[ -z "$$failed" ] || { echo "error: the tests failed in the ways:$$failed" >&2; exit 1; }
+
+# OMP_WAIT_POLICY: threads beyond the cores would spin while they wait.
+test-elsewhere: $(READY)
+	umask 077 && env -u LC_ALL -u LC_CTYPE LANG=C TZ=Pacific/Kiritimati TESTS_REVERSED=1 \
+	  OMP_NUM_THREADS=8 OMP_WAIT_POLICY=PASSIVE $(PYTEST) -m "not long" $(ARGS)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(PYTEST) -m "not long" $(ARGS)
 
 # The tests that come with the source, of the wheel: nothing of this folder is imported.
 wheel lowest newest: $(READY_DEV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tests import rounding
 from tests.spread import LONG_VARIANTS, ONE_OF_EACH
 
 THREADS = "1"
+LIMIT, LIMIT_OF_LONG_TESTS = 900, 3600
+"""Seconds after which a test, on the busiest of machines, waits for what will not come."""
 SINCE = {
     ("timm", "1.0.30"): ("rope-qk-norm", "sapiens2"),
     ("transformers", "5.18"): ("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu"),
@@ -46,7 +49,12 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``-k fault_07`` chooses the tests of a case of docs/reliability.md; some pico models are for long tests alone."""
+    """``-k fault_07`` chooses the tests of a case of docs/reliability.md; some pico models are for long tests alone.
+
+    With ``TESTS_REVERSED`` the last test comes first: none may need what another has left.
+    """
+    if os.environ.get("TESTS_REVERSED"):
+        items.reverse()
     for item in items:
         variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
         rest = item.get_closest_marker("one_of_each") is not None and variant not in ONE_OF_EACH
@@ -62,6 +70,17 @@ def pytest_collection_finish() -> None:
     """Take the imported libraries out of the garbage collector's sight: fusing calls it, and they are most it sees."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End the process of a test that waits for ever, so that the test fails and the others go on."""
+    limit = LIMIT_OF_LONG_TESTS if item.get_closest_marker("long") else LIMIT
+    faulthandler.dump_traceback_later(limit, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,6 +16,7 @@ from PIL import Image
 
 from hydractl.data import Batch, batches, open_data
 from hydractl.errors import HydraError, InputError, UsageError
+from tests.forked import Forked
 
 
 def stack(images: list[Any]) -> torch.Tensor:
@@ -93,6 +94,29 @@ def test_a_defect_in_a_worker_shows_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError: here") as error:
         list(batches(open_data("builtin:photos"), broken, 4, workers=1))
     assert not isinstance(error.value, HydraError)
+
+
+# From here on a copy of the process lacks the threads that operators count on.
+ON_SEVERAL_THREADS = """
+import os, torch
+assert torch.get_num_threads() == 4
+torch.nn.functional.conv2d(torch.rand(8, 3, 64, 64), torch.rand(8, 3, 3, 3))
+torch.rand(2000, 2000).softmax(-1).sum()
+assert len(os.listdir("/proc/self/task")) >= 4
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the threads of a process are counted on Linux")
+def test_workers_may_start_once_operators_have_run_on_several_threads(tmp_path: Path) -> None:
+    """Those of each epoch, too; they enlarge images and stack them, on one thread each."""
+    size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 10}
+    model = "&".join(["timm:vit_tiny_patch16_224?pretrained=0", *(f"{name}={number}" for name, number in size.items())])
+    words = ["--data", "builtin:digits/train", "--val", "builtin:digits/val", "--workers", "2"]
+    words += ["--epochs", "2", "--batch-size", "256", "--augment", "flip", "-q", "-o", str(tmp_path / "tuned.st")]
+    process = Forked(["finetune", model, *words], {"OMP_NUM_THREADS": "4"}, before=ON_SEVERAL_THREADS)
+    said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert (tmp_path / "tuned.st").is_file()
 
 
 def kill_oneself(images: list[Any]) -> int:
