@@ -16,10 +16,15 @@ _LOOKED_AT = 64
 """Images of a set that are decoded for this, at equal distances."""
 
 
-def sample_doubts(dataset: Dataset) -> list[str]:
-    """Return a sentence for everything that is odd about the samples of a set."""
+def sample_doubts(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
+    """Return a sentence for everything that is odd about the samples of a set.
+
+    Args:
+        dataset: the samples.
+        in_passing: look at some of them only, where not all of them have to be read anyway.
+    """
     doubts = _text_doubts(dataset) if dataset.kind == "text" else _image_doubts(dataset)
-    if dataset.kind != PAIRS:  # an image with several captions is several samples
+    if not in_passing and dataset.kind != PAIRS:  # an image with several captions is several samples
         doubts += _repetition_doubts(dataset)
     return [f"{dataset.where}: {doubt}" for doubt in doubts]
 

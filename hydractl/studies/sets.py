@@ -243,7 +243,7 @@ def _ood_val_of_halves(settings: StudySettings, sets: _Sets) -> list[str]:
             continue
         gone = _repeated(given.dataset)
         _check_halves(given, gone)
-        texts.append(text.replace(one.spec, without_places(one.spec, gone)) if gone else text)
+        texts.append(text.rstrip().removesuffix(one.spec) + without_places(one.spec, gone))
     return texts
 
 

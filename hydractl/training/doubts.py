@@ -16,11 +16,11 @@ _LAST_POINTS = 15
 """Of the 60 points of a loss curve, those of its last quarter."""
 
 
-def data_doubts(opened: Opened) -> list[str]:
-    """Return what is odd about the training and the validation data."""
-    doubts = sample_doubts(opened.train_set)
+def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
+    """Return what is odd about the training and the validation data, as :func:`sample_doubts` does."""
+    doubts = sample_doubts(opened.train_set, in_passing=in_passing)
     if opened.val_set is not None:
-        doubts += sample_doubts(opened.val_set)
+        doubts += sample_doubts(opened.val_set, in_passing=in_passing)
     return doubts
 
 

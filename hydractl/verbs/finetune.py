@@ -114,6 +114,12 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
 def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     prepared = _prepared(settings, log)
     files, plan = prepared.files, prepared.plan
+    of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
+    for doubt in of_data:  # those of names are told when the model is read
+        log.warn(doubt)
+    doubts = [*renaming_doubts([prepared.opened.source]), *of_data]
+    if doubts:
+        plan["warnings"] = doubts
     if settings.dry_run:
         if team.rank:
             return Outcome({}, silent=True)
@@ -155,15 +161,9 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
     if opened.val_set is not None and opened.left_out:
         log.info(Validation(opened.val_set, opened.left_out).words("--val", "--data"))
-    of_data = data_doubts(opened)
-    for doubt in of_data:  # those of names are told when the model is read
-        log.warn(doubt)
-    doubts = [*renaming_doubts([source]), *of_data]
     plan = _plan(opened, options, files, log)
     if opened.left_out:
         plan["val_left_out"] = opened.left_out
-    if doubts:
-        plan["warnings"] = doubts
     return Prepared(settings, options, opened, files, plan)
 
 

@@ -42,7 +42,7 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     source = replace(source, description=replace(source.description, extra=extra))
     path = file_path(settings.output or f"{source.name}.laplace.st")
     data, val, named = _opened(source, settings, log)
-    doubts = _doubts(source, data, val)
+    doubts = _doubts(source, data, val, in_passing=settings.dry_run)
     for doubt in doubts:
         log.warn(doubt)
     count = settings.pseudo_data or len(data)
@@ -117,9 +117,9 @@ def _opened(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Datase
     return data, found.dataset, named
 
 
-def _doubts(source: Source, data: Dataset, val: Dataset | None) -> list[str]:
+def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
     """What is odd about the data."""
-    doubts = sample_doubts(data)
+    doubts = sample_doubts(data, in_passing=in_passing)
     if val is None:
         return doubts
     trained = trained_on_doubt(source.name, source.description.seen, GivenSet("--val", val))

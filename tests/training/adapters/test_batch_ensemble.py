@@ -272,7 +272,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
     np.savez("d.npz", x=pixels, y=np.arange(20) % 5)
-    np.savez("v.npz", x=pixels[::-1], y=np.arange(20) % 5)
+    np.savez("v.npz", x=255 - pixels, y=np.arange(20) % 5)
     return tmp_path
 
 
