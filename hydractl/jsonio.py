@@ -14,6 +14,10 @@ from hydractl.errors import InputError
 _HALF = re.compile("[\ud800-\udfff]")
 
 
+_DEEPEST = 64
+"""Lists and objects in each other: written with a line for each value, deeper ones grow a thousandfold."""
+
+
 def shown(value: Any, limit: int = 60) -> str:
     """A value of an untrusted file as it stands in a message: escaped, and cut where it is long."""
     try:
@@ -60,6 +64,8 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         document = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite)
         if "\\u" in text:  # only an escape can stand for half a character, which could never be written again
             json.dumps(document, ensure_ascii=False).encode("utf-8")
+        if _is_deeper(document, _DEEPEST):
+            raise RecursionError
         return document
     except json.JSONDecodeError as error:
         raise InputError(
@@ -71,6 +77,22 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         raise InputError(f"{origin} contains half a character (an unpaired surrogate)") from None
     except ValueError as error:  # integers of thousands of digits
         raise InputError(f"{origin} cannot be read: {error}") from None
+
+
+def _is_deeper(document: Any, most: int) -> bool:
+    """Whether lists and objects lie more than so many deep in each other."""
+    level = [document]
+    for _ in range(most + 1):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        level = [value for value in inner if isinstance(value, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def read_json_file(path: str | Path) -> Any:

@@ -10,7 +10,7 @@ from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, checked
 from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.files.version import __version__
-from hydractl.heads.mask import HeadMask
+from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.jsonio import shown
 
 DEFAULT_PROMPT = "A photo of a {label}."
@@ -168,6 +168,7 @@ class Description:
         )
 
 
+_MOST_MEMBERS = 1024
 _REQUIRED: dict[str, Any] = {
     "kind": str,
     "family": str,
@@ -218,6 +219,12 @@ def _read_masks(document: Mapping[str, Any], problems: list[str]) -> list[HeadMa
         if pair[0] in heads or pair[1] < 1:
             problems.append(f"site {shown(pair)} is listed twice or has no heads")
         heads[pair[0]] = pair[1]
+    if max(heads.values(), default=0) > MOST_HEADS or sum(heads.values()) > MOST_HEADS_OF_ALL:
+        problems.append(f"more heads than {MOST_HEADS} at one site or {MOST_HEADS_OF_ALL} in all")
+        return []
+    if len(document["members"]) > _MOST_MEMBERS:
+        problems.append(f"{len(document['members'])} members (the limit is {_MOST_MEMBERS})")
+        return []
     masks = []
     for index, member in enumerate(document["members"]):
         kept = member.get("kept") if isinstance(member, dict) else None

@@ -18,10 +18,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from hydractl.errors import InputError
+from hydractl.heads.mask import MOST_HEADS
 from hydractl.jsonio import read_json_file, shown
 
 _MOST_PROBLEMS = 10
-_MOST_HEADS = 4096
 
 _NEEDED = {
     "bool_type": "true or false",
@@ -138,13 +138,13 @@ class SiteHeads(Form):
 
     site: str = Field(description="Path of the attention block in the library's own model.")
     tower: str | None = Field(None, description="`main`, or `visual` or `text` in a model with two towers.")
-    heads: Annotated[Count, Field(le=_MOST_HEADS)] = Field(description="Number of heads before any pruning.")
+    heads: Annotated[Count, Field(le=MOST_HEADS)] = Field(description="Number of heads before any pruning.")
     kept: list[list[Count]] = Field(description="For each member its kept heads, in the original numbering.")
 
     @field_validator("kept")
     @classmethod
     def _there(cls, kept: list[list[int]], info: ValidationInfo) -> list[list[int]]:
-        if any(head >= info.data.get("heads", _MOST_HEADS) for heads in kept for head in heads):
+        if any(head >= info.data.get("heads", MOST_HEADS) for heads in kept for head in heads):
             raise ValueError("names a head that is not there")
         return kept
 

@@ -21,6 +21,11 @@ CIRCUIT_SCHEMA = "hydractl.circuit/1"
 Head = tuple[str, int]
 """One head: (site path, index in the original numbering)."""
 
+MOST_HEADS = 4096
+"""Heads of one site, where a file may say any number: each may be listed."""
+MOST_HEADS_OF_ALL = 65_536
+"""Heads of all sites of one model."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -102,7 +107,11 @@ class HeadMask:
     @property
     def removed_heads(self) -> list[Head]:
         """All removed heads in model order."""
-        return [(p, h) for p, n in self.heads.items() for h in range(n) if h not in self.kept[p]]
+        removed = []
+        for path, heads in self.heads.items():
+            kept = set(self.kept[path])
+            removed += [(path, head) for head in range(heads) if head not in kept]
+        return removed
 
     @property
     def is_full(self) -> bool:

@@ -44,6 +44,9 @@ _GAP = 2
 _LEAST_NAME = 12
 _LEGEND_CELLS = 20
 
+_LONGEST_SITE = 100
+"""Characters that the names of all sites are filled up to, however long one of them is."""
+
 
 @dataclass(frozen=True)
 class HeatMap:
@@ -159,7 +162,7 @@ class KeptMap:
         yield from _as_they_fit(self._lines(), options)
 
     def _lines(self) -> Iterator[Text]:
-        longest = max((len(e["site"]) for e in self.entries), default=0)
+        longest = min(_LONGEST_SITE, max((len(e["site"]) for e in self.entries), default=0))
         for entry in self.entries:
             kept = set(entry["kept"] or [])
             marks = "".join(_KEPT if head in kept else _GONE for head in range(entry["heads"] or 0))

@@ -226,16 +226,39 @@ def _circuits(document: dict[str, Any], width: int) -> RenderableType:
 def _info(document: dict[str, Any], width: int) -> RenderableType:
     parts: list[RenderableType] = []
     plain = {k: v for k, v in document.items() if k not in ("schema", "head_map", "head_maps", "overlap", "source")}
-    parts.append(_facts([(k, _short(v)) for k, v in plain.items()]))
+    parts.append(_facts(_few(plain)))
+    drawn = 0
     for index, entries in enumerate(document.get("head_maps", [])):
+        drawn += sum(entry["heads"] or 0 for entry in entries)
+        if drawn > _MOST_DRAWN:
+            parts.append(Text(f"\nand {len(document['head_maps']) - index} more members; --json has all"))
+            break
         parts += [Text(f"\nmember {index}"), KeptMap(entries)]
     if "head_map" in document:
         parts += [Text(""), KeptMap(document["head_map"])]
     if "overlap" in document:
         parts += [Text(""), _pairs(document["overlap"])]
-    if document.get("source"):
-        parts += [Text("\nmade by"), _facts([(k, _short(v)) for k, v in document["source"].items()])]
+    if isinstance(document.get("source"), dict):
+        parts += [Text("\nmade by"), _facts(_few(document["source"]))]
     return Group(*parts)
+
+
+_MOST_DRAWN = 100_000  # heads
+_MOST_ROWS = 200
+_LONGEST_VALUE = 1000  # characters
+
+
+def _few(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of a file, which may be any: the first ones, and of each its beginning."""
+    rows = []
+    for name, value in list(values.items())[:_MOST_ROWS]:
+        text = _short(value)
+        if len(text) > _LONGEST_VALUE:
+            text = f"{text[:_LONGEST_VALUE]}... ({len(text)} characters; --json has all)"
+        rows.append((name[:_LONGEST_VALUE], text))
+    if len(values) > _MOST_ROWS:
+        rows.append(("...", f"{len(values) - _MOST_ROWS} more; --json has all"))
+    return rows
 
 
 def _overlap(document: dict[str, Any], width: int) -> RenderableType:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
 from hydractl.files.training_history import training_text, trainings_of, unfinished
-from hydractl.heads.mask import HeadMask
+from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
 from hydractl.jsonio import parse_json, shown
 
 INFO_SCHEMA = "hydractl.info/1"
 TRAINING_SCHEMA = "hydractl.training/1"
 OVERLAP_SCHEMA = "hydractl.overlap/1"
-_MOST_HEADS = 4096  # of a site, where a file may say any number: each is drawn
+_MOST_COMPARED = 1 << 21
+"""Heads that are compared with each other: of two thousand pairs of masks with a thousand heads each."""
 
 
 def describe(path: str | Path) -> dict[str, Any]:
@@ -77,14 +79,15 @@ def _describe_json(path: Path) -> dict[str, Any]:
         if key in document:
             info[key] = document[key]
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
-        info["head_map"] = [
-            {"site": p, "heads": _count(e.get("heads")), "kept": e.get("kept")}
-            for p, e in document["sites"].items()
-            if isinstance(e, dict)
+        entries = [
+            {"site": path, "heads": _count(entry.get("heads")), "kept": entry.get("kept")}
+            for path, entry in document["sites"].items()
+            if isinstance(entry, dict)
         ]
+        info |= _head_map(entries)
     if schema == "hydractl.circuit/1" and isinstance(document.get("removed"), list):
         info["steps"] = len(document["removed"])
-        info["head_map"] = _circuit_map(document)
+        info |= _head_map(_circuit_map(document))
     if schema in ("hydractl.eval/1", "hydractl.bench/1"):
         rows = document.get("models", document.get("results"))
         if not isinstance(rows, list):
@@ -95,23 +98,35 @@ def _describe_json(path: Path) -> dict[str, Any]:
     return info
 
 
+def _head_map(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The heads of all sites, or a word on why they are not shown."""
+    heads = sum(entry["heads"] or 0 for entry in entries)
+    if heads > MOST_HEADS_OF_ALL:
+        return {"note": f"{heads} heads, too many to be shown"}
+    return {"head_map": entries}
+
+
 def _circuit_map(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The heads that a circuit leaves; empty where the file does not say of how many."""
-    gone = [(s.get("site"), s.get("head")) for s in document["removed"] if isinstance(s, dict)]
+    steps = [step for step in document["removed"] if isinstance(step, dict)]
+    # Of text and number alone: lists, which a broken file may hold, are in no set.
+    gone = {(str(step.get("site")), step["head"]) for step in steps if type(step.get("head")) is int}
     sites, start = document.get("sites"), document.get("start_mask")
     first = start.get("sites") if isinstance(start, dict) else None
     result = []
     for site, heads in sites.items() if isinstance(sites, dict) else ():
         entry = first.get(site) if isinstance(first, dict) else None
-        there = entry.get("kept") if isinstance(entry, dict) else range(_count(heads) or 0)
-        kept = [h for h in there if (site, h) not in gone] if isinstance(there, (list, range)) else None
+        there = entry.get("kept") if isinstance(entry, dict) else list(range(_count(heads) or 0))
+        kept = None
+        if isinstance(there, list):
+            kept = [head for head in there if type(head) is not int or (site, head) not in gone]
         result.append({"site": site, "heads": _count(heads), "kept": kept})
     return result
 
 
 def _count(value: Any) -> int | None:
     """A number of heads as a file gives it, if it can be one."""
-    return value if type(value) is int and 0 <= value <= _MOST_HEADS else None
+    return value if type(value) is int and 0 <= value <= MOST_HEADS else None
 
 
 def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -124,6 +139,8 @@ def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
         None where no two files can be compared.
     """
     masks = [(index, named) for index, d in enumerate(documents) for named in _masks(d, str(d.get("file")))]
+    if not _few_enough([mask for _, (_, mask) in masks]):
+        return None
     pairs = [_pair(a, b) for (i, a), (j, b) in combinations(masks, 2) if i != j and comparable(a[1], b[1])]
     return {"schema": OVERLAP_SCHEMA, "pairs": pairs} if pairs else None
 
@@ -169,8 +186,10 @@ def _model(description: Description) -> dict[str, Any]:
         for mask in description.masks
     ]
     info["head_map" if len(maps) == 1 else "head_maps"] = maps[0] if len(maps) == 1 else maps
-    if len(maps) > 1:
+    if len(maps) > 1 and _few_enough(description.masks):
         info["overlap"] = [_pair(a, b) for a, b in combinations(_masks(info), 2)]
+    elif len(maps) > 1:
+        info["note"] = f"{len(maps)} members of many heads, too many to be compared"
     extra = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
     info.update({key: value for key, value in extra.items() if key not in info})
     if description.seen:
@@ -190,6 +209,12 @@ def _predictions(path: Path) -> dict[str, Any]:
     sets = [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in found.sets]
     own = {"model": found.model["name"], "sha256": found.model.get("sha256"), "members": members, "classes": classes}
     return {**own, "data_sets": sets}
+
+
+def _few_enough(masks: Sequence[HeadMask]) -> bool:
+    """Whether each of these masks can be compared with each other one in a moment."""
+    heads = max((sum(mask.heads.values()) for mask in masks), default=0)
+    return heads * math.comb(len(masks), 2) <= _MOST_COMPARED
 
 
 def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:

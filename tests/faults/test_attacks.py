@@ -391,3 +391,73 @@ def test_a_name_of_five_hundred_characters(attack: Attack) -> None:
     name = "n" * 500
     assert attack("eval", f"={name}=vit.st", *DATA, "-o", "e.json", *REPORT)[0] == 3
     assert attack("eval", f"{name}=vit.st", *DATA, "-o", "e.json", *REPORT)[0] == 0
+
+
+# --- descriptions of much ---------------------------------------------------------------------------------------------
+
+
+def of_sites(count: int, heads: int, members: int = 1, kept: int = 0) -> Callable[[dict[str, Any]], None]:
+    """So many sites of so many heads, of which each member keeps the first ones."""
+
+    def change(document: dict[str, Any]) -> None:
+        names = [f"b{index}" for index in range(count)]
+        document["kind"] = "pruned" if members == 1 else "fused"
+        document["sites"] = [[name, heads] for name in names]
+        document["members"] = [{"kept": {name: list(range(kept)) for name in names}}] * members
+
+    return change
+
+
+def of_values(document: dict[str, Any]) -> None:
+    document["extra"] = {f"k{index}": {} for index in range(30_000)}
+    document["provenance"] = {f"k{index}": [1] * 5 for index in range(15_000)}
+
+
+def of_one_name(document: dict[str, Any]) -> None:
+    names = ["x" * 200_000, *(f"b{index}" for index in range(2000))]
+    document["sites"] = [[name, 3] for name in names]
+    document["members"] = [{"kept": {name: [0] for name in names}}]
+
+
+def of_depth(document: dict[str, Any]) -> None:
+    text = '{"a":' * 400 + f"[{'1,' * 200_000}1]" + "}" * 400
+    document["provenance"] = json.loads(text)
+
+
+MUCH = {
+    "sites": of_sites(16_000, 4096),
+    "heads": of_sites(2, 2**31, members=2),
+    "members": of_sites(1, 3, members=12_000),
+    "pairs": of_sites(40, 60, members=200, kept=9),
+    "values": of_values,
+    "name": of_one_name,
+    "depth": of_depth,
+}
+
+
+@pytest.mark.fault(66)
+@pytest.mark.parametrize("change", MUCH.values(), ids=MUCH)
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
+def test_a_header_that_describes_much(
+    change: Callable[[dict[str, Any]], None], flags: list[str], attack: Attack
+) -> None:
+    described("x.st", change)
+    code, out, _ = attack("--info", "x.st", *flags)
+    assert code in (0, 3)
+    assert len(out) < 20 * Path("x.st").stat().st_size
+
+
+@pytest.mark.fault(66)
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
+def test_masks_and_circuits_of_much(flags: list[str], attack: Attack) -> None:
+    mask = {f"b{index}": {"heads": 4096, "kept": []} for index in range(12_000)}
+    steps = [{"site": f"b{index % 4000}", "head": index % 16} for index in range(8000)]
+    documents = [
+        {"schema": "hydractl.mask/1", "sites": mask},
+        {"schema": "hydractl.circuit/1", "sites": {f"b{index}": 16 for index in range(4000)}, "removed": steps},
+        {"schema": "hydractl.circuit/1", "sites": {"b": 4}, "removed": [{"site": ["b"], "head": [1]}]},
+        {"schema": "hydractl.mask/1", "sites": {}, "source": [1] * 100_000},
+        {"schema": "hydractl.eval/1", "models": [{"name": "x" * 400_000}]},
+    ]
+    for document in documents:
+        assert attack("--info", dump("m.json", document), *flags)[0] == 0
