@@ -141,6 +141,39 @@ def test_what_a_workflow_runs_is_a_target_of_the_makefile(command: str) -> None:
     assert called and called.group(1) in phony.group(1).split()
 
 
+def test_every_action_is_pinned_by_a_commit() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (.*)$", text, flags=re.MULTILINE)
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+
+
+def test_no_two_indexes_are_asked_at_once() -> None:
+    for name in ("Makefile", "Containerfile", ".github/workflows/ci.yml", "README.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not re.search(r"extra.index", text, flags=re.IGNORECASE), name
+
+
+def canonical(name: str) -> str:
+    """The one spelling of the name of a package."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lock_has_the_versions_of_the_constraints_and_hashes_of_all() -> None:
+    pin = re.compile(r"^([\w.-]+)==([^\s;]+)", flags=re.MULTILINE)
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    locked = {canonical(name): version for name, version in pin.findall(text)}
+    pinned = {canonical(name): version for name, version in pin.findall(constraints)}
+    assert locked.items() <= pinned.items()
+    asked = names(PROJECT["project"]["dependencies"]) | names(PROJECT["build-system"]["requires"])
+    asked |= set().union(*(names(EXTRAS[extra]) for extra in ("test", "demo", "dev", "docs", "deploy", "cahp", "hub")))
+    assert {canonical(name) for name in asked} - {"hydractl"} <= locked.keys()
+    for requirement in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", requirement), requirement
+
+
 def test_the_workflow_tests_every_python_of_the_classifiers() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
     classified = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
