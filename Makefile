@@ -2,6 +2,7 @@
 #   make test                          the first Python found
 #   make test PYTHON=/path/to/python   one of your own choice (after make clean, where there is a .venv already)
 #   make test ARGS="-k name"           arguments for pytest
+#   make test TORCH_INDEX=URL          torch from that index alone, such as PyTorch's of CPU wheels, which are small
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -15,6 +16,10 @@ JOBS := 2
 WAYS := 1 2 3 4 5
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
+# Asked alone, and before all else: of two indexes pip takes the higher version, whoever put it there.
+# $(1): a Python; $(2): versions.
+torch_first = $(if $(TORCH_INDEX),$(1) -m pip --disable-pip-version-check install --index-url "$(TORCH_INDEX)" -c $(2) torch torchvision)
+
 # What the installed wheel is tested with: the commands of the README, and what meets other libraries most.
 README_TESTS := tests/test_docs.py -k readme
 CORE_TESTS := tests/families/test_contract.py tests/exports tests/verbs
@@ -27,7 +32,7 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
 
-.PHONY: help test test-all test-rounding test-elsewhere wheel lowest newest fuzz demo lint docs site bench clean
+.PHONY: help test test-all test-rounding test-elsewhere wheel lowest newest locked lock audit mutations fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +43,10 @@ help:
 	@echo "make wheel     build dist/; install the wheel in an environment of its own and test it there"
 	@echo "make lowest    the same with the lowest versions that pyproject.toml allows"
 	@echo "make newest    the same with the newest versions there are"
+	@echo "make locked    the same with packages whose hashes are those of requirements.lock; TORCH=FILE: this wheel of torch"
+	@echo "make lock      write requirements.lock anew, from constraints.txt"
+	@echo "make audit     ask PyPI for known vulnerabilities of what requirements.lock names"
+	@echo "make mutations put defects into the product, one at a time, and see that tests catch them"
 	@echo "make fuzz      read COUNT=100000 broken files of every kind"
 	@echo "make demo      train a small model and study it; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"
@@ -75,9 +84,49 @@ wheel lowest newest: $(READY_DEV)
 	rm -r build/$@/hydractl
 	$(VERSIONS_$@) > build/$@/versions.txt
 	$(RUN) -m venv build/$@/.venv
+	$(call torch_first,build/$@/.venv/bin/python,build/$@/versions.txt)
 	cd build/$@ && .venv/bin/python -m pip --disable-pip-version-check install -c versions.txt "$$(ls $(CURDIR)/dist/*.whl)[test]"
 	cd build/$@ && .venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) $(README_TESTS)
 	cd build/$@ && .venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) -m "not long" $(CORE_TESTS)
+
+# A constraints file with hashes would forbid "pip install -e .": what is locked comes first, then hydractl alone.
+# A wheel of torch that is no wheel of PyPI, such as one for CPUs, is named by a path: it and what PyPI's build brings
+# along are then left out of the lock.
+locked: $(READY)
+	rm -rf build/$@
+	mkdir -p build/$@
+	$(RUN) -m venv build/$@/.venv
+	awk '/^[^ ]/ {left_out = /^(torch==|triton==|cuda-|nvidia-)/} !left_out || "$(TORCH)" == ""' requirements.lock \
+	  > build/$@/requirements.txt
+	$(if $(TORCH),build/$@/.venv/bin/python -m pip --disable-pip-version-check install --no-deps "$(TORCH)")
+	build/$@/.venv/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps -r build/$@/requirements.txt
+	build/$@/.venv/bin/python -m pip --disable-pip-version-check install --no-deps --no-build-isolation -e .
+	build/$@/.venv/bin/python -m pip check
+	build/$@/.venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) $(README_TESTS)
+
+# For every platform and every Python from 3.11 on; the oldest 3.11 that the packages of the documentation take.
+lock: $(READY)
+	mkdir -p build
+	$(PIP) uv
+	$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	  > build/build.in
+	{ echo "# Written by make lock: the versions of constraints.txt, each with the hashes of all its files on PyPI."; \
+	  $(RUN) -m uv pip compile pyproject.toml build/build.in --extra test --extra demo --extra dev --extra docs \
+	  -c constraints.txt --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate -q; } > build/requirements.lock
+	mv build/requirements.lock requirements.lock
+
+audit: $(READY)
+	mkdir -p build/$@
+	$(RUN) -m venv build/$@/.venv
+	build/$@/.venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt pip-audit
+	@build/$@/.venv/bin/python -m pip_audit --strict --disable-pip --require-hashes -r requirements.lock \
+	  --progress-spinner off > build/$@/log 2>&1 && { cat build/$@/log; exit 0; }; \
+	if grep -qE "not found on PyPI|ConnectionError|ConnectTimeout" build/$@/log; then \
+	  echo "error: PyPI's advisories cannot be reached from here: nothing was audited" >&2; \
+	else cat build/$@/log >&2; fi; exit 1
+
+mutations: $(READY)
+	$(RUN) -m tests.mutations $(ARGS)
 
 fuzz: $(READY)
 	$(RUN) -m tests.fuzz.campaign --jobs $(JOBS) --count $(or $(COUNT),100000)
@@ -126,6 +175,7 @@ $(READY): pyproject.toml constraints.txt
 	  exec "$$python" -m venv $(VENV); \
 	done; \
 	echo "error: no Python 3.11 or newer among: $(PYTHONS); name one with PYTHON=/path/to/python" >&2; exit 1
+	$(call torch_first,$(RUN),constraints.txt)
 	$(PIP) -e ".[test,demo]"
 	@touch $@
 

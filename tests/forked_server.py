@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import select
 import signal
@@ -80,6 +81,9 @@ def serve(path: str) -> None:
     running: dict[int, socket.socket] = {}
     for name in PRELOADED:
         importlib.import_module(name)
+    # A library's handler keeps the stream that it was made with, which no command could look after.
+    logging.getLogger("transformers").handlers.clear()
+    logging.getLogger("transformers").propagate = True
     gc.freeze()
     print("ready", flush=True)
     while True:

@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
-TESTED_ELSEWHERE = {"gpu_cost"}
+TESTED_ELSEWHERE = {"gpu_cost", "verdict_rules", "verdict_cases"}
 LINUX_ONLY = {"big_models"}
 
 

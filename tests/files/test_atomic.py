@@ -30,6 +30,13 @@ def write(path: Path, content: bytes = b"new", *, force: bool = False) -> Path:
         return write_with(output, lambda handle: handle.write(content) and None)
 
 
+def write_folder(path: Path, content: str, *, force: bool = False) -> None:
+    with Output(path, force=force, folder=True) as output:
+        (output.temporary / "sub").mkdir()
+        (output.temporary / "sub" / "file").write_text(content)
+        output.commit()
+
+
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     """Run a program that uses hydractl in a process of its own."""
     return subprocess.Popen(
@@ -412,8 +419,49 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_other(size: int, tmp_path:
     assert listing(tmp_path) == ["a.st"]
 
 
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What reaches the disk, and when it gets its name: ``(what, inode, size)``, in order."""
+    seen: list[tuple[str, int, int]] = []
+    sync, replace = os.fsync, os.replace
+
+    def note(what: str, status: os.stat_result) -> None:
+        seen.append((what, status.st_ino, status.st_size))
+
+    def fsync(handle: int) -> None:
+        note("sync", os.fstat(handle))
+        sync(handle)
+
+    def rename(source: Path, target: Path) -> None:
+        note("rename", os.stat(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    return seen
+
+
+@pytest.mark.fault(8)
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_thereafter(
+    disk: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.st", b"n" * 1001)
+    file, folder = path.stat().st_ino, tmp_path.stat().st_ino
+    assert [(what, inode) for what, inode, _ in disk] == [("sync", file), ("rename", file), ("sync", folder)]
+    assert disk[0][2] == 1001, "all of it was flushed"
+
+
+@pytest.mark.fault(8)
+def test_so_is_every_file_of_a_folder(disk: list[tuple[str, int, int]], tmp_path: Path) -> None:
+    write_folder(tmp_path / "out", "content")
+    file, folder = (tmp_path / "out" / "sub" / "file").stat().st_ino, (tmp_path / "out").stat().st_ino
+    events = [(what, inode) for what, inode, _ in disk]
+    assert events.index(("sync", file)) < events.index(("sync", folder)) < events.index(("rename", folder))
+    assert events[-1] == ("sync", tmp_path.stat().st_ino)
+
+
 @pytest.mark.fault(9)
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO])
 def test_errors_of_the_disk_have_their_own_exit_code(number: int) -> None:
     error = storage_error(OSError(number, os.strerror(number)), Path("a.st"))
     assert isinstance(error, StorageError)
@@ -423,13 +471,6 @@ def test_errors_of_the_disk_have_their_own_exit_code(number: int) -> None:
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
-
-
-def write_folder(path: Path, content: str, *, force: bool = False) -> None:
-    with Output(path, force=force, folder=True) as output:
-        (output.temporary / "sub").mkdir()
-        (output.temporary / "sub" / "file").write_text(content)
-        output.commit()
 
 
 def old_folder(path: Path) -> None:

@@ -247,7 +247,7 @@ def stack(*names: str) -> dict[str, np.ndarray]:
         ({"--ood-val": "one.npz"}, "--ood-val is divided into halves, and one of them is empty"),
         (
             {"--data": "train.npz", "--limit": "1"},
-            "would be fitted to 1 samples of --val, no two of one class",
+            "would be fitted to 1 samples of --data, no two of one class",
         ),
     ],
 )

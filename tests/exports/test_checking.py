@@ -1,0 +1,59 @@
+"""What an exported file does on data: every sample is compared with itself, calibrated as the model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hydractl.data import open_data
+from hydractl.exports.checking import CheckData
+from hydractl.log import Log
+from hydractl.metrics.calibrators import Calibration
+
+LENGTHS = [3, 7, 1, 7, 2, 5]
+LOGITS = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+"""Of two members, by the length of a text."""
+
+
+def model(**extra: Any) -> Any:
+    """As much of a model as a check asks for; its inputs are the lengths of texts."""
+    return SimpleNamespace(
+        description=SimpleNamespace(extra=extra),
+        preprocess=lambda texts: torch.tensor([len(text) for text in texts]),
+        members=2,
+    )
+
+
+def run(inputs: torch.Tensor) -> torch.Tensor:
+    return LOGITS[:, inputs]
+
+
+def check_data(folder: Path) -> CheckData:
+    rows = "".join(f'{{"text": "{"a" * n}", "label": {n % 3}}}\n' for n in LENGTHS)
+    (folder / "in.jsonl").write_text(rows)
+    (folder / "out.jsonl").write_text(rows)
+    inside, outside = open_data(f"{folder}/in.jsonl"), open_data(f"{folder}/out.jsonl")
+    return CheckData(inside, {"out": outside}, batch_size=2, workers=0)
+
+
+def pooled() -> np.ndarray:
+    return LOGITS.double().softmax(-1).mean(0).numpy()[LENGTHS]
+
+
+def test_answers_stand_in_the_order_of_the_data_though_longer_texts_run_first(tmp_path: Path) -> None:
+    answers = check_data(tmp_path).measure(model(), run, Log())
+    assert len(answers) == 2
+    for predicted, scores in answers:
+        assert predicted.tolist() == pooled().argmax(-1).tolist()
+        assert np.abs(scores + pooled().max(-1)).max() < 1e-6
+
+
+def test_a_calibrated_model_is_checked_as_calibrated(tmp_path: Path) -> None:
+    calibration = Calibration("vector", (1.0, 1.0, 1.0), (-9.0, 0.0, 0.0))
+    ((predicted, _), _) = check_data(tmp_path).measure(model(calibration=calibration.to_json()), run, Log())
+    assert 0 in pooled().argmax(-1), "else the calibration would change nothing"
+    assert predicted.tolist() == (pooled()[:, 1:].argmax(-1) + 1).tolist()

@@ -1,0 +1,359 @@
+"""Defects put into the product on purpose, one at a time: each is to be caught by the tests named beside it.
+
+    python -m tests.mutations                # all of them
+    python -m tests.mutations part labels    # those whose name holds one of these words
+
+Each is made in a temporary copy of the repository, where the tests run until the first failure. What survives is a
+missing test. Every name, file and text is checked by ``test_mutations.py``, so that the list stays true.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("hydractl", "tests", "docs", "benchmarks", "examples", "pyproject.toml", "README.md", "constraints.txt")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "results", "runs", "*.png", "*.svg")
+LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One defect.
+
+    Attributes:
+        name: what it breaks.
+        file: of the product.
+        old: a text that the file has once.
+        new: what stands in its place.
+        tests: arguments of pytest.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = (
+    # --- heads, model, files ------------------------------------------------------------------------------------------
+    Mutation(
+        "ties among heads",
+        "hydractl/heads/selection.py",
+        "return sorted(heads, key=lambda head:",
+        "return sorted(reversed(list(heads)), key=lambda head:",
+        "tests/heads/test_selection.py",
+    ),
+    Mutation(
+        "pooling in 16 bits",
+        "hydractl/model/runtime.py",
+        "logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()",
+        "logits = member_logits",
+        "tests/model/test_pooling.py",
+    ),
+    Mutation(
+        "cost of another fused model",
+        "hydractl/model/cost.py",
+        'document["members"] = [mask.kept for mask in description.masks]',
+        'document["members"] = len(description.masks)',
+        "tests/model/test_cost.py -k counted_once",
+    ),
+    Mutation(
+        "a file renamed before it is on the disk",
+        "hydractl/files/atomic.py",
+        "                os.fsync(self._lock.fileno())\n",
+        "",
+        "tests/files/test_atomic.py -k disk",
+    ),
+    Mutation(
+        "a file synchronised before it is flushed",
+        "hydractl/files/atomic.py",
+        "                self._lock.flush()\n",
+        "",
+        "tests/files/test_atomic.py -k disk",
+    ),
+    Mutation(
+        "disk quota of an output",
+        "hydractl/files/atomic.py",
+        "_STORAGE_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO}",
+        "_STORAGE_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EIO}",
+        "tests/files/test_atomic.py -k disk",
+    ),
+    Mutation(
+        "disk quota elsewhere",
+        "hydractl/cli/failures.py",
+        "_STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}",
+        "_STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO}",
+        "tests/cli/test_cli_exit_codes.py -k errors_of_verbs",
+    ),
+    # --- studies ------------------------------------------------------------------------------------------------------
+    Mutation(
+        "steps before what they need",
+        "hydractl/studies/steps.py",
+        "for one in (*in_order(step.needs), step)",
+        "for one in (step, *in_order(step.needs))",
+        "tests/studies/test_steps.py",
+    ),
+    Mutation(
+        "a step finished by one of its files",
+        "hydractl/studies/steps.py",
+        "return all(path.exists() for path in self.outputs)",
+        "return any(path.exists() for path in self.outputs)",
+        "tests/studies/test_steps.py",
+    ),
+    Mutation(
+        "a folder's name that a shell expands",
+        "hydractl/studies/steps.py",
+        """if character in '\\\\"$`'""",
+        """if character in '\\\\"`'""",
+        "tests/studies/test_steps.py",
+    ),
+    Mutation(
+        "a score on features of the first member",
+        "hydractl/studies/measuring.py",
+        "for *_, scores in pieces], axis=1).mean(axis=0)",
+        "for *_, scores in pieces], axis=1)[0]",
+        "tests/studies/test_measuring.py",
+    ),
+    Mutation(
+        "labels of samples that were skipped",
+        "hydractl/studies/measuring.py",
+        "None if labels is None else labels[rows]",
+        "None if labels is None else labels[: len(rows)]",
+        "tests/studies/test_measuring.py",
+    ),
+    Mutation(
+        "a row without heads",
+        "hydractl/studies/rows.py",
+        "return min(max(1, round(part * self.total)), self.total - 1)",
+        "return min(max(1, round(part * self.total)), self.total)",
+        "tests/studies/test_steps.py",
+    ),
+    # --- training -----------------------------------------------------------------------------------------------------
+    Mutation(
+        "weights before the average",
+        "hydractl/training/averaging.py",
+        "return made > 0 and made * self.count",
+        "return made * self.count",
+        "tests/training/test_averaging.py -m 'not long'",
+    ),
+    Mutation(
+        "variance of SWAG",
+        "hydractl/training/averaging.py",
+        "(self.squares[name] / (2 * self.count)).sqrt()",
+        "(self.squares[name] / self.count).sqrt()",
+        "tests/training/test_averaging.py -m 'not long'",
+    ),
+    Mutation(
+        "the low-rank half of SWAG",
+        "hydractl/training/averaging.py",
+        "math.sqrt(2 * (self.rank - 1))",
+        "math.sqrt(2 * self.rank)",
+        "tests/training/test_averaging.py -m 'not long'",
+    ),
+    Mutation(
+        "the first step of a warm-up",
+        "hydractl/training/options.py",
+        "return (step + 1) / warmup",
+        "return step / warmup",
+        "tests/training/test_loop.py -k schedule",
+    ),
+    Mutation(
+        "the last cycle",
+        "hydractl/training/options.py",
+        "return start, min(self.length, self.total - start)",
+        "return start, self.length",
+        "tests/training/test_snapshots.py -k cycles",
+    ),
+    Mutation(
+        "decay of norms and biases",
+        "hydractl/training/start.py",
+        '"weight_decay": 0.0},',
+        '"weight_decay": options.weight_decay},',
+        "tests/training/test_loop.py tests/training/test_start.py -m 'not long'",
+    ),
+    Mutation(
+        "losses in 16 bits",
+        "hydractl/training/losses.py",
+        "return F.cross_entropy(_at_least_float32(logits), labels,",
+        "return F.cross_entropy(logits, labels,",
+        "tests/training/test_losses.py",
+    ),
+    Mutation(
+        "pairs of the second part of a batch",
+        "hydractl/training/losses.py",
+        "right.diagonal(start).fill_(1.0)",
+        "right.diagonal(0).fill_(1.0)",
+        "tests/training/test_contrastive.py -m 'not long'",
+    ),
+    Mutation(
+        "a state whose tensors changed places",
+        "hydractl/training/checkpointing.py",
+        '        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\\n".encode())\n',
+        "",
+        "tests/training/test_resume.py -k damaged",
+    ),
+    Mutation(
+        "the scale of LoRA",
+        "hydractl/training/adapters/lora.py",
+        "self.scale = alpha / rank",
+        "self.scale = alpha",
+        "tests/training/adapters/test_lora.py -m 'not long'",
+    ),
+    # --- exports and hub ----------------------------------------------------------------------------------------------
+    Mutation(
+        "the check of a calibrated model",
+        "hydractl/exports/checking.py",
+        'if extra.get("calibration"):',
+        'if extra.get("calibration") is True:',
+        "tests/exports/test_checking.py",
+    ),
+    Mutation(
+        "the places of samples in a check",
+        "hydractl/exports/checking.py",
+        "predicted[batch.indices], scores[batch.indices] = samples.predicted, samples.score",
+        "predicted[: len(samples)], scores[: len(samples)] = samples.predicted, samples.score",
+        "tests/exports/test_checking.py",
+    ),
+    Mutation(
+        "mult-adds of texts of another length",
+        "hydractl/exports/opened.py",
+        'return int(self.metadata["macs"]) if self.max_length is None else None',
+        'return int(self.metadata["macs"])',
+        "tests/exports/test_opened.py",
+    ),
+    Mutation(
+        "weights beside a file",
+        "hydractl/exports/opened.py",
+        "for path in (self.path, beside) if path.exists())",
+        "for path in (self.path,) if path.exists())",
+        "tests/exports/test_opened.py",
+    ),
+    Mutation(
+        "a push over another's commit",
+        "hydractl/exports/hub.py",
+        "revision=to.branch, parent_commit=head, num_threads=1",
+        "revision=to.branch, num_threads=1",
+        "tests/exports/test_hub.py",
+    ),
+    Mutation(
+        "a small file that the hub has already",
+        "hydractl/exports/hub.py",
+        'hashlib.sha1(b"blob %d\\0" % len(data) + data)',
+        'hashlib.sha1(b"blob %d" % len(data) + data)',
+        "tests/exports/test_hub.py",
+    ),
+    # --- data ---------------------------------------------------------------------------------------------------------
+    Mutation(
+        "classes of a small fraction",
+        "hydractl/data/part.py",
+        "(within + random.uniform(size=len(counts))[classes]) / counts[classes]",
+        "within / counts[classes]",
+        "tests/data/test_part.py",
+    ),
+    Mutation(
+        "lengths of a part",
+        "hydractl/data/part.py",
+        "return None if lengths is None else [lengths[row] for row in self._rows]",
+        "return lengths",
+        "tests/data/test_part.py",
+    ),
+    Mutation(
+        "captions that run into each other",
+        "hydractl/data/captions.py",
+        'digest.update(f"caption {len(content)}\\n".encode() + content)',
+        "digest.update(content)",
+        "tests/data/test_captions.py",
+    ),
+    Mutation(
+        "classes of one name",
+        "hydractl/data/labels.py",
+        "twice = sorted({name for name in mapped if counts[name] > 1})",
+        "twice = sorted({name for name in mapped if counts[name] > 2})",
+        "tests/data/test_labels.py",
+    ),
+    Mutation(
+        "labels of 2^63",
+        "hydractl/data/labels.py",
+        "abs(values[i]) >= 2**63",
+        "abs(values[i]) > 2**63",
+        "tests/data/test_labels.py",
+    ),
+    Mutation(
+        "the order of texts",
+        "hydractl/data/batching.py",
+        "key=lambda i: -lengths[i])",
+        "key=lambda i: lengths[i])",
+        "tests/data/test_batches.py",
+    ),
+    Mutation(
+        "the rounding of a mixture",
+        "hydractl/data/pseudo_ood.py",
+        "(pixels.astype(np.uint16) + other + 1) // 2",
+        "(pixels.astype(np.uint16) + other) // 2",
+        "tests/data/test_pseudo_ood.py",
+    ),
+    Mutation(
+        "arrays in Fortran's order",
+        "hydractl/data/arrays.py",
+        "        if fortran:\n            return None\n",
+        "",
+        "tests/data/test_arrays.py",
+    ),
+)
+
+
+def mutated(mutation: Mutation, folder: Path) -> None:
+    """Put a defect into a copy of the repository.
+
+    Raises:
+        ValueError: the file does not have the text once.
+    """
+    path = folder / mutation.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.name}: {mutation.file} has {text.count(mutation.old)} times: {mutation.old}")
+    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+
+
+def is_caught(mutation: Mutation) -> bool:
+    """Whether the tests of a defect fail with it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name in COPIED:
+            source = ROOT / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy2
+            options = {"ignore": LEFT_OUT} if source.is_dir() else {}
+            copy(source, folder / name, **options)
+        mutated(mutation, folder)
+        command = f'"{sys.executable}" -m pytest -n 0 -x -p no:cacheprovider {mutation.tests}'
+        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        )
+    if done.returncode not in (0, 1):  # no test was run, or pytest itself failed
+        sys.exit(f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 1
+
+
+def main(words: list[str]) -> int:
+    """Try the defects, and name those that survive. Returns how many they are."""
+    chosen = [one for one in MUTATIONS if not words or any(word in one.name for word in words)]
+    survivors = 0
+    for mutation in chosen:
+        caught = is_caught(mutation)
+        survivors += not caught
+        print(f"{'caught' if caught else 'SURVIVED'}: {mutation.name} ({mutation.tests})", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} caught")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(sys.argv[1:]), 100))

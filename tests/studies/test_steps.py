@@ -1,0 +1,46 @@
+"""The steps of a study: their order, when they are done, and the script that makes them again."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hydractl.studies.rows import Workshop
+from hydractl.studies.steps import Step, in_order, script
+
+
+def step(name: str, *needs: Step, files: tuple[str, ...] = ()) -> Step:
+    return Step("prune", ("vit.st",), {}, tuple(map(Path, files or (f"{name}.st",))), needs)
+
+
+def test_a_step_comes_behind_all_that_it_needs_and_once() -> None:
+    search = step("circuit")
+    members = [step(name, search) for name in ("a", "b")]
+    fused = step("fused", *members)
+    assert in_order([fused, *members, search]) == [search, *members, fused]
+
+
+def test_a_step_is_done_when_all_its_files_are_there(tmp_path: Path) -> None:
+    files = (tmp_path / "a.mask.json", tmp_path / "a.st")
+    prune = Step("prune", ("vit.st",), {}, files)
+    for file in files:
+        assert not prune.done
+        file.touch()
+    assert prune.done
+
+
+@pytest.mark.parametrize("name", ["plain", "a $HOME of", 'a "quote" and a `tick`', "back\\slash"])
+def test_the_script_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    words = script([], [], folder, tmp_path)
+    subprocess.run(["sh"], input=words, text=True, check=True, cwd=tmp_path)
+    assert (folder / "choose").is_dir() and (folder / "test").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("part", "count"), [(1 / 3, 4), (1 / 100, 1), (1.0, 11)])
+def test_a_share_of_the_heads_is_at_least_one_and_never_all(part: float, count: int) -> None:
+    workshop = Workshop("vit.st", {0: 4, 1: 4, 2: 4}, [2], None, "val", "ood", Path("out"))
+    assert workshop.share(part) == count
