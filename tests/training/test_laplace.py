@@ -199,7 +199,7 @@ def test_the_prior_is_that_of_the_best_nll_or_of_the_evidence(fused: Path, data:
     best = nll(found)
     assert all(best[m] <= nll(other)[m] + 1e-6 for other in each for m in range(2))
     assert found.result["chosen_by"] == "nll"
-    evidence = hydractl.laplace(fused / "plain.st", data=data[0]).result
+    evidence = hydractl.laplace(fused / "plain.st", data=data[0][20:]).result
     assert evidence["chosen_by"] == "marginal likelihood" and len(evidence["prior"]) == 2
 
 
