@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hydractl.errors import UsageError, install_hint
+from hydractl.errors import UsageError
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
 from hydractl.settings.sources import bare_environment
@@ -37,8 +37,8 @@ def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
         for device in dict.fromkeys(devices):
             resolve_device(device)
     elif importlib.util.find_spec("submitit") is None:
-        message = "--slurm needs the package submitit, which is not installed"
-        raise UsageError(message, hint=install_hint("submitit"))
+        hint = "pip install 'hydractl[slurm]'"
+        raise UsageError("--slurm needs the package submitit, which is not installed", hint=hint)
 
 
 def threads_each(at_once: int) -> int | None:

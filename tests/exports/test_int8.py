@@ -103,7 +103,8 @@ def test_what_is_no_exported_file_is_refused(tmp_path: Path) -> None:
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:])), tmp_path / "other.onnx")
     (tmp_path / "broken.pt2").write_bytes(b"PK nothing")
-    for name, words in {"other.onnx": "does not say what it is made of", "broken.pt2": "is a damaged .pt2 file"}.items():
+    refusals = {"other.onnx": "does not say what it is made of", "broken.pt2": "is a damaged .pt2 file"}
+    for name, words in refusals.items():
         with pytest.raises(InputError, match=words):
             hydractl.bench([tmp_path / name], device="cpu")
         with pytest.raises(InputError, match="is an exported file") as caught:
