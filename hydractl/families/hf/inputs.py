@@ -19,6 +19,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerF
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat
+from hydractl.families.hf.architectures import quiet
 from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels
 from hydractl.families.reading import kept, read_config, refused_as, write_config
 from hydractl.files.header import MAX_HEADER_BYTES
@@ -135,9 +136,10 @@ def text_preprocess(
 def _opened(folder: Path) -> Any:
     """The tokenizer of a folder as the library opens it; of SigLIP's, which runs in Python, the one of its file."""
     named = (read_config(folder / "tokenizer_config.json") or {}).get("tokenizer_class")
-    if named != "SiglipTokenizer" or not (folder / "tokenizer.json").exists():
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    with quiet():  # the library's warnings quote the files, control characters and all
+        if named != "SiglipTokenizer" or not (folder / "tokenizer.json").exists():
+            return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     if tokenizer("A photo, of (a) CAT!")["input_ids"] != tokenizer("a photo of a cat")["input_ids"]:
         raise InputError(f"{folder / 'tokenizer.json'} keeps capitals or punctuation, which {named} removes")
     return tokenizer
