@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from hydractl.data.base import PAIRS, Dataset, UnreadableSample
@@ -56,14 +53,14 @@ def _is_empty(sample: str | tuple[str, str]) -> bool:
 
 
 def _image_doubts(dataset: Dataset) -> list[str]:
-    images = _some_images(dataset)
-    if not images:
+    ranges = _some_ranges(dataset)
+    if not ranges:
         return []
-    count = len(images)
-    plain = sum(int(pixels.min()) == int(pixels.max()) for pixels in images)
+    count = len(ranges)
+    plain = sum(darkest == brightest for darkest, brightest in ranges)
     if 2 * plain > count:
         return [f"{plain} of {count} images that were looked at are of one colour each: were they written as meant?"]
-    brightest = max(int(pixels.max()) for pixels in images)
+    brightest = max(brightest for _, brightest in ranges)
     if brightest > 1:
         return []
     return [
@@ -72,8 +69,11 @@ def _image_doubts(dataset: Dataset) -> list[str]:
     ]
 
 
-def _some_images(dataset: Dataset) -> Sequence[npt.NDArray[np.uint8]]:
-    """The pixels of images at equal distances, without those that cannot be read: these are dealt with elsewhere."""
+def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
+    """Return the darkest and the brightest value of images at equal distances.
+
+    Those that cannot be read are left out: they are dealt with elsewhere.
+    """
     count = min(_LOOKED_AT, len(dataset))
     found = []
     for i in np.linspace(0, len(dataset) - 1, count).astype(int).tolist():
@@ -83,5 +83,7 @@ def _some_images(dataset: Dataset) -> Sequence[npt.NDArray[np.uint8]]:
             continue
         image = sample[0] if dataset.kind == PAIRS else sample
         assert isinstance(image, Image.Image)
-        found.append(np.asarray(grey_or_rgb(image)))
+        # One image at a time: a large one takes much of the memory there is.
+        extrema = np.ravel(grey_or_rgb(image).getextrema())
+        found.append((int(extrema.min()), int(extrema.max())))
     return found

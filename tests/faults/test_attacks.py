@@ -29,7 +29,7 @@ from hydractl.files.header import read_header
 from tests.forked import ROOT, Forked
 from tests.fuzz.readers import CORPUS
 
-SECONDS, MEMORY = 15, 3 << 29
+SECONDS, MEMORY = 15, 1 << 30
 Attack = Callable[..., tuple[int, str, str]]
 PRUNE = ["--method", "magnitude", "--keep", "1", "-o", "out.st", "--force"]
 DATA = ["--data", "images.npz"]
