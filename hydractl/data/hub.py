@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
@@ -180,16 +182,21 @@ class HubImages(EncodedImages):
         spec, where, ids: as of :class:`Dataset`.
         column: of images that are not decoded: each item is ``{"bytes", "path"}``.
         rows: of the samples in it.
+        folders: where images that are files may lie: that of the set, or the library's cache.
     """
 
-    def __init__(self, spec: str, where: str, ids: list[str], column: Any, rows: list[int]) -> None:
+    def __init__(
+        self, spec: str, where: str, ids: list[str], column: Any, rows: list[int], folders: Sequence[str]
+    ) -> None:
         super().__init__(spec, where, ids)
-        self.column, self._rows = column, rows
+        self.column, self._rows, self._folders = column, rows, folders
 
     def read(self, i: int) -> bytes:
         value = self.column[self._rows[i]] or {}
         content, path = value.get("bytes"), value.get("path")
         if content is None and path:
+            if not any(_lies_in(path, folder) for folder in self._folders):
+                raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
                 content = Path(path).read_bytes()
             except OSError as error:
@@ -223,7 +230,9 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
     labels = None if label is None else list(table[label])
     rows = limited(labels, len(table), limit, seed)
     ids = [f"hf:{spec.path}#{i}" for i in rows]
-    dataset = HubImages(spec.text, spec.where, ids, table.cast_column(column, Image(decode=False))[column], rows)
+    dataset = HubImages(
+        spec.text, spec.where, ids, table.cast_column(column, Image(decode=False))[column], rows, _folders(spec)
+    )
     if labels is None:
         return dataset, _no_labels(list(features))
     return dataset, raw_labels([labels[i] for i in rows], ids, names=_names(features[label]))
@@ -263,12 +272,87 @@ def _load(spec: Spec) -> Any:
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
             raise InputError(f"{spec.where}: no such folder: {name}")
+        _refuse_elsewhere(spec, Path(name))
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(name, config, split=split)
     # The library says what is wrong with errors of many kinds.
     except Exception as error:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
+
+
+def _folders(spec: Spec) -> list[str]:
+    """Where the files of a set lie: in its own folder, or where the library keeps what it downloads."""
+    import datasets
+
+    name, _, _ = _parts(spec)
+    if name.startswith(_HERE):
+        return [os.path.expanduser(name)]
+    kept = (datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE, datasets.config.EXTRACTED_DATASETS_PATH)
+    return [str(folder) for folder in kept]
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    """Whether a path leads into a folder, taken by its names: links within are followed as in any other set."""
+    whole = os.path.abspath(path)
+    return os.path.commonpath([whole, os.path.abspath(folder)]) == os.path.abspath(folder)
+
+
+_DESCRIPTIONS = ("README.md", ".huggingface.yaml")
+"""In which the library looks for the files of a set."""
+_LONGEST_DESCRIPTION = 1 << 20
+
+
+def _refuse_elsewhere(spec: Spec, folder: Path) -> None:
+    """Refuse a folder that sends the library elsewhere: to an address, or to files outside of it.
+
+    Raises:
+        InputError: naming where to.
+    """
+    for name in _DESCRIPTIONS:
+        file = folder / name
+        if not file.is_file():
+            continue
+        if file.stat().st_size > _LONGEST_DESCRIPTION:
+            raise InputError(f"{spec.where}: {file} is longer than {_LONGEST_DESCRIPTION} bytes")
+        try:
+            text = file.read_text(encoding="utf-8")
+            described = yaml.safe_load(_front(text) if name == _DESCRIPTIONS[0] else text)
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            raise InputError(f"{spec.where}: {file} cannot be read: {reason(error)}") from error
+        for place in _places(described, set()):
+            if "://" in place or place.startswith(("/", "~")) or ".." in Path(place).parts:
+                raise InputError(
+                    f"{spec.where}: {file} names {printable(place)!r}, outside of the folder",
+                    hint="put the files into the folder, or name the set that holds them",
+                )
+
+
+def _front(text: str) -> str:
+    """The YAML at the beginning of a card."""
+    match = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
+    return match[1] if match else ""
+
+
+def _places(value: Any, met: set[tuple[int, bool]], *, named: bool = False) -> Iterator[str]:
+    """Every text below ``data_files`` or ``data_dir``; what stands there more than once (YAML has aliases) is met once.
+
+    Args:
+        value: a part of the document.
+        met: the parts that were met.
+        named: whether it lies below such a key.
+    """
+    if isinstance(value, str) and named:
+        yield value
+    if not isinstance(value, (dict, list)) or (id(value), named) in met:
+        return
+    met.add((id(value), named))
+    if isinstance(value, list):
+        for item in value:
+            yield from _places(item, met, named=named)
+        return
+    for key, item in value.items():
+        yield from _places(item, met, named=named or key in ("data_files", "data_dir"))
 
 
 def _parts(spec: Spec) -> tuple[str, str, str]:

@@ -423,7 +423,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     hint = f"write it with fuse --export {kind}, of this version"
     if not {"family", "preprocess", "macs", "members", "format"} <= found.keys():
         raise InputError(f"{path} does not say what it is made of", hint=hint)
-    problems = _metadata_problems(found)
+    problems = _metadata_problems(found, path)
     if problems:
         raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)
     if found["format"] != kind:
@@ -436,12 +436,15 @@ _MOST_PIXELS = 1 << 26
 _MOST_TOKENS = 1 << 20
 
 
-def _metadata_problems(found: Mapping[str, str]) -> list[str]:
+def _metadata_problems(found: Mapping[str, str], path: Path) -> list[str]:
     """One line for each value that :func:`metadata_of` would not write."""
     problems = [f"{key} {shown(found[key])}" for key in ("macs", "members") if _COUNT.fullmatch(found[key]) is None]
     if found["family"] not in FAMILIES.names:
         problems.append(f"the unknown family {shown(found['family'])}")
-    preprocess = parse_json(found["preprocess"], "preprocess")
+    for key in ("labels", "inputs"):
+        if not _are_texts(parse_json(found.get(key, "null"), f"{key} in {path}")):
+            problems.append(f"{key} {shown(found[key])}")
+    preprocess = parse_json(found["preprocess"], f"preprocess in {path}")
     if not isinstance(preprocess, dict):
         return [*problems, f"preprocess {shown(preprocess)}"]
     size, tokens = preprocess.get("input_size"), preprocess.get("max_length")
@@ -450,6 +453,11 @@ def _metadata_problems(found: Mapping[str, str]) -> list[str]:
     if tokens is not None and not _are_sizes([tokens], _MOST_TOKENS):
         problems.append(f"texts of {shown(tokens)} tokens")
     return problems
+
+
+def _are_texts(values: Any) -> bool:
+    """Whether this is a list of texts, or nothing."""
+    return values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values))
 
 
 def _are_sizes(sizes: Any, most: int) -> bool:

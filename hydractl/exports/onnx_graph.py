@@ -45,11 +45,11 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
         raise InputError(f"{path} is in a format of ONNX Runtime's own, no .onnx file", hint=_HINT)
     try:
         model = onnx.load_model_from_string(content)
-    except Exception as error:  # whatever protobuf makes of a damaged message
+        problems = [*_foreign_operators(model), *_files_outside(model, path)]
+    except Exception as error:  # whatever protobuf makes of a damaged message, and of texts in it that are no UTF-8
         raise InputError(f"{path} is no .onnx file: {first_line(error)}", hint=_HINT) from error
     if not model.graph.node:
         raise InputError(f"{path} is no .onnx file: it has no graph", hint=_HINT)
-    problems = [*_foreign_operators(model), *_files_outside(model, path)]
     if problems:
         raise InputError(
             f"{path} is not opened, for it holds what hydractl never exports: {problems[0]}",

@@ -98,7 +98,7 @@ class TimmViT(ModelFamily):
             arch=str(config["architecture"]),
             config=config,
             tensors=weights,
-            preprocess=_preprocess(model, crop=None),
+            preprocess=_preprocess(model, str(folder), crop=None),
             labels=_labels(model, config),
         )
 
@@ -127,7 +127,7 @@ class TimmViT(ModelFamily):
             arch=str(config["architecture"]),
             config=config,
             tensors=DictTensors(model.state_dict()),
-            preprocess=_preprocess(model, crop=1.0 if "img_size" in options else None),
+            preprocess=_preprocess(model, name, crop=1.0 if "img_size" in options else None),
             labels=None,
         )
 
@@ -440,7 +440,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _preprocess(model: Any, crop: float | None) -> dict[str, Any]:
+def _preprocess(model: Any, name: str, crop: float | None) -> dict[str, Any]:
     """timm's data configuration of a model, with the true input size and as many means as channels."""
     with _quiet():  # it warns of what is done below: one mean for all channels
         data_config = timm.data.resolve_model_data_config(model)
@@ -449,11 +449,21 @@ def _preprocess(model: Any, crop: float | None) -> dict[str, Any]:
     settings = {key: data_config[key] for key in _PREPROCESS}
     settings["input_size"] = [channels, int(size[0]), int(size[1])]
     for key in ("mean", "std"):
-        values = list(settings[key])
+        values = settings[key]
+        if not isinstance(values, (list, tuple)) or not values or not all(map(_is_number, values)):
+            raise InputError(f"the configuration of {name} has the {key} {shown(values)}, no list of numbers")
+        values = list(values)
         settings[key] = values if len(values) == channels else [round(sum(values) / len(values), 6)] * channels
     if crop is not None:
         settings["crop_pct"] = crop
     return settings
+
+
+_LARGEST_PIXEL = 1e6  # of means and deviations, which are those of pixels
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST_PIXEL
 
 
 def _labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:

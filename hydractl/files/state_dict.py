@@ -54,5 +54,7 @@ def _check(found: Any) -> None:
     for name, tensor in found.items():
         if type(name) is not str or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise ValueError(f"{str(name)[:80]!r} is no tensor")
+        if tensor.device.type != "cpu":  # of the meta device, which has no numbers
+            raise ValueError(f"{name[:80]!r} has no numbers")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"{name[:80]!r} is larger than what is stored of it")

@@ -110,7 +110,12 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
     """Draw and save in the one style; the identifiers inside an SVG are made of the salt and of what they name."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": salt}, fname=_STYLE), warnings.catch_warnings():
+    # Over matplotlib's own defaults: a matplotlibrc, which it takes from the working folder too, could have another
+    # program (TeX) run for the texts, and the same document would not give the same bytes.
+    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
+    with matplotlib.rc_context(defaults), warnings.catch_warnings():
+        matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
+        matplotlib.rcParams["svg.hashsalt"] = salt
         # A name in a script that the font lacks is drawn as boxes, and absurd numbers leave no room: nothing to mend.
         warnings.simplefilter("ignore")
         yield

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import queue
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +17,8 @@ from typing import Any
 
 import torch
 
-from hydractl.errors import UsageError
+from hydractl.errors import OutputError, UsageError
+from hydractl.files.atomic import storing
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
 from hydractl.settings.sources import bare_environment
@@ -104,6 +107,21 @@ class Job:
         return DelayedSubmission(Job(self.name, [self.argv[0], *more, *self.argv[1:]]))  # behind the verb
 
 
+def _own_folder(folder: Path) -> Path:
+    """Return a new folder for submitit's files, which only this user may write to.
+
+    submitit passes jobs and what they give as pickles: one that somebody else put there would run.
+
+    Raises:
+        OutputError: the folder for all of them is a link, or belongs to somebody else.
+    """
+    with storing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise OutputError(f"{folder} is a link, or belongs to another user", hint="choose another folder with -o")
+        return Path(tempfile.mkdtemp(prefix="run-", dir=folder))
+
+
 def run_jobs(
     commands: Mapping[str, Sequence[str]], options: Mapping[str, str], folder: Path, log: Log, signals: Interruptions
 ) -> dict[str, Ended]:
@@ -125,12 +143,14 @@ def run_jobs(
     values: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in options.items()}
     cluster, minutes = values.pop("cluster", "slurm"), values.pop("time")
     named = {key if key in _OF_ALL_CLUSTERS else f"slurm_{key}": value for key, value in values.items()}
+    own = _own_folder(folder)
     try:
-        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor = submitit.AutoExecutor(folder=own, cluster=cluster)
         executor.update_parameters(timeout_min=minutes, name="hydractl", **named)
         with executor.batch():
             jobs = {name: executor.submit(Job(name, argv)) for name, argv in commands.items()}
     except (NameError, RuntimeError, TypeError, ValueError, submitit.core.utils.FailedJobError) as error:
+        shutil.rmtree(own, ignore_errors=True)
         raise UsageError(f"--slurm: {str(error).partition(chr(10))[0]}") from error
     for name, job in jobs.items():
         log.info(f"{name}: submitted as job {job.job_id}, which writes {job.paths.stderr}")

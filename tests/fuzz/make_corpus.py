@@ -62,6 +62,10 @@ def _results() -> None:
     _keep("journal", "c.json.journal")
     _unfinished_training(["finetune", "vit.st", *data, "--steps", "3", "--save-every", "1", "-o", "t.st"])
     _run("eval", "fused.st", *data, "--allow-seen", "--predictions", "p.pred.st", "-o", "e.eval.json")
+    _run("prune", f"{MODEL}&depth=1", "--method", "random", "--keep", "1", "-o", "small.st")
+    for kind in ("pt2", "onnx"):
+        _run("fuse", "small.st", "--export", kind, "-o", f"small.{kind}")
+        _keep(kind, f"small.{kind}")
     _run("bench", "vit.st", "--rounds", "1", "--warmup", "1", "-o", "b.bench.json")
     _keep("checkpoint", "vit.st", "pruned.st", "fused.st")
     _keep("mask", "pruned.mask.json")

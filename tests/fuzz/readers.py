@@ -70,6 +70,13 @@ def _state_dict(path: Path) -> None:
         found.read(name)
 
 
+def _exported(path: Path) -> None:
+    """An exported file, checked; the libraries that run it see none of these."""
+    from hydractl.exports.opened import exported_at
+
+    exported_at(path).to_json()
+
+
 def _folder(path: Path) -> None:
     _model(path.parent)
 
@@ -152,6 +159,8 @@ READERS: dict[str, Reader] = {
         _model,
     ),
     "state-dict": Reader("zip", [["prune", CASE, "--arch", "torchvision:vit_b_16", *_PRUNE]], "case.pth", _state_dict),
+    "pt2": Reader("zip", [["--info", CASE]], "case.pt2", _exported),
+    "onnx": Reader("bytes", [["--info", CASE]], "case.onnx", _exported),
     "mask": Reader(
         "json",
         [["--info", CASE], ["prune", "vit.st", "--mask", CASE, "--dry-run"]],

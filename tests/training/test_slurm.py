@@ -52,7 +52,7 @@ def test_members_are_those_of_single_commands_also_when_one_is_queued_again(caps
     assert main([*TRAIN, *jobs]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [(member["name"], member["steps"]) for member in answer["members"]] == [("m.0", 54), ("m.1", 54)]
-    assert sum("Requeued job" in log.read_text() for log in Path("slurm").glob("*_log.*")) == 1
+    assert sum("Requeued job" in log.read_text() for log in Path("slurm").rglob("*_log.*")) == 1
     for seed in ("0", "1"):
         assert main([*TRAIN, "--seed", seed, "-o", f"alone.{seed}.st"]) == 0
         assert Path(f"m.{seed}.st").read_bytes() == Path(f"alone.{seed}.st").read_bytes()

@@ -1,0 +1,155 @@
+"""Files that would have something run, or read elsewhere, by a library that opens them for hydractl."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydractl.cli.app import main
+from hydractl.errors import InputError, OutputError
+from hydractl.files.state_dict import StateDict
+from tests.fuzz.readers import CORPUS
+
+BENCH = next((CORPUS / "bench").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.fault(58)
+def test_a_matplotlibrc_of_the_working_folder_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib has TeX draw the texts where such a file says so."""
+    import matplotlib
+
+    plot = ["bench", "--from", str(BENCH), "--plot"]
+    assert main([*plot, "a.svg"]) == 0
+    Path("latex").write_text("#!/bin/sh\ntouch pwned\n")
+    Path("latex").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
+    evil = {"text.usetex": True, "text.latex.preamble": r"\input{/etc/passwd}", "font.size": 40.0}
+    with matplotlib.rc_context(evil):
+        assert main([*plot, "b.svg"]) == 0
+        assert matplotlib.rcParams["text.usetex"]  # of the caller's own pictures
+    assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
+    assert not Path("pwned").exists()
+
+
+ELSEWHERE = [
+    "https://example.org/x.csv",
+    "hf://datasets/a/b/c.parquet",
+    "/etc/passwd",
+    "~/x.csv",
+    "../x.csv",
+    "a/../../x.csv",
+]
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("form", ["text", "list", "splits", "alias", "yaml", "folder"])
+def test_a_local_set_that_sends_elsewhere(place: str, form: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    del datasets
+    from hydractl.data.opening import open_data
+
+    Path("set").mkdir()
+    Path("set/train.csv").write_text("text,label\na,0\n")
+    described: dict[str, Any] = {
+        "text": {"configs": [{"config_name": "default", "data_files": place}]},
+        "list": {"configs": [{"config_name": "default", "data_files": ["train.csv", place]}]},
+        "splits": {"configs": [{"config_name": "default", "data_files": [{"split": "train", "path": [place]}]}]},
+        "yaml": {"configs": [{"config_name": "default", "data_files": place}]},
+        "folder": {"configs": [{"config_name": "default", "data_dir": place}]},
+    }
+    text = json.dumps(described.get(form))
+    if form == "alias":
+        text = f'{{"unnamed": &a ["{place}"], "configs": [{{"config_name": "default", "data_files": *a}}]}}'
+    if form == "yaml":
+        Path("set/.huggingface.yaml").write_text(text)
+    else:
+        Path("set/README.md").write_text(f"---\n{text}\n---\nwords\n")
+    with pytest.raises(InputError, match="outside of the folder"):
+        open_data("hf:./set/default/train")
+
+
+@pytest.mark.fault(58)
+def test_aliases_without_end_are_met_once() -> None:
+    from hydractl.data.opening import open_data
+
+    pytest.importorskip("datasets")
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    lines.append("configs: [{config_name: default, data_files: [*a29, /etc/passwd]}]")
+    Path("set").mkdir()
+    Path("set/README.md").write_text("---\n" + "\n".join(lines) + "\n---\n")
+    with pytest.raises(InputError, match="outside of the folder"):
+        open_data("hf:./set/default/train")
+
+
+@pytest.mark.fault(58)
+def test_images_outside_of_a_set() -> None:
+    from hydractl.data.base import UnreadableSample
+    from hydractl.data.hub import HubImages
+
+    Path("set").mkdir()
+    for file in ("secret.png", "set/own.png"):
+        Path(file).write_bytes((CORPUS / "png" / "i.png").read_bytes())
+    paths = ["set/own.png", "secret.png", "set/../secret.png", str(Path("secret.png").absolute())]
+    column = [{"bytes": None, "path": path} for path in paths]
+    images = HubImages("hf:./set/default/train", "--data", [str(i) for i in range(4)], column, [0, 1, 2, 3], ["set"])
+    assert images.read(0)
+    for index in range(1, 4):
+        with pytest.raises(UnreadableSample, match="outside of the set"):
+            images.read(index)
+
+
+@pytest.mark.fault(58)
+def test_the_folder_of_jobs_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What jobs give is a pickle: none that lies there already is one of theirs."""
+    from hydractl.training.jobs import _own_folder
+
+    first, second = _own_folder(Path("slurm")), _own_folder(Path("slurm"))
+    assert first != second and not list(second.iterdir())
+    assert {folder.stat().st_mode & 0o777 for folder in (first, second)} == {0o700}
+    Path("elsewhere").mkdir()
+    Path("link").symlink_to("elsewhere")
+    with pytest.raises(OutputError, match="is a link"):
+        _own_folder(Path("link"))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(OutputError, match="belongs to another user"):
+        _own_folder(Path("slurm"))
+
+
+@pytest.mark.fault(70)
+def test_tensors_without_numbers_in_a_state_dict() -> None:
+    buffer = io.BytesIO()
+    torch.save({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}, buffer)
+    Path("w.pth").write_bytes(buffer.getvalue())
+    with pytest.raises(InputError, match=r"w.pth is no state dict of plain tensors: 'b' has no numbers"):
+        StateDict(Path("w.pth"))
+
+
+@pytest.mark.fault(70)
+@pytest.mark.parametrize("key", ["mean", "std"])
+@pytest.mark.parametrize("value", [7, True, "x", {"a": 1}, ["a"], [None], [10**400]], ids=lambda value: str(value)[:9])
+def test_a_timm_configuration_of_other_types(key: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    made = ["prune", "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=6&depth=1&num_heads=3"]
+    if not Path("f").exists():
+        words = [*made, "--method", "magnitude", "--keep", "3", "--layout", "zeroed", "-o", "f/", "-q"]
+        assert main(words) == 0
+    config = json.loads(Path("f/config.json").read_bytes())
+    config["pretrained_cfg"][key] = value
+    Path("f/config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert main(["prune", "f", "--method", "magnitude", "--keep", "1", "-o", "o.st", "-q"]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "internal" not in said and len(said.splitlines()) <= 2
