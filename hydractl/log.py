@@ -42,16 +42,11 @@ class Log:
         yield Progress()
 
 
-class SayOnce(Log):
-    """A log that passes everything on, and each warning once: steps of one work may have the same to say.
+class PassedOn(Log):
+    """A log that passes everything on to another one; subclasses change some of it."""
 
-    Args:
-        log: where it goes.
-        said: the warnings that were said before.
-    """
-
-    def __init__(self, log: Log, said: Iterable[str] = ()) -> None:
-        self._log, self._said = log, set(said)
+    def __init__(self, log: Log) -> None:
+        self._log = log
 
     def info(self, message: str) -> None:
         self._log.info(message)
@@ -60,9 +55,7 @@ class SayOnce(Log):
         self._log.detail(message)
 
     def warn(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            self._log.warn(message)
+        self._log.warn(message)
 
     @contextmanager
     def progress(
@@ -70,3 +63,21 @@ class SayOnce(Log):
     ) -> Iterator[Progress]:
         with self._log.progress(description, total, unit, columns) as progress:
             yield progress
+
+
+class SayOnce(PassedOn):
+    """Passes each warning on once: steps of one work may have the same to say.
+
+    Args:
+        log: where it goes.
+        said: the warnings that were said before.
+    """
+
+    def __init__(self, log: Log, said: Iterable[str] = ()) -> None:
+        super().__init__(log)
+        self._said = set(said)
+
+    def warn(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._log.warn(message)

@@ -37,14 +37,12 @@ class StudySets:
 
     Attributes:
         settings: of the study, its validation data without the samples that may not count in both halves.
-        labelled: whether the test data have labels.
         fingerprints: of all sets, by their options.
         notes: what was left out.
         warnings: what is odd about the data.
     """
 
     settings: StudySettings
-    labelled: bool
     fingerprints: Mapping[str, str]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -116,8 +114,7 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
         doubt = trained_on_doubt(source.name, source.description.seen, given)
         warnings += [] if doubt is None else [doubt]
     fingerprints = {given.option: given.dataset.fingerprint() for given in sets.every}
-    labelled = sets.test.dataset.labels is not None
-    return StudySets(replace(settings, **changed), labelled, fingerprints, notes, warnings)
+    return StudySets(replace(settings, **changed), fingerprints, notes, warnings)
 
 
 def _opened(settings: StudySettings, source: Source) -> _Sets:

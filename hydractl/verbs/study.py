@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hydractl.distributed import processes
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import canonical_json, differences, read_json_file
-from hydractl.log import Log, Progress, SayOnce
+from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
@@ -430,27 +429,11 @@ def _probe(step: Step, device: str) -> SearchPlan:
 # --- carrying it out --------------------------------------------------------------------------------------------------
 
 
-class _StepLog(Log):
+class _StepLog(PassedOn):
     """The log of one command: its warnings and its progress; the rest are details."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
 
     def info(self, message: str) -> None:
         self._log.detail(message)
-
-    def detail(self, message: str) -> None:
-        self._log.detail(message)
-
-    def warn(self, message: str) -> None:
-        self._log.warn(message)
-
-    @contextmanager
-    def progress(
-        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
-    ) -> Iterator[Progress]:
-        with self._log.progress(description, total, unit, columns) as progress:
-            yield progress
 
 
 def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: Plan, log: Log) -> None:

@@ -362,11 +362,11 @@ def test_weights_of_an_onnx_file_outside_its_folder(
 @pytest.mark.fault(58)
 def test_operators_of_a_library(exported: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = onnx.load(exported / "vit.onnx")
-    model.graph.node[0].domain = "evil.library"
-    model.opset_import.add(domain="evil.library", version=1)
+    model.graph.node[0].domain = "evil.operators"
+    model.opset_import.add(domain="evil.operators", version=1)
     Path("evil.onnx").write_bytes(model.SerializeToString())
     (said,) = refusals(Path("evil.onnx"), capsys)
-    assert "operators of 'evil.library'" in said
+    assert "operators of 'evil.operators'" in said
 
 
 # --- what files say of themselves -------------------------------------------------------------------------------------
