@@ -346,21 +346,26 @@ class Study:
         limits = [self._choice.limits[result.row.name] for result in others]
         if all(limit.startswith("accuracy") for limit in limits):
             lines.append("Every other row loses more accuracy on validation data than --max-drop allows.")
-        telling = tuple(self._evidence.sets.index(name) for name in self._choice.telling)
-        best = max(
-            (self._choice.own[result.row.name] for result in others),
-            key=lambda place: self._mean(place, telling),
-        )
-        single = self._choice.own[SINGLE]
-        row = self.candidates[best]
-        lines.append(
-            f"On validation data the best of the other rows, {row.row} with {row.score}, has a mean AUROC of "
-            f"{number(self._mean(best, telling))}; the single model has {number(self._mean(single, telling))} with "
-            f"{self.candidates[single].score}."
-        )
-        return lines
+        return [*lines, *self._best_of_others([result.row.name for result in others])]
 
-    def _mean(self, place: int, telling: tuple[int, ...]) -> float:
+    def _best_of_others(self, rows: Sequence[str]) -> list[str]:
+        """Say what the best of the other rows has under the score of the single model, and why it was not taken."""
+        assert self._choice is not None and self._evidence is not None
+        telling = tuple(self._evidence.sets.index(name) for name in self._choice.telling)
+        under = [self._evidence.under(row, self.common_score) for row in rows]
+        compared = [place for place in under if place is not None]
+        if not compared:
+            return []
+        best = max(compared, key=lambda place: self._evidence_mean(place, telling))
+        name = self.candidates[best].row
+        single = self._choice.own[SINGLE]
+        return [
+            f"On validation data the best of the other rows under {self.common_score}, {name}, has "
+            f"a mean AUROC of {number(self._evidence_mean(best, telling))}; the single model has "
+            f"{number(self._evidence_mean(single, telling))}. It was not taken: {self._choice.reasons[best]}."
+        ]
+
+    def _evidence_mean(self, place: int, telling: tuple[int, ...]) -> float:
         assert self._evidence is not None
         return self._evidence.mean(place, telling, 0)
 

@@ -196,7 +196,8 @@ def _first_sentence(tested: Facts, answer: str) -> str:
         )
     if answer == NOTHING_HELPS:
         if tested.ends == 0:
-            return f"{nothing_else}On validation data no score is better than MSP without harm: use {name}."
+            beaten = "No other score of the single model beats MSP on validation data without harm"
+            return f"{nothing_else}{beaten}: use {name}."
         return f"{nothing_else}Use {name}."
     if answer in (SCORE_HELPS, SCORE_UNCLEAR):
         step = tested.steps[tested.ends][AUROC]
@@ -210,7 +211,8 @@ def _first_sentence(tested: Facts, answer: str) -> str:
     against = _rivals_text(met)
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
         how_much = "better" if hardest.kind == BETTER else "slightly better"
-        sentence = f"{name} detects OOD samples {how_much} than {against}: {hardest} against the hardest of them."
+        against_hardest = "" if len(met.rivals) == 1 else f" against the hardest, {met.hardest}"
+        sentence = f"{name} detects OOD samples {how_much} than {against}: {hardest}{against_hardest}."
         if answer == TRADES:
             return f"{sentence} It pays with {tested.hardest[ACCURACY]}."
         return f"{rung.row} helps this model{'' if answer == HELPS else ', slightly'}: {sentence}"

@@ -135,7 +135,7 @@ def test_the_ladder_has_each_rung_once() -> None:
         ([OWN, MSP], [BETTER], "score helps", "No other row is worth its cost here. What helps is the score vim"),
         ([OWN, MSP], [UNCLEAR], "score unclear", "No other row is worth its cost here. Whether the score vim helps"),
         ([OWN, MSP], [SAME], "nothing helps", "The single model with vim, chosen on validation data, is no better"),
-        ([MSP], [], "nothing helps", "No other row is worth its cost here. On validation data no score"),
+        ([MSP], [], "nothing helps", "No other row is worth its cost here. No other score of the single model"),
     ],
 )
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
