@@ -390,7 +390,7 @@ def test_jobs_make_the_same_bytes(copy: Path) -> None:
         (copy / "runs" / name).unlink()
     assert study("--slurm", "cluster=local,time=20") == 0
     assert contents(copy) == expected
-    assert len(list(Path("runs/slurm").glob("*_submitted.pkl"))) == 4  # prune, fuse, and two of eval
+    assert len(list(Path("runs/slurm").glob("run-*/*_submitted.pkl"))) == 4  # prune, fuse, and two of eval
 
 
 def test_a_timing_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
