@@ -81,3 +81,44 @@ def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> st
     """The end of a message about a wrong word: ``; did you mean X?``, or nothing where no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near and quoted else f"; did you mean {near[0]}?" if near else ""
+
+
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "mlflow": "mlflow-skinny",
+    "open_clip": "open_clip_torch",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""What is imported -> the name it is installed by, where that is another one."""
+
+EXTRAS = {
+    "datasets": "hub",
+    "kmedoids": "cahp",
+    "mlflow": "mlflow",
+    "onnx": "deploy",
+    "onnx_ir": "deploy",
+    "onnxruntime": "deploy",
+    "onnxscript": "deploy",
+    "pyarrow": "parquet",
+    "sklearn": "demo",
+    "submitit": "slurm",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""What is imported, and not everybody needs -> the extra of hydractl that brings it."""
+
+
+def distribution_of(module: str) -> str:
+    """Return the name by which the package of a module is installed."""
+    package = module.partition(".")[0]
+    return _DISTRIBUTIONS.get(package, package)
+
+
+def install_hint(module: str) -> str:
+    """Return the command that installs the package of a module, in a version that hydractl works with."""
+    package = module.partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None:
+        return f"pip install {distribution_of(package)}"
+    return f"pip install 'hydractl[{extra}]'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import sys
 import tomllib
@@ -13,13 +14,15 @@ import pytest
 import yaml
 
 from hydractl import __version__
+from hydractl.cli.failures import failure_of
+from hydractl.criteria.cahp import CAHP
+from hydractl.data import open_data
+from hydractl.errors import EXTRAS as EXTRA_OF
+from hydractl.errors import UsageError, distribution_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-DISTRIBUTIONS = {"PIL": "pillow", "open_clip": "open_clip_torch", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-DISTRIBUTIONS |= {"mlflow": "mlflow-skinny"}
-"""What is imported -> the name it is installed by, where that is another one."""
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -27,21 +30,61 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def imported() -> set[str]:
-    """The packages that any module of hydractl imports, by the names they are installed by."""
+    """The packages that any module of hydractl imports."""
     found = set()
     for file in (ROOT / "hydractl").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found |= {module.partition(".")[0] for module in modules}
-    return {DISTRIBUTIONS.get(name, name) for name in found - set(sys.stdlib_module_names) - {"hydractl"}}
+    return found - set(sys.stdlib_module_names) - {"hydractl"}
 
 
 def test_what_is_imported_is_declared_and_nothing_else_is_needed() -> None:
     needed = names(PROJECT["project"]["dependencies"])
     extras = set().union(*(names(packages) for name, packages in EXTRAS.items() if name not in ("test", "dev", "docs")))
-    assert imported() <= needed | extras
-    assert needed <= imported() | {"safetensors"}  # which users read the files with
+    distributions = set(map(distribution_of, imported()))
+    assert distributions <= needed | extras
+    assert needed <= distributions | {"safetensors"}  # which users read the files with
+
+
+@pytest.mark.fault(71)
+def test_a_hint_names_what_pip_takes_for_every_package_that_may_be_missing() -> None:
+    needed = names(PROJECT["project"]["dependencies"])
+    optional = {module for module in imported() if distribution_of(module) not in needed}
+    imported_by_torch = {"onnxscript", "tensorboard"}
+    assert optional <= set(EXTRA_OF) <= optional | imported_by_torch
+    for module, extra in EXTRA_OF.items():
+        assert distribution_of(module) in names(EXTRAS[extra]), module
+    for module in imported():
+        failure = failure_of(ModuleNotFoundError("No module", name=module))
+        required = module not in optional
+        hint = f"pip install {distribution_of(module)}" if required else f"pip install 'hydractl[{EXTRA_OF[module]}]'"
+        assert (failure.message, failure.hint) == (f"the package {distribution_of(module)} is not installed", hint)
+
+
+def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a package look as if it were not installed."""
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else there(name))
+
+
+@pytest.mark.fault(71)
+@pytest.mark.parametrize("name", ["digits/val", "photos"])
+def test_builtin_data_of_scikit_learn_name_it_as_pip_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without("sklearn", monkeypatch)
+    with pytest.raises(UsageError, match="needs scikit-learn, which is not installed") as refused:
+        open_data(f"builtin:{name}")
+    assert refused.value.hint == "pip install 'hydractl[demo]'"
+    assert len(open_data("builtin:letters")), "which are not of scikit-learn"
+
+
+@pytest.mark.fault(71)
+def test_the_packages_of_cahp_are_named_as_pip_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    without("sklearn", monkeypatch)
+    with pytest.raises(UsageError, match="needs scikit-learn, not installed here") as refused:
+        CAHP().check([])
+    assert refused.value.hint == "pip install 'hydractl[cahp]'"
 
 
 def test_extras_that_are_spoken_of_exist() -> None:

@@ -130,7 +130,8 @@ class ConsoleLog(Log):
     def progress(
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
-        if self.quiet:
+        nothing_to_do = total == 0
+        if self.quiet or nothing_to_do:
             yield Progress()
             return
         with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +11,15 @@ from typing import NamedTuple
 import typer
 
 from hydractl.cli.console import debugging, say
-from hydractl.errors import HydraError, Interrupted, StorageError, UsageError, did_you_mean
+from hydractl.errors import (
+    HydraError,
+    Interrupted,
+    StorageError,
+    UsageError,
+    did_you_mean,
+    distribution_of,
+    install_hint,
+)
 
 INTERRUPTED = 130
 _INTERNAL = 1
@@ -43,13 +52,21 @@ def failure_of(error: BaseException) -> Failure:
         hint = "free some space or choose another folder with -o"
         return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hydractl"):
-        package = error.name.partition(".")[0]
-        return Failure(_INTERNAL, f"the package {package} is not installed", f"pip install {package}")
+        return _missing_module(error.name)
     lines = str(error).strip().splitlines()
     what = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return Failure(
         _INTERNAL, f"internal: {what}", "this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened"
     )
+
+
+def _missing_module(module: str) -> Failure:
+    """Message for a module that is not there: its package is not installed, or is of another version."""
+    package = module.partition(".")[0]
+    name = distribution_of(package)
+    if module != package and importlib.util.find_spec(package) is not None:
+        return Failure(_INTERNAL, f"the installed {name} has no module {module}", f"pip install -U {name}")
+    return Failure(_INTERNAL, f"the package {name} is not installed", install_hint(package))
 
 
 def say_failure(failure: Failure, error: BaseException) -> None:

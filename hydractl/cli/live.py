@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
+
+_BAR_WIDTHS = (40, 20, 8)
+_ANY_WIDTH = 10**4
 
 
 class Bars(Progress):
@@ -19,16 +23,10 @@ class Bars(Progress):
     """
 
     def __init__(self) -> None:
-        one_line = Column(no_wrap=True)  # where a line is too long the bar gets shorter, then the note
         self._screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._layouts = tuple(_layouts())
         super().__init__(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(table_column=one_line),
-            TextColumn("{task.fields[unit]}", markup=False),
-            _Current("speed", "progress.data.speed", one_line),
-            _Current("left", "progress.remaining", one_line),
-            TextColumn("{task.fields[note]}", markup=False),
+            *self._layouts[0],
             console=self._screen,
             transient=True,
             redirect_stdout=False,
@@ -47,7 +45,35 @@ class Bars(Progress):
                 tables.insert(0, _table(columns, rows[-fitting:]))
                 room -= fitting + bool(columns)
         yield from tables
-        yield self.make_tasks_table(tasks)
+        yield self._widest_that_fits(tasks)
+
+    def _widest_that_fits(self, tasks: Sequence[Task]) -> Table:
+        """Return the bars with as much beside them as a line holds: whole columns go, words are not cut."""
+        anything = self._screen.options.update(width=_ANY_WIDTH)
+        table = Table()
+        for layout in self._layouts:
+            self.columns = layout
+            table = self.make_tasks_table(tasks)
+            if Measurement.get(self._screen, anything, table).maximum <= self._screen.width:
+                break
+        return table
+
+
+def _layouts() -> Iterator[tuple[ProgressColumn, ...]]:
+    """Yield the columns of the bars, from the widest choice to the narrowest, which is what was done of how much."""
+    title = TextColumn("{task.description}", markup=False)
+    count = MofNCompleteColumn(table_column=Column(no_wrap=True))
+    unit = TextColumn("{task.fields[unit]}", markup=False)
+    speed = _Current("speed", "progress.data.speed", Column(no_wrap=True))
+    left = _Current("left", "progress.remaining", Column(no_wrap=True))
+    note = TextColumn("{task.fields[note]}", markup=False)
+    for width in _BAR_WIDTHS:
+        yield title, BarColumn(width), count, unit, speed, left, note
+    shortest = BarColumn(_BAR_WIDTHS[-1])
+    yield title, shortest, count, unit, speed, left
+    yield title, count, unit, speed, left
+    yield title, count, unit, left
+    yield title, count, unit
 
 
 class _Current(ProgressColumn):

@@ -6,6 +6,7 @@ All are 8x8 grey images from what scikit-learn and Pillow carry inside. ``digits
 
 from __future__ import annotations
 
+import importlib.util
 from functools import lru_cache
 from typing import Any
 
@@ -16,12 +17,14 @@ from PIL import Image, ImageDraw, ImageFont
 from hydractl.data.arrays import ArrayImages
 from hydractl.data.base import Dataset, Spec
 from hydractl.data.labels import RawLabels
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, install_hint
 
 Images = npt.NDArray[np.uint8]
 
 SPLITS: dict[str, tuple[str, ...]] = {"digits": ("train", "val", "test"), "symbols": (), "letters": (), "photos": ()}
 """The sets and their splits; () means that the set is one piece."""
+
+_OF_SKLEARN = ("digits", "photos")
 
 DIGITS_TRAIN, DIGITS_VAL = 1000, 300
 
@@ -41,7 +44,7 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
 
     Raises:
-        UsageError: an unknown name or split, listing the known ones.
+        UsageError: an unknown name or split, listing the known ones; a set of scikit-learn where that is not installed.
     """
     spec.check_query(())
     name, _, split = spec.path.partition("/")
@@ -52,6 +55,9 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
             f"{spec.where}: builtin:{name} has " + (f"no split {split!r}" if SPLITS[name] else "no splits"),
             hint=f"write {' or '.join(n for n in _all_names() if n.split('/')[0] == f'builtin:{name}')}",
         )
+    if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
+        message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
+        raise UsageError(message, hint=install_hint("sklearn"))
     if name == "digits":
         images, labels = digits(split)
         raw = RawLabels(labels[:limit], [str(digit) for digit in range(10)])

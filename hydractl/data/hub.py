@@ -22,7 +22,7 @@ from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, limited, raw_labels
 from hydractl.data.text import TEXT_QUERY, read_table
 from hydractl.data.text_rows import Row, Table
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, install_hint
 
 QUERY = ("image", "label")
 
@@ -265,7 +265,7 @@ def _load(spec: Spec) -> Any:
     except ImportError as error:
         raise UsageError(
             f"{spec.where}: hf: data sets need the datasets library, which is not installed",
-            hint="pip install datasets",
+            hint=install_hint("datasets"),
         ) from error
     name, config, split = _parts(spec)
     if name.startswith(_HERE):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydractl.data.base import Spec, reason
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.jsonio import parse_json, shown
 
 _BOM = "\ufeff"
@@ -198,7 +198,7 @@ def _parquet(spec: Spec) -> Table:
         import pyarrow.parquet
     except ImportError as error:
         raise UsageError(
-            f"{spec.where}: reading Parquet needs pyarrow, which is not installed", hint="pip install pyarrow"
+            f"{spec.where}: reading Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow")
         ) from error
     # pyarrow.lib.ArrowException is no base of all it raises: a missing file is an OSError, bad text a ValueError.
     errors = (pyarrow.lib.ArrowException, OSError, ValueError)

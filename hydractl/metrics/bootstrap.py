@@ -8,7 +8,10 @@ A round takes each metric of the literally repeated samples; nothing is approxim
 sorted once, and a round repeats the sorted values (:class:`~hydractl.metrics.samples.Resample`). scipy's bootstrap
 would draw each metric and each model anew: no pairs, and no sharing of what is sorted.
 
-Source: Efron and Tibshirani 1993, chapters 13 (percentile interval) and 8.3 (several samples).
+A calibration error adds up distances, which grow with noise, and a resample is noisier than the data: its rounds lie
+above the value on the data. They are moved by the distance of their median from it (:attr:`Metric.biased`).
+
+Source: Efron and Tibshirani 1993, chapters 13 (percentile interval), 8.3 (several samples) and 10 (bias).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Curve, auroc
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import measured, row_blocks
@@ -29,7 +33,8 @@ from hydractl.metrics.samples import Resample, Samples
 
 CONVENTIONS = {
     "ci": "Percentile bootstrap interval: ID samples and the samples of each OOD data set are drawn anew with"
-    " replacement in each round, the same draws for every model; null for a metric without a value.",
+    " replacement in each round, the same draws for every model; of a calibration error, which is biased, the rounds"
+    " are moved so that their median is the value on the data; null for a metric without a value.",
     "difference": "This row minus the first row, and the percentile bootstrap interval of that difference over rounds"
     " in which both rows have the same samples (paired).",
 }
@@ -153,9 +158,14 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
 
     None where the metric has no value on the data.
     """
-    return {
-        key: _interval(resampled.rounds[key], level) if key in resampled.rounds else None for key in resampled.values
-    }
+    found: dict[str, list[float] | None] = {}
+    for key, value in resampled.values.items():
+        if value is None:
+            found[key] = None
+            continue
+        low, high = _interval(_centred(key, resampled.rounds[key], value), level)
+        found[key] = [max(low, 0.0), high] if _is_biased(key) else [low, high]  # moved, but no error is negative
+    return found
 
 
 def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, dict[str, Any]]:
@@ -174,8 +184,20 @@ def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict
             continue
         if len(first.rounds[key]) != len(other.rounds[key]):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
-        table[key] = {"value": value - before, "ci": _interval(other.rounds[key] - first.rounds[key], level)}
+        apart, rounds = value - before, other.rounds[key] - first.rounds[key]
+        table[key] = {"value": apart, "ci": _interval(_centred(key, rounds, apart), level)}
     return table
+
+
+def _centred(key: str, rounds: Floats, value: float) -> Floats:
+    """Return the rounds of a metric, those of a biased one around its value on the data."""
+    return rounds - (np.median(rounds) - value) if _is_biased(key) else rounds
+
+
+def _is_biased(key: str) -> bool:
+    """Whether a dotted key is that of a metric whose rounds lie above the value on the data."""
+    names = [name for declared in metrics("id") if declared.biased for name in declared.keys]
+    return any(key.endswith(f".{name}") for name in names)
 
 
 def draw(seed: int, name: str, n: int) -> Iterator[Counts]:

@@ -42,6 +42,8 @@ class Metric:
         place: its column among those of its kind, where that is not the order of declaration.
         parts: keys of its numbers, where it has several.
         by_severity: whether it is taken of each corruption at each severity as well (``id`` alone).
+        biased: whether it is a distance that noise makes larger, so that resamples lie above the value on the data; its
+            interval is moved by as much (``id`` alone).
     """
 
     function: Callable[[Any], Any]
@@ -55,6 +57,7 @@ class Metric:
     place: int = 100
     parts: tuple[str, ...] = ()
     by_severity: bool = False
+    biased: bool = False
 
     def __call__(self, data: Any) -> Any:
         return self.function(data)

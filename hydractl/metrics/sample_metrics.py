@@ -47,7 +47,7 @@ def nll(samples: Labelled) -> float:
     return 0.0 - samples.mean("label_log_probs")
 
 
-@metric("id", label="ece", words="ECE (equal width)", direction="lower", place=3, by_severity=True)
+@metric("id", label="ece", words="ECE (equal width)", direction="lower", place=3, by_severity=True, biased=True)
 def ece(samples: Labelled) -> float:
     """Top-label l1 calibration error, 15 equal-width bins [k/15, (k+1)/15), the last one closed: sum over bins of
     n_b/N * |accuracy_b - mean confidence_b|.
@@ -59,7 +59,7 @@ def ece(samples: Labelled) -> float:
     return _weighted_gap(np.split(binned.confidence, ends), np.split(binned.correct, ends), len(samples))
 
 
-@metric("id", label="aece", words="ECE (equal mass)", direction="lower", place=4)
+@metric("id", label="aece", words="ECE (equal mass)", direction="lower", place=4, biased=True)
 def aece(samples: Labelled) -> float:
     """The same sum over 15 equal-mass bins: samples stably sorted by confidence, ascending, and split into 15 runs
     whose sizes differ by at most one, the larger ones first (numpy.array_split).

@@ -15,15 +15,29 @@ from rich.text import Text
 
 from hydractl.report.texts import number, short_names
 
+_WIDEST_TITLE = 40
+UNKNOWN = "-"
+"""What stands in the place of a number that was not measured."""
+
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """A table without lines; the first ``left`` columns are aligned to the left, the rest to the right."""
+    """A table without lines; the first ``left`` columns are aligned to the left, the rest to the right.
+
+    A column of which no row knows anything is left out.
+    """
     found = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(columns):
-        found.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
+    found.min_width = min(len(title), _WIDEST_TITLE)  # a title is wrapped where its table ends
+    known = known_columns(rows, len(columns))
+    for index in known:
+        found.add_column(columns[index], justify="left" if index < left else "right", no_wrap=index >= left)
     for row in rows:
-        found.add_row(*[Text(cell) for cell in row])
+        found.add_row(*[Text(row[index]) for index in known])
     return found
+
+
+def known_columns(rows: Sequence[Sequence[str]], count: int) -> list[int]:
+    """Return which of ``count`` columns to show: all but those that hold nothing but dashes."""
+    return [index for index in range(count) if not rows or any(row[index] != UNKNOWN for row in rows)]
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hydractl.report import eval_tables as tables
-from hydractl.report.rich_parts import table
+from hydractl.report.rich_parts import UNKNOWN, known_columns, table
 from hydractl.report.texts import bytes_text, count_text, drawn_names, input_text, number, params_text
 
 # --- evals ------------------------------------------------------------------------------------------------------------
@@ -93,10 +93,13 @@ def _in_parts(shown: tables.Table, width: int) -> list[Table]:
 
 def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
     """A table for the terminal, with names of so many letters."""
-    found = table(shown.title, ("model", *[label for label, _ in shown.heads]), [], left=left)
-    short = dict(zip(names := list(dict.fromkeys(n for n, _ in shown.rows)), drawn_names(names, letters), strict=True))
+    names = list(dict.fromkeys(name for name, _ in shown.rows))
+    short = dict(zip(names, drawn_names(names, letters), strict=True))
+    known = known_columns([[cell.text for cell in cells] for _, cells in shown.rows], len(shown.heads))
+    labels = [shown.heads[index][0] for index in known]
+    found = table(shown.title, ("model", *labels), [], left=left)
     for name, cells in shown.rows:
-        found.add_row(Text(short[name]), *[_text(cell, intervals) for cell in cells])
+        found.add_row(Text(short[name]), *[_text(cells[index], intervals) for index in known])
     return found
 
 
@@ -230,10 +233,11 @@ def _plan(document: dict[str, Any]) -> RenderableType:
 
 
 def _recipe(document: dict[str, Any]) -> RenderableType:
-    rows = [
-        [f"--{name.replace('_', '-')}", _setting(entry["value"]), entry["source"]]
-        for name, entry in document["recipe"].items()
-    ]
+    rows = []
+    for name, entry in document["recipe"].items():
+        value = _setting(entry["value"])
+        if value != UNKNOWN:  # else the option is not in effect
+            rows.append([f"--{name.replace('_', '-')}", value, entry["source"]])
     return table("the recipe in effect", ("option", "value", "from"), rows, left=3)
 
 
@@ -243,7 +247,7 @@ def _setting(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if value is None or value == []:
-        return "-"
+        return UNKNOWN
     return ",".join(_setting(item) for item in value) if isinstance(value, list) else str(value)
 
 

@@ -122,6 +122,7 @@ class Common:
         "auto",
         metavar="auto|cpu|cuda[:i]|mps",
         pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
+        example="cuda:0",
         often=True,
     )
     workers: int = run_option("Processes that read data; 0 is the main one [processes]", 0, at_least=0)
@@ -314,6 +315,7 @@ class SideBySide(Batched):
         [],
         metavar="DEVICE[,DEVICE...]",
         pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
+        example="0,1",
         split=True,
         repeats=True,
     )
@@ -323,6 +325,7 @@ class SideBySide(Batched):
         [],
         metavar="KEY=VALUE[,KEY=VALUE...]",
         pattern=r"[a-z_]+=[^=,]+",
+        example="partition=gpu",
         split=True,
     )
 

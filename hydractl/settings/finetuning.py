@@ -152,12 +152,14 @@ class FinetuneSettings(Prescribed, Several):
         "evenly spread, or of one for each epoch left [default: off]",
         metavar="START[,N]",
         pattern=r"0?\.(?=0*[1-9])[0-9]{1,6}(,([2-9]|[1-9][0-9]{1,5}))?",
+        example="0.75",
     )
     swag: str | None = length_option(
         "Write M members drawn by --seed from SWAG's Gaussian around the average of --swa, whose low-rank half is of "
         "the last RANK weights, 20 by default: a.1.st, a.2.st and so on for a.st [default: the average itself]",
         metavar="M[,RANK]",
         pattern=r"([2-9]|[1-9][0-9]{1,2})(,([2-9]|[1-9][0-9]{1,2}))?",
+        example="3,20",
     )
     min_delta: float = length_option(
         "Smallest improvement that counts, a fraction of all samples", 0.0, at_least=0, below=1
@@ -230,6 +232,7 @@ class FinetuneSettings(Prescribed, Several):
         "[default: off, the weights themselves]",
         metavar="R,ALPHA",
         pattern=r"[1-9][0-9]{0,3},[0-9]{1,5}(\.[0-9]{1,5})?",
+        example="4,8",
     )
     batch_ensemble: float | None = weights_option(
         "Train rank-one factors of the linear layers of the blocks, drawn around 1 by --seed with this standard "
@@ -249,18 +252,21 @@ class FinetuneSettings(Prescribed, Several):
         "RHO 0.5, REPEATS 4]",
         metavar="M[,RHO[,REPEATS]]",
         pattern=r"([2-9]|[1-9][0-9])(,(0|0?\.[0-9]{1,6}|1)(\.0)?(,[1-9][0-9]?)?)?",
+        example="3,0.5",
     )
     packed: str | None = weights_option(
         "Train M networks of ALPHA / M of the width on the same batches, their layers cut into GAMMA groups: a.1.st, "
         "a.2.st and so on for a.st; ALPHA may be 9/4 [default: off; GAMMA 1]",
         metavar="M,ALPHA[,GAMMA]",
         pattern=r"([2-9]|[1-9][0-9]),[1-9][0-9]?(\.[0-9]{1,3}|/[1-9][0-9]?)?(,[1-9][0-9]?)?",
+        example="3,2",
     )
     augment: list[str] = augment_option(
         "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",
         [],
         metavar="crop[:0.08],flip,randaugment[:2:12]",
         pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:([12]?[0-9]|30))?",
+        example="crop:0.08,flip",
         split=True,
     )
     log: str | None = file_option(
@@ -284,6 +290,7 @@ class FinetuneSettings(Prescribed, Several):
         "10m",
         metavar="N|Ns|Nm|Nh",
         pattern=r"[1-9][0-9]{0,8}[smh]?",
+        example="500 or 10m",
     )
     resume: bool = run_option("Resume the unfinished run that is saved beside the output", False, often=True)
     autocast: str | None = run_option(

@@ -33,7 +33,7 @@ class Option:
         short: a one-letter flag such as ``-o``.
         flag: the long flag.
         at_least, at_most, above, below: the range of a number (of each number of a list).
-        pattern: a regular expression for the whole text; ``metavar`` then says what is allowed.
+        pattern: a regular expression for the whole text; ``metavar`` then says what is allowed, with an ``example``.
         check: raises ValueError for a wrong value (item of a list), with what follows the name of the option.
         split: a list written with commas; without it, a list repeats its flag.
         repeats: such a list may have an item twice.
@@ -61,6 +61,7 @@ class Option:
     above: float | None = None
     below: float | None = None
     pattern: str | None = None
+    example: str = ""
     check: Callable[[Any], object] | None = None
     split: bool = False
     repeats: bool = False
@@ -181,7 +182,7 @@ class Option:
             guess = did_you_mean(str(value), self.choices)
             return f"must be one of {', '.join(self.choices)}, not {value!r}{guess}"
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
-            return f"must be {self.placeholder()}, not {value!r}"
+            return f"must be {self.placeholder()}, such as {self.example}, not {value!r}"
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}, not {value}"
         if self.at_most is not None and value > self.at_most:

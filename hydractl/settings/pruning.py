@@ -223,6 +223,7 @@ class CircuitSettings(Dropping):
         "[default: exact]",
         metavar="lazy:N",
         pattern=r"lazy:[1-9][0-9]{0,8}",
+        example="lazy:4",
         often=True,
     )
     check_against: str | None = search_option(
@@ -232,6 +233,7 @@ class CircuitSettings(Dropping):
         "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
         metavar="LIST",
         pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
+        example="0-3,7",
     )
     start_mask: str | None = which_option(
         "Start from the heads that this mask keeps; those it removes count for the budget "
@@ -255,6 +257,7 @@ class CircuitSettings(Dropping):
         "Memory limit for activations cached between evaluations, such as 8G [default: half of what is free]",
         metavar="SIZE",
         pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
+        example="4G",
     )
     resume: bool = run_option("Resume the search recorded in the journal beside the output", False, often=True)
     timeout: float = run_option(

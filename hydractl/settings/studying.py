@@ -86,6 +86,7 @@ class StudySettings(SideBySide):
         "takes fewer samples, and rows are left out; the plan says what [default: no limit]",
         metavar="TIME",
         pattern=r"[0-9]{1,6}[smh]",
+        example="90s, 10m or 8h",
         often=True,
     )
     search_samples: int | None = study_option(
@@ -95,6 +96,7 @@ class StudySettings(SideBySide):
         "Approximate the search, as in extract-circuit [default: exact]",
         metavar="lazy:N",
         pattern=r"lazy:[1-9][0-9]{0,8}",
+        example="lazy:4",
     )
     fit_samples: int = study_option(
         "Samples of --data that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
@@ -108,6 +110,7 @@ class StudySettings(SideBySide):
         "id:0.05",
         metavar="id:P",
         pattern=r"id:0?\.[0-9]+",
+        example="id:0.05",
     )
     bootstrap: int = study_option("Resamples for 95 % intervals [resamples]", 1000, at_least=100)
     timed: bool = run_option("Measure the latency of best.st with bench at the end", True)

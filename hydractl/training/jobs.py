@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hydractl.errors import OutputError, UsageError
+from hydractl.errors import OutputError, UsageError, install_hint
 from hydractl.files.atomic import storing
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
@@ -40,8 +40,8 @@ def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
         for device in dict.fromkeys(devices):
             resolve_device(device)
     elif importlib.util.find_spec("submitit") is None:
-        hint = "pip install 'hydractl[slurm]'"
-        raise UsageError("--slurm needs the package submitit, which is not installed", hint=hint)
+        message = "--slurm needs the package submitit, which is not installed"
+        raise UsageError(message, hint=install_hint("submitit"))
 
 
 def threads_each(at_once: int) -> int | None:

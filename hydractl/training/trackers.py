@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, install_hint
 from hydractl.files.atomic import storing
 from hydractl.log import Log
 
@@ -109,8 +109,8 @@ def check_installed(names: Sequence[str]) -> None:
     """
     for name in names:
         if importlib.util.find_spec(name) is None:
-            hint = f"pip install 'hydractl[{name}]'"
-            raise UsageError(f"--track {name} needs the package {name}, which is not installed", hint=hint)
+            message = f"--track {name} needs the package {name}, which is not installed"
+            raise UsageError(message, hint=install_hint(name))
 
 
 class Tracked:

@@ -70,6 +70,11 @@ def test_usage(arguments: list[str], lines: str, hydractl: Run) -> None:
             7,
             "error: cannot write a.st: No space left on device\n" + SPACE,
         ),
+        (
+            OSError(errno.EDQUOT, "Disk quota exceeded", "a.st"),
+            7,
+            "error: cannot write a.st: Disk quota exceeded\n" + SPACE,
+        ),
         (OSError(errno.EIO, "Input/output error"), 7, "error: cannot write: Input/output error\n" + SPACE),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (Interrupted("hydractl prune --resume"), 130, "error: interrupted\nhint: hydractl prune --resume\n"),
@@ -79,7 +84,12 @@ def test_usage(arguments: list[str], lines: str, hydractl: Run) -> None:
         (
             ModuleNotFoundError("x", name="timm.layers"),
             1,
-            "error: the package timm is not installed\nhint: pip install timm\n",
+            "error: the installed timm has no module timm.layers\nhint: pip install -U timm\n",
+        ),
+        (
+            ModuleNotFoundError("x", name="timber.layers"),
+            1,
+            "error: the package timber is not installed\nhint: pip install timber\n",
         ),
         (
             ValueError("one\ntwo"),

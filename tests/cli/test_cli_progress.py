@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hydractl.cli.console import ConsoleLog, Pace, duration, speed
+from hydractl.cli.live import Bars
 
 
 class Clock:
@@ -132,6 +135,54 @@ def test_quiet_shows_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
         progress.row(["1"])
         progress.set_total(2)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.fault(73)
+def test_work_of_no_units_is_no_task(capsys: pytest.CaptureFixture[str]) -> None:
+    with ConsoleLog().progress("running the other members", 0, "samples"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def bars(width: int, *tasks: dict[str, Any]) -> list[str]:
+    """The lines of the bars on a terminal of that width."""
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    found = Bars()
+    found._screen = console
+    for task in tasks:
+        about = {"unit": "samples", "note": "", "rows": (), "columns": (), "speed": lambda: "", "left": lambda: ""}
+        found.add_task(**(about | task))
+    for renderable in found.get_renderables():
+        console.print(renderable)
+    return console.file.getvalue().splitlines()
+
+
+LONG = {
+    "description": "single: builtin:digits/test",
+    "total": 5000,
+    "note": "loss 0.1234, val accuracy 0.8712",
+    "speed": lambda: "1,234 samples/s",
+    "left": lambda: "12 min left",
+}
+
+
+@pytest.mark.fault(73)
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_what_a_line_does_not_hold_is_left_out_and_no_word_is_cut(width: int) -> None:
+    (line,) = bars(width, LONG)
+    assert line.split()[:2] == LONG["description"].split()
+    rest = line.split(LONG["description"])[1].replace("━", "")
+    known = ["0/5000", "samples", LONG["speed"](), LONG["left"](), LONG["note"]]
+    shown = [text for text in known if text in rest]
+    assert " ".join(rest.split()) == " ".join(shown)
+    assert shown[:2] == known[:2] and len(line) <= width
+    assert (shown == known) == (width > 100)
+
+
+def test_the_bar_is_shortened_before_the_note_goes() -> None:
+    lengths = {width: bars(width, LONG)[0].count("━") for width in (120, 130, 160)}
+    assert lengths == {120: 8, 130: 20, 160: 40}
+    assert all(LONG["note"] in bars(width, LONG)[0] for width in lengths)
 
 
 LIVE = """

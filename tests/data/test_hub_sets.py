@@ -105,4 +105,4 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="which is not installed") as error:
         open_data("hf:org/name/default/train")
-    assert error.value.hint == "pip install datasets"
+    assert error.value.hint == "pip install 'hydractl[hub]'"

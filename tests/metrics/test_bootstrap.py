@@ -26,6 +26,7 @@ def case(kind: str, seed: int = 0, members: int = 3) -> Case:
     return (logits, rng.integers(0, 5, sizes[0])), outside
 
 
+BIASED = ("id.ece", "id.aece")
 GROUPS = {"n": "near", "f.1": "far", "other": None}
 
 
@@ -86,7 +87,11 @@ def test_all_metrics_have_an_interval_and_values_of_the_row() -> None:
     assert set(got.values) == set(METRICS)
     assert all(value == lookup(row, key) for key, value in got.values.items())
     for key, interval in intervals(got, 0.9).items():
-        assert interval == pytest.approx(np.percentile(got.rounds[key], [5, 95]).tolist(), abs=1e-14)
+        low, high = np.percentile(got.rounds[key], [5, 95])
+        if key in BIASED:
+            above = np.median(got.rounds[key]) - got.values[key]
+            low, high = max(low - above, 0), high - above
+        assert interval == pytest.approx([low, high], abs=1e-14)
     wide, narrow = intervals(got, 0.99), intervals(got, 0.5)
     assert all(wide[k][0] <= narrow[k][0] <= narrow[k][1] <= wide[k][1] for k in wide)
 
@@ -134,6 +139,36 @@ def test_differences_are_paired() -> None:
     assert all(one["value"] == 0 and one["ci"] == [0, 0] for one in differences(first, first).values())
     with pytest.raises(ValueError, match="different numbers of rounds"):
         differences(first, run(data, rounds=99))
+
+
+def calibrated(seed: int, n: int = 300) -> Resampled:
+    """Rounds of a classifier into two classes whose probabilities are true, so that its expected ECE is all noise."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.uniform(0.5, 1, n)
+    labels = (rng.random(n) > confidence).astype(int)
+    logits = np.stack([np.log(confidence), np.log1p(-confidence)], axis=-1)
+    return resample(samples_of(logits[None], labels), {}, {}, rounds=150, seed=seed)
+
+
+@pytest.mark.fault(72)
+def test_the_interval_of_a_calibration_error_holds_the_value_and_its_difference() -> None:
+    rows = [calibrated(seed) for seed in range(6)]
+    excluded = 0
+    for row in rows:
+        for key in BIASED:
+            value = row.values[key]
+            low, high = intervals(row)[key]
+            assert 0 <= low < value < high
+            excluded += bool(np.quantile(row.rounds[key], 0.025) > value + 1e-4)
+    assert excluded, "else plain percentiles would do"
+    for row in rows[1:]:
+        compared = differences(rows[0], row)
+        for key in BIASED:
+            value, (low, high) = compared[key]["value"], compared[key]["ci"]
+            assert low < value < high
+    # No other metric is moved.
+    low, high = intervals(rows[0])["id.nll"]
+    assert [low, high] == np.quantile(rows[0].rounds["id.nll"], [0.025, 0.975]).tolist()
 
 
 def test_metrics_without_a_value_have_no_interval() -> None:

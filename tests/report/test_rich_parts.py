@@ -14,7 +14,7 @@ from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 
-from hydractl.report.rich_parts import HeatMap, KeptMap
+from hydractl.report.rich_parts import HeatMap, KeptMap, table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
 
@@ -170,3 +170,45 @@ def test_kept_heads() -> None:
     assert drawn(KeptMap(entries), console()) == ["a   ■·■  2/3", "bb    1/?"]
     assert drawn(KeptMap(entries), console(encoding="ascii")) == ["a   #.#  2/3", "bb    1/?"]
     assert drawn(KeptMap([]), console()) == []
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_that_no_row_knows_is_left_out() -> None:
+    shown = drawn(table("what it is", ("name", "a", "b", "c"), [["x", "-", "1", "-"], ["y", "-", "-", "2"]]), console())
+    assert [line.split() for line in shown] == [
+        ["what", "it", "is"],
+        ["name", "b", "c"],
+        ["x", "1", "-"],
+        ["y", "-", "2"],
+    ]
+    assert [line.split() for line in drawn(table("", ("a", "b"), []), console())] == [["a", "b"]]
+
+
+@pytest.mark.fault(73)
+def test_a_training_without_validation_data_shows_no_dashes() -> None:
+    epoch = {"steps": 1, "loss": 2.3, "val_accuracy": None, "val_nll": None}
+    document = {"schema": "hydractl.finetune/1", "epochs": [epoch | {"epoch": n} for n in (1, 2)], "kept_epoch": 2}
+    shown = "\n".join(drawn(render(document, 80), console()))
+    assert "loss" in shown and "2.3000" in shown
+    assert "val" not in shown and "-" not in shown.split()
+
+    recipe = {"lr": {"value": 0.1, "source": "flag"}, "swa": {"value": None, "source": "default"}}
+    plan = {
+        "schema": "hydractl.finetune/1",
+        "dry_run": True,
+        "steps": 2,
+        "samples": 3,
+        "output": "a.st",
+        "recipe": recipe,
+    }
+    shown = "\n".join(drawn(render(plan, 80), console()))
+    assert "--lr" in shown and "--swa" not in shown
+
+
+@pytest.mark.fault(73)
+def test_an_eval_of_unlabelled_data_shows_no_dashes() -> None:
+    row = {"name": "vit", "id": {"n": 20, "accuracy": None, "ece": None}, "diversity": {"id": {"mi": 0.25}}}
+    shown = drawn(render({"schema": "hydractl.eval/1", "models": [row]}, 80), console())
+    assert shown[:3] == ["in distribution (n = 20)", f"model{'mi':>19}", f"vit{'0.2500':>21}"]

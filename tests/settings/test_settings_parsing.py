@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,24 @@ def test_defaults_alone_never_complain_about_ranges(tmp_path: Any) -> None:
     ]
     assert unbounded == []
     assert merge(FuseSettings, {"model": ["a"]}, {}, tmp_path).merge == ["auto"]
+
+
+PATTERNED = {option.flag: option for verb in SETTINGS.values() for option in options_of(verb) if option.pattern}
+
+
+@pytest.mark.fault(73)
+@pytest.mark.parametrize("flag", PATTERNED)
+def test_a_value_of_another_form_is_answered_by_an_example_of_the_right_one(flag: str) -> None:
+    option = PATTERNED[flag]
+    (complaint,) = option.complaints(["!"] if option.many else "!")
+    assert complaint == f"must be {option.placeholder()}, such as {option.example}, not '!'"
+    examples = re.split(r", | or ", option.example)  # a comma within a value has no space behind it
+    items = [item for example in examples for item in (example.split(",") if option.split else [example])]
+    for item in items:
+        assert option.complaints([item] if option.many else item) == [], item
+
+
+@pytest.mark.fault(73)
+def test_the_time_of_a_study_is_shown_by_example(refused: Refused) -> None:
+    problems = refused("study", {"budget": "an hour"})
+    assert "--budget must be TIME, such as 90s, 10m or 8h, not 'an hour' (flag)" in problems

@@ -13,10 +13,10 @@ import importlib.util
 from collections.abc import Sequence
 
 from hydractl.criteria.base import Calibration, CriterionOption, Decider, Decision, ScoredModel
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, distribution_of
 from hydractl.heads.mask import Site
 
-_PACKAGES = {"sklearn": "scikit-learn", "kmedoids": "kmedoids"}
+_PACKAGES = ("sklearn", "kmedoids")
 
 
 class CAHP(Decider):
@@ -40,10 +40,10 @@ class CAHP(Decider):
         Raises:
             UsageError: for the heads of a tower of texts, or a package that is not installed.
         """
-        missing = [name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+        missing = [distribution_of(module) for module in _PACKAGES if importlib.util.find_spec(module) is None]
         if missing:
-            install = " ".join(missing)
-            raise UsageError(f"--method cahp needs {install}, not installed here", hint=f"pip install {install}")
+            needed = " and ".join(missing)
+            raise UsageError(f"--method cahp needs {needed}, not installed here", hint="pip install 'hydractl[cahp]'")
         if any(site.tower == "text" for site in sites):
             raise UsageError(
                 "--method cahp compares heads by what they make of samples, the text tower reads prompts",
