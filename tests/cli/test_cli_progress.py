@@ -180,9 +180,10 @@ def test_what_a_line_does_not_hold_is_left_out_and_no_word_is_cut(width: int) ->
 
 
 def test_the_bar_is_shortened_before_the_note_goes() -> None:
-    lengths = {width: bars(width, LONG)[0].count("━") for width in (120, 130, 160)}
-    assert lengths == {120: 8, 130: 20, 160: 40}
-    assert all(LONG["note"] in bars(width, LONG)[0] for width in lengths)
+    ended = LONG | {"completed": LONG["total"]}  # without colours the rest of a bar is blank
+    lines = {width: bars(width, ended)[0] for width in (120, 130, 160)}
+    assert {width: line.count("━") for width, line in lines.items()} == {120: 8, 130: 20, 160: 40}
+    assert all(LONG["note"] in line for line in lines.values())
 
 
 LIVE = """

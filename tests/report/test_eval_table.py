@@ -42,9 +42,9 @@ def plain_document() -> dict[str, Any]:
 def test_by_hand() -> None:
     assert lines(plain_document()) == [
         "in distribution (n = 8)",
-        "model     acc     nll   brier     ece    aece  aurc      mi  disagr",
-        "one    0.5000  0.7000  0.5000  0.1000  0.1000     -  0.0000       -",
-        "two    0.7500  0.2500  0.5000  0.1000  0.1000     -  0.0000       -",
+        "model     acc     nll   brier     ece    aece      mi",
+        "one    0.5000  0.7000  0.5000  0.1000  0.1000  0.0000",
+        "two    0.7500  0.2500  0.5000  0.1000  0.1000  0.0000",
         "",
     ]
 
@@ -136,12 +136,11 @@ def test_names_cannot_write_to_the_terminal() -> None:
 def test_null_and_bare_rows() -> None:
     assert lines({"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}) == [
         "in distribution (n = 3)",
-        "model  acc  nll  brier  ece  aece  aurc  mi  disagr",
-        "one      -    -      -    -     -     -   -       -",
+        "model",
+        "one",
         "",
     ]
-    found = lines(without_values(everything()))
-    assert sum(line.split()[1:] == ["-"] * 11 for line in found) == 3
+    assert not any(line.split()[1:] == ["-"] for line in lines(without_values(everything())))
 
 
 def test_groups_and_sizes_of_ood_sets() -> None:

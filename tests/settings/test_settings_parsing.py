@@ -39,7 +39,7 @@ NEEDED: dict[str, dict[str, Any]] = {
             "--method must be one of cahp, gate, magnitude, oba, random, taylor, not 'taylr'; "
             "did you mean taylor? (flag)",
         ),
-        ("prune", "device", "cuda:x", "--device must be auto|cpu|cuda[:i]|mps, not 'cuda:x' (flag)"),
+        ("prune", "device", "cuda:x", "--device must be auto|cpu|cuda[:i]|mps, such as cuda:0, not 'cuda:x' (flag)"),
         ("prune", "output", " ", "--output must not be empty (flag)"),
         ("prune", "model", ["a.st", ""], "MODEL must not be empty (flag)"),
         ("finetune", "lr", "nan", "--lr must be a number, not 'nan' (flag)"),
