@@ -1,0 +1,88 @@
+"""The rule of ``hydractl.studies.choosing`` decides as that of ``benchmarks/verdict_rules.py``, which shares no code."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from hydractl.metrics.bootstrap import Resampled
+from hydractl.studies.choosing import Candidate, Evidence, choose
+from hydractl.studies.words import ACCURACY, NLL
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "verdict_rules.py"
+ROWS, SCORES, SETS, ROUNDS = 4, ("msp", "energy", "vim"), 3, 40
+MAX_DROP = 0.01
+
+
+@pytest.fixture(scope="module")
+def rules() -> ModuleType:
+    specification = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[SCRIPT.stem] = module  # dataclasses look themselves up
+    specification.loader.exec_module(module)
+    return module
+
+
+class Drawn:
+    """AUROCs, accuracies and NLLs of rows whose differences are about as large as the limits of the rule."""
+
+    def __init__(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        of_set = random.uniform(0.55, 0.9, SETS)[None, None, :]
+        of_row = random.normal(0, 0.01, (ROWS, 1, 1))
+        of_score = random.normal(0, 0.03, (1, len(SCORES), 1))
+        of_all = random.normal(0, 0.008, (ROWS, len(SCORES), SETS))
+        self.aurocs = (of_set + of_row + of_score + of_all).reshape(-1, SETS)
+        common = random.normal(0, 0.02, (1, SETS, ROUNDS))
+        noise = random.normal(0, 0.006, (len(self.aurocs), SETS, ROUNDS))
+        self.resampled = self.aurocs[..., None] + common + noise
+        self.accuracies = 0.9 + random.normal(0, 0.008, ROWS)
+        self.nlls = 0.3 + random.normal(0, 0.015, ROWS)
+        self.macs = [100, *random.choice([110, 110, 150, 200], ROWS - 1).tolist()]
+        self.members = [1, *random.choice([2, 3], ROWS - 1).tolist()]
+        self.places = [(row, score) for row in range(ROWS) for score in SCORES]
+        self.names = ["single", *(f"row{row}" for row in range(1, ROWS))]
+
+    def evidence(self) -> Evidence:
+        """What the product decides by."""
+        found = []
+        for place, (row, score) in enumerate(self.places):
+            inside = {ACCURACY: self.accuracies[row], NLL: self.nlls[row]}
+            outside = {f"set{number}": self.aurocs[place, number] for number in range(SETS)}
+            found.append(
+                Candidate(
+                    row=self.names[row],
+                    score=score,
+                    members=self.members[row],
+                    macs=self.macs[row],
+                    inside=Resampled(inside, {name: np.full(ROUNDS, value) for name, value in inside.items()}),
+                    outside=Resampled(outside, {f"set{i}": self.resampled[place, i] for i in range(SETS)}),
+                )
+            )
+        return Evidence(found)
+
+    def validation(self, rules: ModuleType) -> object:
+        """What the script decides by."""
+        prices = [(macs, members, row) for row, (macs, members) in enumerate(zip(self.macs, self.members, strict=True))]
+        lost = self.accuracies[0] - self.accuracies
+        within = (lost <= MAX_DROP) & (self.nlls - self.nlls[0] <= rules.NLL_LIMIT)
+        candidates = [rules.Candidate(row, score) for row, score in self.places]
+        return rules.Validation(candidates, prices, within.tolist(), self.aurocs, self.resampled)
+
+
+def test_both_decide_alike(rules: ModuleType) -> None:
+    setting = rules.Setting(scores="one")
+    taken = set()
+    for seed in range(300):
+        drawn = Drawn(seed)
+        ours = choose(drawn.evidence(), MAX_DROP).chosen
+        theirs = rules.decide(drawn.validation(rules), range(SETS), setting, {})
+        assert drawn.places[ours] == drawn.places[theirs], f"seed {seed}"
+        taken.add(drawn.places[ours])
+    assert len(taken) > 6  # the cases are not all alike
