@@ -1,7 +1,7 @@
-"""Data that needs no file and no network: handwritten digits, and three OOD sets.
+"""Data that needs no file and no network: handwritten digits, three OOD sets for them, and one of English sentences.
 
-All are 8x8 grey images from what scikit-learn and Pillow carry inside. ``digits`` is in-distribution; ``symbols``,
-``letters`` and ``photos`` are out-of-distribution sets for it, without labels.
+The images are 8x8 and grey, from what scikit-learn and Pillow carry inside. ``digits`` is in-distribution; ``symbols``,
+``letters`` and ``photos`` are out-of-distribution sets for it, without labels. ``docstrings`` are an OOD set for texts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from PIL import Image, ImageDraw, ImageFont
 
 from hydractl.data.arrays import ArrayImages
 from hydractl.data.base import Dataset, Spec
+from hydractl.data.docstrings import docstrings
 from hydractl.data.labels import RawLabels
-from hydractl.errors import UsageError, install_hint
+from hydractl.data.text import Texts
+from hydractl.errors import InputError, UsageError, install_hint
 
 Images = npt.NDArray[np.uint8]
 
-SPLITS: dict[str, tuple[str, ...]] = {"digits": ("train", "val", "test"), "symbols": (), "letters": (), "photos": ()}
+SPLITS: dict[str, tuple[str, ...]] = {
+    "digits": ("train", "val", "test"),
+    "symbols": (),
+    "letters": (),
+    "photos": (),
+    "docstrings": (),
+}
 """The sets and their splits; () means that the set is one piece."""
 
 _OF_SKLEARN = ("digits", "photos")
@@ -45,6 +53,7 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
     Raises:
         UsageError: an unknown name or split, listing the known ones; a set of scikit-learn where that is not installed.
+        InputError: ``docstrings`` where Python's standard library has no source files.
     """
     spec.check_query(())
     name, _, split = spec.path.partition("/")
@@ -58,6 +67,8 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
         message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
         raise UsageError(message, hint=install_hint("sklearn"))
+    if name == "docstrings":
+        return _sentences(spec, limit), RawLabels()
     if name == "digits":
         images, labels = digits(split)
         raw = RawLabels(labels[:limit], [str(digit) for digit in range(10)])
@@ -66,6 +77,15 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     images = images[:limit]
     ids = [f"builtin:{spec.path}#{i}" for i in range(len(images))]
     return ArrayImages(spec.text, spec.where, ids, images), raw
+
+
+def _sentences(spec: Spec, limit: int | None) -> Texts:
+    """Return the set of English sentences."""
+    sentences = docstrings()[:limit]
+    if not sentences:
+        raise InputError(f"{spec.where}: this Python's standard library has no source files to take sentences from")
+    ids = [f"builtin:{spec.path}#{number}" for number in range(len(sentences))]
+    return Texts(spec.text, spec.where, ids, sentences)
 
 
 def _all_names() -> list[str]:

@@ -23,7 +23,7 @@ _READERS = {
     "folder": ("hydractl.data.files", "read_folder", "image"),
     "list": ("hydractl.data.files", "read_image_list", "image"),
     "text": ("hydractl.data.text", "read_text", "text"),
-    "builtin": ("hydractl.data.builtin", "read_builtin", "image"),
+    "builtin": ("hydractl.data.builtin", "read_builtin", ""),  # known once it is open
     "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
     "openood": ("hydractl.data.suites", "read_openood", "image"),
     "wds": ("hydractl.data.shards", "read_shards", "image"),
@@ -38,7 +38,7 @@ _FILES = ("npz", "text")  # kinds whose path has to be there
 
 _FORMS = {
     "image": "folders, .npz, .parquet, image lists, builtin:, torchvision:, openood: and hf: sets, wds: shards",
-    "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files, hf: sets",
+    "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files, builtin:docstrings, hf: sets",
     PAIRS: "captions: files and shards",
 }
 

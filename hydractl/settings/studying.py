@@ -126,6 +126,10 @@ class StudySettings(SideBySide):
         alone = len(sets) == 1 and sets[0].spec != self._made
         return [*sets, OodSet(AUTO, None, self._made)] if alone else sets
 
+    def chooses_by_made_samples_alone(self) -> bool:
+        """Return whether all OOD validation samples are made of those of ``--val``."""
+        return all(each.spec == self._made for each in self.ood_val_sets())
+
     @property
     def _made(self) -> str:
         return with_setting(str(self.val), f"ood={AUTO}")

@@ -91,6 +91,12 @@ class _Sets:
         return [*self.fitted, *self.tested]
 
 
+MADE_TEXTS = (
+    "--ood-val auto makes OOD texts of the words of --val, which no score may tell from it: then nothing can be "
+    "chosen; sentences of another domain, without a file: --ood-val builtin:docstrings"
+)
+
+
 def study_sets(settings: StudySettings, source: Source) -> StudySets:
     """Open all data of a study and hold them against each other.
 
@@ -108,6 +114,8 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     }
     _check_fit(settings)
     warnings = list(findings.warnings)
+    if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
+        warnings.append(MADE_TEXTS)
     for given in sets.every:
         warnings += sample_doubts(given.dataset)
     for given in sets.choosing:

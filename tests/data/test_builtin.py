@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
 from hydractl.data import open_data
 from hydractl.data.builtin import LETTERS, SYMBOLS
-from hydractl.errors import UsageError
+from hydractl.data.docstrings import docstrings
+from hydractl.errors import InputError, UsageError
 
 
 def pixels(spec: str) -> np.ndarray:
@@ -68,6 +72,54 @@ def test_variants_of_a_character_are_alike() -> None:
     assert (nearest == np.arange(len(LETTERS))).mean() > 0.6
     assert len(set(LETTERS)) == len(LETTERS) and len(set(SYMBOLS)) == len(SYMBOLS)
     assert not set(LETTERS + SYMBOLS) & set("0123456789OoDQIlZzSsBGbgq|!/")
+
+
+def test_docstrings_are_a_thousand_sentences() -> None:
+    data = open_data("builtin:docstrings", reads={"bert": "text"})
+    texts = [data[index] for index in range(len(data))]
+    assert data.labels is None and data.ids[-1] == "builtin:docstrings#999"
+    assert len(texts) == len(set(texts)) == 1000
+    assert all(text[0].isupper() and text.endswith(".") and 5 <= len(text.split()) <= 40 for text in texts)
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the place of the standard library's."""
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr("sys.stdlib_module_names", frozenset({"spam", "_eggs", "compiled"}))
+    docstrings.cache_clear()
+    yield tmp_path
+    docstrings.cache_clear()
+
+
+SPAM = '''
+"""Serve spam with everything.
+It is not nice.
+
+This is not said first."""
+raise SystemExit("modules are read, not run")
+class Spam:
+    """spam is written in small letters here."""
+    async def fry(self):
+        """Fry it in a pan for a minute."""
+    def again(self):
+        """Fry it in a pan for a minute."""
+    def short(self):
+        """Fry it."""
+    def signature(self):
+        """Fry(egg, bacon, sausage and spam) -> breakfast"""
+'''
+
+
+def test_docstrings_are_first_paragraphs_of_public_modules(library: Path) -> None:
+    (library / "spam.py").write_text(SPAM)
+    (library / "_eggs.py").write_text('"""Nobody should read this sentence here."""')
+    assert sorted(docstrings()) == ["Fry it in a pan for a minute.", "Serve spam with everything. It is not nice."]
+
+
+def test_docstrings_need_the_source_of_the_standard_library(library: Path) -> None:
+    with pytest.raises(InputError, match="no source files"):
+        open_data("builtin:docstrings")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from hydractl.errors import UsageError
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
+from hydractl.settings.studying import StudySettings
+from hydractl.studies.sets import MADE_TEXTS, study_sets
 from tests.pico import WORDS, publish, stock
 from tests.running import quiet as run
 
@@ -260,3 +262,17 @@ def test_the_other_data_of_the_wrong_kind(bert: str, data: Path, capsys: pytest.
         assert f"error: {option} builtin:symbols holds images, and bert reads texts" in capsys.readouterr().err
     run("eval", bert, f"pixels={IMAGES}&num_classes=5", "--data", "data.jsonl", code=3)
     assert "data.jsonl holds texts, and pixels reads images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("outside", "warned"), [(["auto"], True), (["builtin:docstrings"], False)])
+def test_a_study_by_made_texts_alone_says_what_they_may_not_tell(
+    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: list[str], warned: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for name in ("val", "test", "ood"):
+        texts = [" ".join([name, *random.choice(WORDS, 8)]) for _ in range(100)]
+        rows = [{"text": text, "label": LABELS[number % 5]} for number, text in enumerate(texts)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = StudySettings(val="val.jsonl", ood_val=outside, test="test.jsonl", ood=["x=ood.jsonl"])
+    assert (MADE_TEXTS in study_sets(settings, open_source(bert, ModelOptions())).warnings) == warned

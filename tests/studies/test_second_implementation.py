@@ -1,4 +1,4 @@
-"""The rule of ``hydractl.studies.choosing`` decides as that of ``benchmarks/verdict_rules.py``, which shares no code."""
+"""The rule of a study decides as that of ``benchmarks/verdict_rules.py``, which shares no code with it."""
 
 from __future__ import annotations
 
