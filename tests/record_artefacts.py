@@ -122,6 +122,24 @@ eval --from eval.json --report again.html --json
 eval one=model hydra.st --data test.X --require id.accuracy>=2 --json
 bench model hydra.st --compare stock,members,deep --rounds 1 --warmup 0 --dry-run --json
 score --data cal.X --method taylor -v
+finetune model --data train.X --steps 2 --packed 2,2 -o packed.st
+finetune model --data train.X --steps 2 --mimo 2 -o mimo.st
+finetune model --data train.X --steps 2 --classifiers 2 -o classifiers.st
+finetune a.st --data train.X --steps 4 --swa 0.5 -o swa.st
+finetune a.st --data train.X --steps 4 --swa 0.5 --swag 2,2 -o swag.st
+laplace model --data train.X --val val.X -o laplace.st --json
+eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st --data test.X --ood far=far.X -o ways.json
+fuse model a.st --cascade val.X --cascade-ood o=ood.X -o cascade.st --json
+eval cascade.st --data test.X --ood far=far.X -o cascade.json
+eval one=model hydra.st --data test.X --ood far=far.X --fit train.X \
+  --ood-score mahalanobis,rmd,knn,vim,react,ash --knn-k 3 -o scores.json
+eval model hydra.st --data test.X --fit train.X --probe knn --json
+eval model --data test.X --fit train.X --val val.X --probe linear --json
+push hydra.st hf:me/hydra --dry-run --json
+study model --data train.X --val val.X --ood-val o=ood.X --test test.X --ood far:far=far.X --bootstrap 20 \
+  --rows whole-avg,circuits,taylor --no-timed -o study --dry-run --json
+study model --data train.X --val val.X --ood-val o=ood.X --test test.X --ood far:far=far.X --bootstrap 20 \
+  --rows whole-avg,circuits,taylor --no-timed -o study
 """
 
 IMAGES = """
@@ -148,6 +166,7 @@ prune model --method taylor --keep 2 --tower text --data cal.X -o text.st
 finetune a.st --data captions:captions.jsonl --loss contrastive --steps 2 --batch-size 4 -o contrastive.st
 fuse visual.st text.st --export onnx -o towers.st
 eval model --data test.X --labels other.txt --prompt "a {}" --json
+eval model --data test.X --ood far=far.X --fit train.X --ood-score vilu,msp --json
 """
 
 REAL = """

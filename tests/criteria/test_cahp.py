@@ -438,7 +438,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
     monkeypatch.setattr("hydractl.model.loading.build_model", None)
     for verb in (["score"], ["score", "--dry-run"], ["prune"], ["prune", "--dry-run"]):
         run(verb[0], VIT, *CAHP, *verb[1:], code=2)
-        assert "pip install kmedoids" in capsys.readouterr().err
+        assert "pip install 'hydractl[cahp]'" in capsys.readouterr().err
 
 
 def test_dry_runs_and_few_samples(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

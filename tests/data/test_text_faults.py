@@ -185,4 +185,4 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     error = refusal(tmp_path / "a.parquet", b"PAR1")
     assert isinstance(error, UsageError) and "needs pyarrow" in error.message
-    assert error.hint == "pip install pyarrow"
+    assert error.hint == "pip install 'hydractl[parquet]'"

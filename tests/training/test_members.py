@@ -234,7 +234,7 @@ def test_a_second_signal_ends_the_process() -> None:
         (["--members", "2", "--log", "x.jsonl"], "several trainings have a log each: --log beside"),
         (["--shard"], "--shard needs several processes"),
         (["--devices", "cpu", "--device", "cpu"], "--device has no effect with --devices cpu"),
-        (["--members", "2", "--devices", "cpu,gpu"], "--devices must be DEVICE[,DEVICE...], not 'gpu'"),
+        (["--members", "2", "--devices", "cpu,gpu"], "--devices must be DEVICE[,DEVICE...], such as 0,1, not 'gpu'"),
         (["other.st", "-o", "x.st"], "of several MODELs --output names their folder, as in out/, not x.st"),
     ],
 )
