@@ -128,7 +128,8 @@ finetune model --data train.X --steps 2 --classifiers 2 -o classifiers.st
 finetune a.st --data train.X --steps 4 --swa 0.5 -o swa.st
 finetune a.st --data train.X --steps 4 --swa 0.5 --swag 2,2 -o swag.st
 laplace model --data train.X --val val.X -o laplace.st --json
-eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st --data test.X --ood far=far.X -o ways.json
+eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st \
+  --data test.X --ood far=far.X -o ways.json
 fuse model a.st --cascade val.X --cascade-ood o=ood.X -o cascade.st --json
 eval cascade.st --data test.X --ood far=far.X -o cascade.json
 eval one=model hydra.st --data test.X --ood far=far.X --fit train.X \
