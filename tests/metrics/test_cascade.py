@@ -96,8 +96,9 @@ def test_what_is_served_is_what_was_fitted() -> None:
     stops = ~found.cascade.goes_on(INSIDE[found.cascade.member])
     assert (samples.mi[stops] < 1e-12).all() and (samples.differing_pairs[stops] == 0).all()
     assert np.array_equal(logits[:, ~stops], INSIDE[:, ~stops])
-    lost = {"accuracy": np.mean(softmax(INSIDE, axis=2).mean(0).argmax(1) == LABELS) - samples.mean("correct")}
-    lost["nll"] = np.log(softmax(INSIDE, axis=2).mean(0)[range(len(LABELS)), LABELS]).mean() - samples.mean("label_log_probs")
+    p_whole = softmax(INSIDE, axis=2).mean(0)
+    lost = {"accuracy": np.mean(p_whole.argmax(1) == LABELS) - samples.mean("correct")}
+    lost["nll"] = np.log(p_whole[range(len(LABELS)), LABELS]).mean() - samples.mean("label_log_probs")
     for name, value in lost.items():
         assert found.losses[name].value == pytest.approx(value, abs=1e-12)
 
