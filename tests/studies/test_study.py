@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from hydractl.cli.app import main
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import open_source
+from hydractl.report import eval_html
 from hydractl.report.study_table import study_table
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
@@ -48,6 +49,15 @@ OPTIONS = {
 }
 ARTEFACTS = ("best.st", "best.json", "best.md", "choice.json", "report.html", "study.json", "test.json")
 Study = Callable[..., int]
+DRAW = eval_html._draw
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Reports without pictures, which take longer than all the rest of such a study and are tested with eval."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydractl.report.eval_html._draw", lambda _: [])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -357,12 +367,14 @@ def test_the_script_makes_the_same_bytes_elsewhere(copy: Path, with_hydractl: di
 
 
 @pytest.mark.long
-def test_every_row_is_made(copy: Path) -> None:
+def test_every_row_is_made(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(copy / "runs")
+    monkeypatch.setattr("hydractl.report.eval_html._draw", DRAW)
     rows = ",".join(ROWS)
     assert study("--data", "train.npz", "--epochs", "3", "--batch-size", "2", **{"--rows": rows}) == 0
     names = {row["name"].partition("@")[0] for row in json.loads((copy / "runs/study.json").read_text())["rows"]}
     assert names == set(MAKERS)
+    assert "<svg" in (copy / "runs/report.html").read_text()
 
 
 @pytest.mark.long
