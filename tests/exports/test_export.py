@@ -119,7 +119,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
 
 # One of each kind of attention: the files of the others differ from these in what torch.export alone decides.
 WRITTEN = ["class-token", "swin", "deberta-v3", "bert", "llama", "clip"]
-GRAPHS = [*ONE_OF_EACH, "hybrid", "rope-mixed", "swinv2", "dinov3", "mpnet", "gpt2", "electra", "hf-dinov2", "hf-swin", "hf-beit"]
+GRAPHS = [*ONE_OF_EACH, "hybrid", "rope-mixed", "swinv2", "mpnet", "gpt2", "hf-swin"]
 FAMILIES = pytest.mark.parametrize("variant", marked_long(WRITTEN))
 
 
@@ -152,8 +152,8 @@ def test_a_graph_takes_inputs_of_every_size(variant: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variants", [["class-token"], ["bert", "clip", "swin", "deberta-v3"]])
-def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
+def test_plain_pytorch_gives_what_the_model_gives(exported: Export) -> None:
+    variants = ["class-token", "bert", "clip", "swin", "deberta-v3"]
     folder = exported(variants[0]).pt2.parent
     torch.save({variant: exported(variant).inputs for variant in variants}, folder / "inputs")
     done = subprocess.run([sys.executable, "-c", PLAIN], cwd=folder, capture_output=True, text=True)
@@ -253,9 +253,9 @@ def test_exports_go_beside_the_fused_file(members: list[str]) -> None:
 @pytest.mark.long
 def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
     kinds = "onnx,onnx-int8,pt2"
-    code, _, err = run("fuse", *members, "-o", "h.st", "--export", kinds, "-q")
+    code, _, err = run("fuse", "a.st", "--export", kinds, "-o", "h.onnx", "-q")
     assert code == 0, err
-    again = ["-m", "hydractl", "fuse", "h.st", "--export", kinds, "-o", "again.onnx", "-q"]
+    again = ["-m", "hydractl", "fuse", "a.st", "--export", kinds, "-o", "again.onnx", "-q"]
     done = subprocess.run([sys.executable, *again], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().split() == ["again.onnx", "again.int8.onnx", "again.pt2"]
@@ -335,7 +335,7 @@ def test_a_zero_shot_model_needs_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("wrong", [2e-4, pytest.param(float("nan"), marks=pytest.mark.long)])
+@pytest.mark.parametrize("wrong", [2e-4, float("nan")])
 def test_a_file_that_deviates_is_not_left_behind(
     members: list[str], monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
@@ -346,7 +346,7 @@ def test_a_file_that_deviates_is_not_left_behind(
 
     original = export.traced
     monkeypatch.setattr(export, "traced", traced)
-    code, out, err = run("fuse", *members, "-o", "h.st", "--export", "pt2")
+    code, out, err = run("fuse", "a.st", "-o", "h", "--export", "pt2")
     assert (code, out) == (1, "")
     assert "the export h.pt2 failed its check: in torch" in err and "differ from the model by" in err
     assert files() == set()
