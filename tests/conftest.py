@@ -13,7 +13,7 @@ import pytest
 from packaging.version import Version
 
 from tests import rounding
-from tests.spread import LONG_VARIANTS, ONE_OF_EACH
+from tests.spread import LONG_VARIANTS
 
 THREADS = "1"
 LIMIT, LIMIT_OF_LONG_TESTS = 900, 3600
@@ -57,8 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.reverse()
     for item in items:
         variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
-        rest = item.get_closest_marker("one_of_each") is not None and variant not in ONE_OF_EACH
-        if variant in LONG_VARIANTS or rest:
+        if variant in LONG_VARIANTS:
             item.add_marker("long")
         if any(variant in variants for variants in MISSING):
             item.add_marker(pytest.mark.skip(reason="of a newer version of its library than the installed one"))

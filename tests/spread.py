@@ -21,7 +21,7 @@ ONE_OF_EACH = (
     *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
     *("clip", "custom-text-own-attention", "hf-siglip"),
 )
-"""One pico model of each library and mechanism."""
+"""One pico model of each library and mechanism, for what depends little on the library."""
 
 
 def spread(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[Any]:

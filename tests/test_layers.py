@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -109,12 +110,18 @@ def walk(node: ast.AST, kind: str = "runtime") -> Iterator[tuple[ast.AST, str]]:
             yield from walk(child, kind)
 
 
+@cache
+def walked(tree: ast.Module) -> list[tuple[ast.AST, str]]:
+    """All nodes of a file, walked once for all rules."""
+    return list(walk(tree))
+
+
 def imports(files: dict[str, ast.Module]) -> list[Import]:
     """Every import of every file; ``from hydractl import x`` is ``hydractl.x``, whatever x is."""
     modules = {f"hydractl.{module_name(file)}" for file in files if module_name(file)}
     found = []
     for file, tree in files.items():
-        for node, kind in walk(tree):
+        for node, kind in walked(tree):
             targets: list[str] = []
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]

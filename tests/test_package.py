@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[>=]", requirement)[0] for requirement in requirements}
 
 
-def imported() -> set[str]:
+@cache
+def imported() -> frozenset[str]:
     """The packages that any module of hydractl imports."""
     found = set()
     for file in (ROOT / "hydractl").rglob("*.py"):
@@ -37,7 +39,7 @@ def imported() -> set[str]:
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found |= {module.partition(".")[0] for module in modules}
-    return found - set(sys.stdlib_module_names) - {"hydractl"}
+    return frozenset(found - set(sys.stdlib_module_names) - {"hydractl"})
 
 
 def test_what_is_imported_is_declared_and_nothing_else_is_needed() -> None:

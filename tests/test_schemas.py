@@ -77,6 +77,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     folder = tmp_path_factory.mktemp("documents")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])  # pictures take long and are no documents
         draw = np.random.default_rng(0)
         for name, count in (("train", 20), ("val", 11), ("test", 9), ("other", 8)):
             pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ import hydractl
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import HF, TIMM, WORDS, close, images, logits, publish, stock, zero_columns
 from tests.running import quiet as run
-from tests.spread import spread
 
 declare_operators()
 
@@ -116,7 +116,7 @@ def naive_taylor(model: Any, site: str) -> list[float]:
     return scores
 
 
-@pytest.mark.parametrize("batch_size", ["1", "6", "64"])
+@pytest.mark.parametrize("batch_size", ["1", "6"])
 def test_taylor_equals_autograd_on_padded_texts(batch_size: str) -> None:
     how = ["--method", "taylor", "--data", "id.jsonl", "--order", "one-shot", "--batch-size", batch_size]
     run("score", "bert", *how, "-o", "scores.json")
@@ -125,11 +125,10 @@ def test_taylor_equals_autograd_on_padded_texts(batch_size: str) -> None:
         assert found[site] == pytest.approx(naive_taylor(stock("bert"), site), rel=1e-4)
 
 
-@pytest.mark.parametrize("batch_size", ["6", "64"])
-def test_sequential_taylor_scores_the_model_as_pruned_so_far(batch_size: str) -> None:
+def test_sequential_taylor_scores_the_model_as_pruned_so_far() -> None:
     how = ["--method", "taylor", "--data", "id.jsonl", "--order", "sequential", "--keep", "1"]
-    run("score", "bert", *how, "--batch-size", batch_size, "-o", "scores.json")
-    run("prune", "bert", *how, "--batch-size", batch_size, "-o", "a.st")
+    run("score", "bert", *how, "--batch-size", "6", "-o", "scores.json")
+    run("prune", "bert", *how, "--batch-size", "6", "-o", "a.st")
     found, kept = read("scores.json")["sites"], read("a.mask.json")["sites"]
     removed: list[tuple[str, int]] = []
     for site in SITES:
@@ -145,12 +144,18 @@ def test_sequential_taylor_scores_the_model_as_pruned_so_far(batch_size: str) ->
 # --- circuits ---------------------------------------------------------------------------------------------------------
 
 
+@cache
+def of_bert(texts: tuple[str, ...]) -> Any:
+    """Its batch, made once: a tokenizer takes longer to open than the model to answer."""
+    return tokens("bert", texts)
+
+
 @torch.no_grad()
 def measured(model: Any) -> tuple[int, int]:
     """Number classified right, and the Mann-Whitney 2U of ID over OOD confidences, pairs counted one by one."""
     texts, labels = labelled()
-    known = model(**tokens("bert", texts)).logits
-    strange = model(**tokens("bert", unlabelled())).logits
+    known = model(**of_bert(tuple(texts))).logits
+    strange = model(**of_bert(tuple(unlabelled()))).logits
     sure, unsure = (z.double().softmax(-1).amax(-1).tolist() for z in (known, strange))
     two_u = sum(2 if o < i else 1 if o == i else 0 for i in sure for o in unsure)
     return int((known.argmax(-1) == labels).sum()), two_u
@@ -207,10 +212,7 @@ PAIRS = [("a fine film", "not so dull"), ("so", "fine " * 30), ("dull", "a")]
 
 @pytest.mark.parametrize(
     ("variant", "dtype"),
-    [
-        *(("bert", dtype) for dtype in (torch.float32, torch.float16)),
-        *spread(["roberta", "distilbert", "electra", "hf-vit"], [torch.float32, torch.float16]),
-    ],
+    [("bert", torch.float32), ("roberta", torch.float16), ("hf-vit", torch.float16)],
 )
 @torch.no_grad()
 def test_zeroed_folder_sliced_file_and_library_agree(variant: str, dtype: torch.dtype) -> None:

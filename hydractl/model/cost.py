@@ -34,6 +34,9 @@ _TRACES = ("provenance", "seen", "origin")
 _counted_before: dict[str, int] = {}
 """Multiply-adds by the digest of all that decides them. Commands state the cost of one model several times."""
 
+_staged_before: dict[str, list[tuple[int, int]]] = {}
+"""The same for the parts of cascades."""
+
 
 def parameters(tensors: TensorSource) -> int:
     """Elements of all stored tensors, position embedding and class token included."""
@@ -89,7 +92,13 @@ def staged_macs(
     Args:
         description, tensors, whole_last_block: as of :func:`macs`.
     """
-    model = _counted(description, tensors, whole_last_block)
+    call = _digest_of_call(description, tensors, 1, whole_last_block)
+    if call not in _staged_before:
+        _staged_before[call] = _count_stages(_counted(description, tensors, whole_last_block))
+    return _staged_before[call]
+
+
+def _count_stages(model: HydraModel) -> list[tuple[int, int]]:
     inputs, found = model.example_inputs(1), []
     for member in range(model.members):
         rows = [torch.arange(count, device="meta") for count in (0, 1)]

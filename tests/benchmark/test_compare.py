@@ -20,7 +20,6 @@ from hydractl.model.source import Source, member_source, pruned
 from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.bench import run
 from tests.pico import (
-    VARIANTS,
     close,
     inputs,
     logits,
@@ -31,6 +30,7 @@ from tests.pico import (
     stock,
     zero_columns,
 )
+from tests.spread import ONE_OF_EACH
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1]]]
 
@@ -127,7 +127,7 @@ def test_comparisons_that_cannot_be_made_are_refused_together() -> None:
 # --- what runs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*ONE_OF_EACH, "swin", "deberta-v3", "gpt2"])
 def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as the library's model, by its own attention and not by hydractl's."""
     monkeypatch.setattr("hydractl.model.attention.HeadAttention.forward", None)

@@ -40,15 +40,15 @@ def _naive(objective: str, budget: int, weights: tuple[int, ...], tasks: list[na
     return removed
 
 
-@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
+@pytest.mark.parametrize("objective", ["acc", "avg"])
 def test_two_tasks_are_searched_as_the_naive_algorithm_does(objective: str) -> None:
     tasks = _parts()
     batches = [replace(one, tasks=(t,)) for t, task in enumerate(tasks) for one in samples(task)]
     model = model_of(stock("class-token"), "class-token")
-    expected = _naive(objective, 4, WEIGHTS, list(tasks))
+    expected = _naive(objective, 3, WEIGHTS, list(tasks))
     for bounds in (True, False):
         evaluator = Evaluator(model, batches, weights=WEIGHTS)
-        found = GreedySearch(evaluator, HEADS, bounds=bounds).run([objective], 4)[objective]
+        found = GreedySearch(evaluator, HEADS, bounds=bounds).run([objective], 3)[objective]
         evaluator.close()
         assert names(model, found) == expected
 
@@ -60,8 +60,8 @@ def test_one_id_set_against_two_ood_sets_runs_it_once() -> None:
     outside = [replace(b, tasks=(t,)) for t, task in enumerate(both) for b in samples(task) if b.labels is None]
     model = model_of(stock("class-token"), "class-token")
     evaluator = Evaluator(model, [*inside, *outside], weights=(1, 1))
-    found = GreedySearch(evaluator, HEADS).run(["avg"], 4)["avg"]
-    assert names(model, found) == _naive("avg", 4, (1, 1), both)
+    found = GreedySearch(evaluator, HEADS).run(["avg"], 3)["avg"]
+    assert names(model, found) == _naive("avg", 3, (1, 1), both)
     assert evaluator.size == 11 + 7 + 5
     exact = sum(Fraction(naive.score(stock("class-token"), "avg", task)) for task in both) / 2
     assert found.base.score("avg") == pytest.approx(float(exact), abs=1e-12)

@@ -17,9 +17,7 @@ from hydractl.model.runtime import HydraModel
 from tests.pico import (
     CLIP,
     LABELS,
-    MORE,
     TEMPLATES,
-    VARIANTS,
     head_columns,
     images,
     inputs,
@@ -32,8 +30,11 @@ from tests.pico import (
     zero_columns,
 )
 from tests.pico_clip import clip_tokenizer
+from tests.spread import ONE_OF_EACH, marked_long
 
-CLASSIFIERS = [variant for variant in (*VARIANTS, *MORE) if variant not in CLIP]
+# One of each, and those whose weights lie otherwise or whose heads have terms of their own.
+CLASSIFIERS = [variant for variant in ONE_OF_EACH if variant not in CLIP]
+CLASSIFIERS += marked_long(["eva-post-norm", "rope-mixed", "swinv2", "deberta-v3", "gpt2", "qwen3", "electra"])
 
 
 def sample(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,7 +89,6 @@ def projections(attention: Any, site: Site) -> list[list[torch.Tensor]]:
     return [[part[head * len(part) // site.heads] for part in parts] for head in range(site.heads)]
 
 
-@pytest.mark.one_of_each
 @pytest.mark.parametrize("variant", CLASSIFIERS)
 def test_taylor_equals_autograd(variant: str) -> None:
     """The paper's D.1.1 word for word, by autograd on the library's model; heads that share keys have the same keys."""
@@ -119,7 +119,6 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.one_of_each
 @pytest.mark.parametrize("variant", CLASSIFIERS)
 def test_gate_equals_the_gradient_of_each_sample(variant: str) -> None:
     """Michel et al. 2019: mean over samples of |dL/dgate|, here by finite differences on the library's model."""

@@ -5,6 +5,7 @@ Each command runs in a process of its own with little memory and time: what take
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -238,13 +239,11 @@ def test_a_tokenizer_that_panics_or_does_not_end(part: dict[str, Any], attack: A
 
 
 @pytest.mark.fault(26, 46)
-@pytest.mark.parametrize("mode", ["LAB", "YCbCr", "F", "I", "I;16", "CMYK", "PA"])
-def test_images_of_any_mode(mode: str, attack: Attack) -> None:
+def test_images_of_any_mode(attack: Attack) -> None:
     Path("set").mkdir()
-    try:
-        Image.new(mode, (4, 4)).save("set/a.tiff")
-    except (OSError, KeyError):
-        pytest.skip(f"Pillow writes no {mode}")
+    for number, mode in enumerate(["LAB", "YCbCr", "F", "I", "I;16", "CMYK", "PA"]):
+        with contextlib.suppress(OSError, KeyError):  # Pillow does not write all of them
+            Image.new(mode, (4, 4)).save(f"set/{number}.tiff")
     assert attack(*EVAL, "set", "-o", "e.json", "--on-bad", "skip")[0] in (0, 3)
 
 
@@ -436,8 +435,9 @@ MUCH = {
 
 
 @pytest.mark.fault(66)
-@pytest.mark.parametrize("change", MUCH.values(), ids=MUCH)
-@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize(
+    ("change", "flags"), [*((change, []) for change in MUCH.values()), (MUCH["pairs"], ["--json"])], ids=[*MUCH, "json"]
+)
 def test_a_header_that_describes_much(
     change: Callable[[dict[str, Any]], None], flags: list[str], attack: Attack
 ) -> None:

@@ -9,11 +9,14 @@ from hydractl.fusion.plan import plan_fusion
 from hydractl.model.runtime import HydraModel
 from tests.fusion.test_common import MASKS, of_one_checkpoint
 from tests.fusion.test_fused import members as of_their_own
-from tests.pico import VARIANTS, close, inputs
-from tests.spread import spread
+from tests.pico import close, inputs
+from tests.spread import ONE_OF_EACH, spread
 
 
-@pytest.mark.parametrize(("variant", "case", "first", "own"), spread(VARIANTS, MASKS, [0, 1, 2], [False, True]))
+# Who goes on does not depend on the library: two of the thirty ways with each model, nearly all of them in all.
+@pytest.mark.parametrize(
+    ("variant", "case", "first", "own"), spread([*ONE_OF_EACH, "swin"], MASKS, [0, 1, 2], [False, True], each=2)
+)
 @torch.no_grad()
 def test_rows_that_go_on_have_the_librarys_answers_of_all_members(
     variant: str, case: str, first: int, own: bool

@@ -23,8 +23,6 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, open_source
 from tests.fusion.test_batched import GRAPHS as BATCHED
 from tests.pico import (
-    MORE,
-    VARIANTS,
     close,
     inputs,
     logits,
@@ -36,7 +34,7 @@ from tests.pico import (
     stock_logits,
     zero_columns,
 )
-from tests.spread import LONG_VARIANTS, marked_long, spread
+from tests.spread import ONE_OF_EACH, marked_long, spread
 
 # Three members that part at the first, second or third site, or not at all; sites without heads among them.
 AT_ONCE = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [1, 2], [0, 1]]]
@@ -64,11 +62,8 @@ def alone(masks: Sequence[Sequence[Sequence[int]]], sites: range) -> int:
 WAYS = (MASKS, [True, False], [False, True])
 
 
-# What is run once does not depend on the library: one of the twenty ways with each model, all of them in all.
-@pytest.mark.parametrize(
-    ("variant", "case", "together", "whole"),
-    [*spread(VARIANTS, *WAYS), *marked_long(spread(MORE, *WAYS))],
-)
+# What is run once does not depend on the library: two of the twenty ways with each model, all of them in all.
+@pytest.mark.parametrize(("variant", "case", "together", "whole"), spread([*ONE_OF_EACH, "swin"], *WAYS, each=2))
 @torch.no_grad()
 def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, together: bool, whole: bool) -> None:
     members, expected = of_one_checkpoint(variant, MASKS[case])
@@ -243,7 +238,7 @@ def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -
 
 
 # The others are among the batched ones.
-OTHERS = [v for v in (*VARIANTS, *MORE) if v not in (*BATCHED, *LONG_VARIANTS)]
+OTHERS = [v for v in ONE_OF_EACH if v not in BATCHED]
 GRAPHS = spread(["class-token", *OTHERS], [False, True])
 
 

@@ -17,7 +17,6 @@ from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import (
-    VARIANTS,
     inputs,
     logits,
     mask_of,
@@ -28,7 +27,7 @@ from tests.pico import (
     stock,
     zero_columns,
 )
-from tests.spread import spread
+from tests.spread import ONE_OF_EACH, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
 
@@ -112,9 +111,8 @@ def narrowed(variant: str, dtype: torch.dtype, merge: list[str]) -> tuple[object
     return plan.description, DictTensors({n: plan.tensors.read(n).to(dtype) for n in plan.tensors.names()})
 
 
-@pytest.mark.one_of_each
 @pytest.mark.parametrize(
-    ("variant", "dtype", "merge"), spread(VARIANTS, [torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
+    ("variant", "dtype", "merge"), spread(ONE_OF_EACH, [torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
 )
 @torch.no_grad()
 def test_the_same_numbers_as_float32(variant: str, dtype: torch.dtype, merge: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ def ensemble(seed: int, samples: int, sharp: float) -> np.ndarray:
     return np.stack([common + rng.normal(size=(samples, 3)) * 0.3, common * 0.8 + rng.normal(size=(samples, 3)) * 0.3])
 
 
-INSIDE, OUTSIDE = ensemble(0, 300, 8.0), {"a": ensemble(1, 150, 2.0), "b": ensemble(2, 120, 3.0)}
-LABELS = np.where(np.random.default_rng(3).random(300) < 0.9, INSIDE.sum(0).argmax(1), 0)
+INSIDE, OUTSIDE = ensemble(0, 140, 8.0), {"a": ensemble(1, 110, 2.0), "b": ensemble(2, 100, 3.0)}
+LABELS = np.where(np.random.default_rng(3).random(140) < 0.9, INSIDE.sum(0).argmax(1), 0)
 
 
 def served(logits: np.ndarray, member: int, value: float) -> np.ndarray:
@@ -39,16 +40,15 @@ def delong(before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.nd
     wins = [(o[None] > i[:, None]) + 0.5 * (o[None] == i[:, None]) for i, o in (before, after)]
     lost = wins[0] - wins[1]  # [ID, OOD]
     variance = lost.mean(1).var() / lost.shape[0] + lost.mean(0).var() / lost.shape[1]
-    value = roc_auc_score([0] * lost.shape[0] + [1] * lost.shape[1], np.concatenate(before)) - roc_auc_score(
-        [0] * lost.shape[0] + [1] * lost.shape[1], np.concatenate(after)
-    )
-    return value, value + norm.ppf(0.95) * np.sqrt(variance)
+    return lost.mean(), lost.mean() + norm.ppf(0.95) * np.sqrt(variance)
 
 
-def naive(allowed: float) -> tuple[int, float, float] | None:
-    """Member, threshold and share of the cheapest cascade."""
-    found = []
-    whole, rows = served(INSIDE, 0, -2.0), np.arange(300)
+@functools.cache
+def tried() -> list[tuple[float, int, float, float, float]]:
+    """Cost, member, threshold and share of every cascade, and the most that it may lose."""
+    cascades = []
+    whole, rows = served(INSIDE, 0, -2.0), np.arange(len(LABELS))
+    whole_outside = [served(outside, 0, -2.0) for outside in OUTSIDE.values()]
     for member, (first, rest) in enumerate(COSTS):
         scores = -softmax(INSIDE[member], axis=1).max(1)
         every = np.unique(np.concatenate([scores, *(-softmax(o[member], axis=1).max(1) for o in OUTSIDE.values())]))
@@ -61,13 +61,18 @@ def naive(allowed: float) -> tuple[int, float, float] | None:
                 np.log(whole[rows, LABELS]) - np.log(p[rows, LABELS]),
             ]
             uppers = [x.mean() + norm.ppf(0.95) * x.std() / np.sqrt(len(x)) for x in lost]
-            for outside in OUTSIDE.values():
-                pairs = [(-a.max(1), -served(outside, member, v).max(1)) for a, v in ((whole, -2.0), (p, value))]
-                uppers.append(delong(pairs[0], pairs[1])[1])
-            if max(uppers) <= allowed:
-                share = float((scores >= value).mean())
-                found.append((first + share * rest, member, value, share))
-    return None if not found else min(found)[1:]
+            for outside, whole_o in zip(OUTSIDE.values(), whole_outside, strict=True):
+                p_outside = served(outside, member, value)
+                uppers.append(delong((-whole.max(1), -whole_o.max(1)), (-p.max(1), -p_outside.max(1)))[1])
+            share = float((scores >= value).mean())
+            cascades.append((first + share * rest, member, value, share, max(uppers)))
+    return cascades
+
+
+def naive(allowed: float) -> tuple[int, float, float] | None:
+    """Member, threshold and share of the cheapest cascade."""
+    good = [cascade[:4] for cascade in tried() if cascade[4] <= allowed]
+    return min(good)[1:] if good else None
 
 
 @pytest.mark.parametrize("allowed", [0.004, 0.02, 0.5])
@@ -86,13 +91,14 @@ def test_what_is_served_is_what_was_fitted() -> None:
     p = served(INSIDE, found.cascade.member, found.cascade.value)
     samples = samples_of(logits, LABELS)
     assert np.allclose(samples.confidence, p.max(1)) and np.allclose(
-        samples.label_log_probs, np.log(p[range(300), LABELS])
+        samples.label_log_probs, np.log(p[range(len(LABELS)), LABELS])
     )
     stops = ~found.cascade.goes_on(INSIDE[found.cascade.member])
     assert (samples.mi[stops] < 1e-12).all() and (samples.differing_pairs[stops] == 0).all()
     assert np.array_equal(logits[:, ~stops], INSIDE[:, ~stops])
-    lost = {"accuracy": np.mean(softmax(INSIDE, axis=2).mean(0).argmax(1) == LABELS) - samples.mean("correct")}
-    lost["nll"] = np.log(softmax(INSIDE, axis=2).mean(0)[range(300), LABELS]).mean() - samples.mean("label_log_probs")
+    p_whole = softmax(INSIDE, axis=2).mean(0)
+    lost = {"accuracy": np.mean(p_whole.argmax(1) == LABELS) - samples.mean("correct")}
+    lost["nll"] = np.log(p_whole[range(len(LABELS)), LABELS]).mean() - samples.mean("label_log_probs")
     for name, value in lost.items():
         assert found.losses[name].value == pytest.approx(value, abs=1e-12)
 
@@ -101,6 +107,9 @@ def test_delong_against_all_pairs_with_ties() -> None:
     rng = np.random.default_rng(0)
     before, after = ((rng.integers(0, 6, 40) / 4.0, rng.integers(1, 8, 30) / 4.0) for _ in range(2))
     assert auroc_loss(before, after) == pytest.approx(delong(before, after))
+    is_outside = [0] * 40 + [1] * 30
+    aurocs = [roc_auc_score(is_outside, np.concatenate(pair)) for pair in (before, after)]
+    assert delong(before, after)[0] == pytest.approx(aurocs[0] - aurocs[1])
 
 
 def test_no_sample_may_stop_and_too_few_samples() -> None:

@@ -29,8 +29,9 @@ from hydractl.model.cost import parameters, weight_bytes
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source, pruned
 from hydractl.model.stored import StoredHeads, check_finite
-from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+from tests.pico import mask_of, prune_source, shared_stock, source_of
 from tests.running import run
+from tests.spread import ONE_OF_EACH
 
 SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 TINY = f"timm:vit_tiny_patch16_224?{SMALL}"
@@ -408,8 +409,7 @@ def test_averages_do_not_depend_on_their_pieces(variant: str, monkeypatch: pytes
         assert torch.equal(plan.tensors.read(name), (total / 3).float())
 
 
-@pytest.mark.one_of_each
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*ONE_OF_EACH, "gpt2"])
 def test_stored_heads_are_those_of_the_model(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     source = prune_source(source, mask_of(source, [[0, 2], [], [1]]))

@@ -22,6 +22,7 @@ from hydractl.training.adapters.lora import LoRA
 from hydractl.training.start import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
+from tests.spread import ONE_OF_EACH, marked_long
 
 FEW = ["class-token", "bert", "clip"]
 
@@ -43,8 +44,7 @@ def storages(model: HydraModel) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
 
 
-@pytest.mark.one_of_each
-@pytest.mark.parametrize(("variant", "batched"), [*((v, False) for v in VARIANTS), *((v, True) for v in FEW)])
+@pytest.mark.parametrize(("variant", "batched"), [*((v, False) for v in ONE_OF_EACH), *((v, True) for v in FEW)])
 @torch.no_grad()
 def test_a_copy_is_a_model_of_its_own(variant: str, batched: bool) -> None:
     model = own_weights(variant, UNEVEN)
@@ -76,8 +76,7 @@ def test_what_is_shared_stays_shared_within_a_copy() -> None:
     assert not torch.equal(copied.member_logits(inputs("class-token")), model.member_logits(inputs("class-token")))
 
 
-@pytest.mark.one_of_each
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*ONE_OF_EACH, *marked_long(v for v in VARIANTS if v not in ONE_OF_EACH)])
 @torch.no_grad()
 def test_a_pickle_gives_the_same_bits(variant: str) -> None:
     model = one_weight(variant, NEARLY)

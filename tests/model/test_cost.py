@@ -18,7 +18,8 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model import cost as module
 from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
 from hydractl.model.source import Source
-from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+from tests.pico import mask_of, prune_source, shared_stock, source_of
+from tests.spread import ONE_OF_EACH
 
 D, DK, T, BLOCKS, HEADS = 768, 64, 197, 12, 12
 POSITION_AND_CLASS = T * D + D
@@ -253,7 +254,7 @@ def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.
     assert len(runs) == 4
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", ONE_OF_EACH)
 def test_parameters_are_those_of_the_library(variant: str) -> None:
     model = shared_stock(variant)
     source = source_of(model, variant)

@@ -172,15 +172,14 @@ def draw_only(picture: Picture, salt: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("depth", "least"), [(2, 200), pytest.param(3, 350, marks=pytest.mark.long)])
 def test_whatever_part_is_missing_or_null_a_report_is_made(
-    depth: int, least: int, good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every entry of a row and of the document is left out, set to null and, where it may be, emptied."""
     monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", draw_only)
     changed = 0
     one = {**good, "models": good["models"][2:]}
-    for change in _changes(one, depth):
+    for change in _changes(one, depth=3):
         document = copy.deepcopy(one)
         change(document)
         try:
@@ -190,7 +189,7 @@ def test_whatever_part_is_missing_or_null_a_report_is_made(
         changed += 1
         assert render(document) and render_card(document, 0) and eval_table(document, 80)
         assert list(picture_files(document))
-    assert changed > least
+    assert changed > 350
 
 
 def _changes(good: dict[str, Any], depth: int) -> list[Change]:

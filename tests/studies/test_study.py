@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +48,14 @@ OPTIONS = {
 }
 ARTEFACTS = ("best.st", "best.json", "best.md", "choice.json", "report.html", "study.json", "test.json")
 Study = Callable[..., int]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Reports with empty pictures: drawing takes longer than all the rest of such a study, and is tested with eval."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: ["<svg></svg>"])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +137,7 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
             assert f"{figure:.3f}" in words and f"<td>{figure:.3f}</td>" in page
     (used,) = (row for row in document["rows"] if row["used"])
     assert best["ood_avg"]["auroc"] == (used["common"] or used["test"])["ood_avg"]["auroc"]
+    assert "<svg>" in page
     assert f"<h1><bdi>Study of {document['model']['name']}</bdi></h1>" in page
 
 

@@ -108,7 +108,7 @@ def test_a_divided_model_is_trained_like_a_whole_one_and_goes_on_in_any_number()
 @pytest.mark.fault(37)
 def test_one_is_stopped_and_another_number_goes_on() -> None:
     """A signal to one of two processes stops both at the same step; one process alone finishes the work."""
-    long = [*TRAIN, "--epochs", "10"]
+    long = [*TRAIN, "--epochs", "6"]
     two = team(2, [*long, "-o", "part.st", "--save-every", "1"])
     wait_for("part.st.state", two)
     two[1].send_signal(signal.SIGTERM)
@@ -118,8 +118,8 @@ def test_one_is_stopped_and_another_number_goes_on() -> None:
     assert main([*long, "-o", "part.st", "--resume"]) == 0
     assert main([*long, "-o", "whole.st"]) == 0
     one, other = tensors("whole.st"), tensors("part.st")
-    assert max(float((one[n] - other[n]).abs().max()) for n in one) < 1e-3  # rounding, grown over 30 steps
-    assert len(history("part.st")) == 10
+    assert max(float((one[n] - other[n]).abs().max()) for n in one) < 1e-3  # rounding, grown over 18 steps
+    assert len(history("part.st")) == 6
 
 
 @pytest.mark.fault(36)

@@ -73,8 +73,8 @@ def forked(arguments: list[str], then: Callable[[int], None]) -> int:
 
 @pytest.mark.long
 @pytest.mark.fault(7)
-@pytest.mark.parametrize("kills_wanted", [2, pytest.param(20, marks=pytest.mark.long)])
-def test_killed_at_random_points_it_gives_the_same_bytes(kills_wanted: int) -> None:
+def test_killed_at_random_points_it_gives_the_same_bytes() -> None:
+    kills_wanted = 8
     clean("timed")
     draw = random.Random(0)
     begun = time.monotonic()
@@ -106,9 +106,9 @@ def test_killed_at_random_points_it_gives_the_same_bytes(kills_wanted: int) -> N
 
 
 @pytest.mark.fault(5, 7)
-@pytest.mark.parametrize("step", [1, 6, 7, 30])
+@pytest.mark.parametrize("step", [6, 7, 30])
 def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """6 steps make an epoch: after the first step, at a boundary and behind it, after the last."""
+    """6 steps make an epoch: at a boundary and behind it, after the last."""
     clean("stopped")
     command = [*TRAIN, "-o", "stopped.st"]
     stop_after(step, command, capsys)
@@ -165,10 +165,10 @@ def test_every_save_is_a_place_to_go_on_from(monkeypatch: pytest.MonkeyPatch) ->
         saved.append(Path("each.st.state").read_bytes())
 
     monkeypatch.setattr(loop.Training, "save", kept)
-    command = [*TRAIN, "-o", "each.st", "--save-every", "7"]
+    command = [*TRAIN, "-o", "each.st", "--save-every", "13"]
     run(*command)
     same("each.st")
-    assert len(saved) == 30 // 7
+    assert len(saved) == 30 // 13
     states = list(saved)
     for state in states:
         clean("each")
@@ -195,10 +195,10 @@ def test_patience_and_the_best_weights_survive() -> None:
     assert len(read_header("again.st").description["provenance"]["settings"]["history"]) == 3  # type: ignore[index]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_every_optimizer_is_taken_up_again(optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_optimizer_is_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """Than AdamW, which all others here have; its gradients are added up over two batches."""
     clean("opt")
-    command = [*TRAIN, "--optimizer", optimizer, "--accumulate", "2", "--epochs", "4", "--freeze", "stem"]
+    command = [*TRAIN, "--optimizer", "sgd", "--accumulate", "2", "--epochs", "4", "--freeze", "stem"]
     run(*command, "-o", "opt-whole.st")
     with pytest.MonkeyPatch.context() as patch:
         before = loop.Training._save_or_stop

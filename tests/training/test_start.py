@@ -15,7 +15,6 @@ from tests.pico import (
     CLIP,
     HF,
     TIMM,
-    VARIANTS,
     close,
     inputs,
     mask_of,
@@ -24,12 +23,14 @@ from tests.pico import (
     source_of,
     stock_logits,
 )
-from tests.spread import spread
+from tests.spread import ONE_OF_EACH, spread
 
-CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP]
+# Each kind of classifier that the libraries have.
+HEADS = [variant for variant in ONE_OF_EACH if variant not in CLIP]
+HEADS += ["distilled", "swin", "distilbert", "electra", "roberta", "deberta-v3", "mpnet", "gpt2", "hf-deit-distilled"]
 
 
-@pytest.mark.parametrize(("variant", "classes"), spread(CLASSIFIERS, [5, 7]))
+@pytest.mark.parametrize(("variant", "classes"), spread(HEADS, [5, 7]))
 def test_a_new_head_is_zeros_and_all_else_is_as_it_was(variant: str, classes: int) -> None:
     source = source_of(shared_stock(variant), variant)
     made = with_new_head(source, [f"c{i}" for i in range(classes)], classes)

@@ -24,14 +24,14 @@ from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.start import trainable
 from hydractl.verbs.finetune import train_options
 from tests.model.test_attention import weights
-from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
+from tests.pico import CLIP, close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
+from tests.spread import ONE_OF_EACH
 from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
 
 STD = 0.3
 
 
-@pytest.mark.one_of_each
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*ONE_OF_EACH, "gpt2"])
 def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))

@@ -84,9 +84,7 @@ def stored_once(models: list[Any]) -> int:
     ("variant", "what", "merge"),
     [
         ("class-token", ["--lora", "4,8"], None),
-        ("bert", ["--lora", "4,8"], None),
         ("clip", ["--lora", "4,8", "--tower", "visual"], None),
-        ("class-token", ["--batch-ensemble", "0.1"], "none"),
         ("bert", ["--batch-ensemble", "0.1"], "norm,embed"),
     ],
 )
