@@ -125,21 +125,21 @@ score --data cal.X --method taylor -v
 finetune model --data train.X --steps 2 --packed 2,2 -o packed.st
 finetune model --data train.X --steps 2 --mimo 2 -o mimo.st
 finetune model --data train.X --steps 2 --classifiers 2 -o classifiers.st
-finetune a.st --data train.X --steps 4 --swa 0.5 -o swa.st
-finetune a.st --data train.X --steps 4 --swa 0.5 --swag 2,2 -o swag.st
+finetune a.st --data train.X --steps 4 --swa 0.5 --lr-floor 0.1 -o swa.st
+finetune a.st --data train.X --steps 4 --swa 0.5 --lr-floor 0.1 --swag 2,2 -o swag.st
 laplace model --data train.X --val val.X -o laplace.st --json
 eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st \
   --data test.X --ood far=far.X -o ways.json
-fuse model a.st --cascade val.X --cascade-ood o=ood.X -o cascade.st --json
+fuse model a.st --cascade many.X --cascade-ood o=many-ood.X -o cascade.st --json
 eval cascade.st --data test.X --ood far=far.X -o cascade.json
 eval one=model hydra.st --data test.X --ood far=far.X --fit train.X \
   --ood-score mahalanobis,rmd,knn,vim,react,ash --knn-k 3 -o scores.json
 eval model hydra.st --data test.X --fit train.X --probe knn --json
 eval model --data test.X --fit train.X --val val.X --probe linear --json
 push hydra.st hf:me/hydra --dry-run --json
-study model --data train.X --val val.X --ood-val o=ood.X --test test.X --ood far:far=far.X --bootstrap 20 \
+study model --data train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \
   --rows whole-avg,circuits,taylor --no-timed -o study --dry-run --json
-study model --data train.X --val val.X --ood-val o=ood.X --test test.X --ood far:far=far.X --bootstrap 20 \
+study model --data train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \
   --rows whole-avg,circuits,taylor --no-timed -o study
 """
 
@@ -271,7 +271,8 @@ def drawn(model: Any) -> Any:
     return model
 
 
-DATA = {"cal": 24, "val": 20, "train": 24, "test": 30, "ood": 20, "near": 20, "far": 20}
+DATA = {"cal": 24, "val": 20, "train": 24, "test": 30, "ood": 20, "near": 20, "far": 20, "many": 100, "many-ood": 100}
+UNLABELLED = ("ood", "near", "far", "many-ood")
 
 
 def write_images(folder: Path) -> None:
@@ -280,7 +281,7 @@ def write_images(folder: Path) -> None:
 
     draw = numpy.random.default_rng(0)
     for name, count in DATA.items():
-        labels: Any = {} if name in ("ood", "near", "far") else {"y": numpy.arange(count) % CLASSES}
+        labels: Any = {} if name in UNLABELLED else {"y": numpy.arange(count) % CLASSES}
         numpy.savez(folder / f"{name}.npz", x=draw.integers(0, 256, (count, 16, 16, 3), dtype=numpy.uint8), **labels)
     for number in range(6):
         path = folder / "folder" / ("tin", "oak", "salt")[number % 3] / f"{number}.png"
@@ -303,7 +304,7 @@ def write_texts(folder: Path) -> None:
 
     for name, count in DATA.items():
         rows = [
-            {"text": f"{text()} {name}{n}"} | ({"label": n % CLASSES} if name[0] in "cvt" else {}) for n in range(count)
+            {"text": f"{text()} {name}{n}"} | ({} if name in UNLABELLED else {"label": n % CLASSES}) for n in range(count)
         ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [f"{text()}\t{text()} pair{n}\t{n % CLASSES}\n" for n in range(12)]
