@@ -404,11 +404,11 @@ def test_two_commands_at_a_time_make_the_same_bytes_also_after_a_stop(copy: Path
 def test_jobs_make_the_same_bytes(copy: Path) -> None:
     pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
     expected = contents(copy)
-    for name in (*ARTEFACTS, "circuits.st", "acc@3.st"):
+    for name in (*ARTEFACTS, "circuits.st"):
         (copy / "runs" / name).unlink()
     assert study("--slurm", "cluster=local,time=20") == 0
     assert contents(copy) == expected
-    assert len(list(Path("runs/slurm").glob("run-*/*_submitted.pkl"))) == 4  # prune, fuse, and two of eval
+    assert len(list(Path("runs/slurm").glob("run-*/*_submitted.pkl"))) == 3  # fuse, and two of eval
 
 
 def test_a_timing_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
