@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 
@@ -105,6 +106,33 @@ class Forked:
     def kill(self) -> None:
         """Kill it."""
         self.send_signal(signal.SIGKILL)
+
+
+class ForkedPopen:
+    """As ``subprocess.Popen`` for the commands that hydractl itself starts, but they are forked from the server."""
+
+    def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any) -> None:
+        read, write = os.pipe()
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), stdout.fileno(), write]
+            self._asked = Asked(server(), streams, command[4:], env)
+        os.close(write)
+        self.stderr = os.fdopen(read, "rb")
+        self.pid = self._asked.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._asked.has_ended():
+            self.returncode = self._asked.code()
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = self._asked.code()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
 
 def team(size: int, arguments: Sequence[str]) -> list[Forked]:

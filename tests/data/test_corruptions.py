@@ -17,6 +17,7 @@ from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.corruptions import TABLE, to_image, to_pixels
 from hydractl.errors import InputError, UsageError
 from hydractl.settings.expressions import CORRUPTIONS, FROST
+from tests.spread import spread
 
 Array = npt.NDArray[np.float64]
 
@@ -233,9 +234,7 @@ def test_elastic_keeps_the_mean_and_moves() -> None:
     assert found.mean() == pytest.approx(x.mean(), abs=0.05)
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("size", [(1, 1), (2, 5), (9, 4)])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("name", "size", "channels"), spread(CORRUPTIONS, [(1, 1), (2, 5), (9, 4)], [1, 3], each=2))
 def test_any_size(name: str, size: tuple[int, int], channels: int) -> None:
     x = np.random.RandomState(0).uniform(size=(*size, channels))
     for severity in (1, 5):

@@ -86,14 +86,16 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(26)
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "I;16", "1", "LA"])
-@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "gif", "webp", "bmp"])
+@pytest.mark.parametrize(
+    ("mode", "ending"),
+    [
+        *((mode, "tif") for mode in ("L", "RGB", "RGBA", "P", "CMYK", "I;16", "1", "LA")),
+        *(("RGB", ending) for ending in ("png", "jpg", "gif", "webp", "bmp")),
+        *(("P", "png"), ("I;16", "png"), ("LA", "png"), ("L", "jpg"), ("CMYK", "jpg"), ("P", "gif"), ("RGBA", "webp")),
+    ],
+)
 def test_every_mode_loads_fully(tmp_path: Path, mode: str, ending: str) -> None:
-    image = Image.new(mode, (3, 2))
-    try:
-        image.save(tmp_path / f"i.{ending}")
-    except (OSError, ValueError):
-        pytest.skip(f"Pillow writes no {mode} as {ending}")
+    Image.new(mode, (3, 2)).save(tmp_path / f"i.{ending}")
     expected = Image.open(tmp_path / f"i.{ending}")
     loaded = open_data(str(tmp_path))[0]
     (tmp_path / f"i.{ending}").unlink()  # nothing may be read later

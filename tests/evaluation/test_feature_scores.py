@@ -132,24 +132,25 @@ def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callab
         hydractl.load("k.st", device="cpu").is_ood(given)
 
 
-@pytest.mark.parametrize(
-    ("part", "score", "complaint"),
-    [
-        ("hydractl.ood.0.centre", "mahalanobis", "what the OOD score was fitted to does not fit the model"),
-        ("", "kmn", "there is no OOD score 'kmn'"),
-        ("hydractl.ood.0.", "mahalanobis", "the checkpoint holds a broken OOD score 'mahalanobis'"),
-    ],
+DAMAGED = (
+    ("hydractl.ood.0.centre", "mahalanobis", "what the OOD score was fitted to does not fit the model"),
+    ("", "kmn", "there is no OOD score 'kmn'"),
+    ("hydractl.ood.0.", "mahalanobis", "the checkpoint holds a broken OOD score 'mahalanobis'"),
 )
-def test_a_damaged_score_is_refused(run: Any, capsys: Any, part: str, score: str, complaint: str) -> None:
+
+
+def test_a_damaged_score_is_refused(run: Any, capsys: Any) -> None:
     run("eval", "base.st", *TEST, *FIT, "--ood-score", "mahalanobis", "--calibrated", "k.st", "-o", "e.json")
     header = read_header("k.st")
-    with safetensors.safe_open("k.st", "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys() if not part or not name.startswith(part)}  # noqa: SIM118
-    document = {**header.description, "extra": {"ood_score": {"score": score}}}
-    with open("broken.st", "wb") as handle:
-        write_tensors(handle, DictTensors(tensors), document)
-    run("eval", "broken.st", *TEST, "-o", "f.json", code=3)
-    assert complaint in capsys.readouterr().err
+    for part, score, complaint in DAMAGED:
+        with safetensors.safe_open("k.st", "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys() if not part or not name.startswith(part)}  # noqa: SIM118
+        document = {**header.description, "extra": {"ood_score": {"score": score}}}
+        with open("broken.st", "wb") as handle:
+            write_tensors(handle, DictTensors(tensors), document)
+        capsys.readouterr()
+        run("eval", "broken.st", *TEST, "-o", "f.json", code=3)
+        assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,9 @@ def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", TEXT)
+@pytest.mark.parametrize(
+    "variant", ["bert", "roberta", "distilbert", "modernbert", "deberta-v3", "gpt2", "llama", "qwen2", "phi3"]
+)
 def test_tokens_are_those_of_the_library(variant: str, tmp_path: Path) -> None:
     collate = build_model(open_source(str(published(variant, tmp_path)))).preprocess
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

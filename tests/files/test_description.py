@@ -13,6 +13,7 @@ from hydractl.errors import InputError
 from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask
 from hydractl.jsonio import canonical_json
+from tests.spread import spread
 
 HEADS = {"blocks.10.attn": 3, "blocks.2.attn": 2}
 """In an order that sorting would change."""
@@ -84,8 +85,7 @@ def test_a_missing_field(key: str) -> None:
     assert broken({}, drop=key) == [f"'{key}' is missing"]
 
 
-@pytest.mark.parametrize("value", [17, 1.5, True])
-@pytest.mark.parametrize("key", FIELDS)
+@pytest.mark.parametrize(("key", "value"), spread(FIELDS, [17, 1.5, True]))
 def test_a_field_of_another_type(key: str, value: Any) -> None:
     assert broken({key: value}) == [f"'{key}' is not of the right type"]
 

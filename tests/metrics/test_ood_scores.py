@@ -8,6 +8,7 @@ import pytest
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.ood_scores import SCORES
+from tests.spread import spread
 
 
 def naive_scores(member_logits: np.ndarray) -> dict[str, np.ndarray]:
@@ -34,8 +35,7 @@ def test_registry_is_complete_and_described() -> None:
     assert all(score.convention.startswith("OOD score: ") for score in SCORES.values())
 
 
-@pytest.mark.parametrize("name", OOD_SCORES)
-@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize(("name", "members"), spread(OOD_SCORES, [1, 3]))
 def test_against_naive_formulas(name: str, members: int) -> None:
     logits = np.random.default_rng(members).normal(size=(members, 60, 5)) * 3
     scores = OOD_SCORES[name](logits)

@@ -56,7 +56,9 @@ def library(name: str) -> Any:
     return pytest.importorskip(name, reason=f"{name} is not installed; its rules are tested as written out here")
 
 
-CASES = pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(4)])
+# "equal" and "one" hold one value whatever is drawn.
+DRAWS = [(kind, seed) for kind in KINDS for seed in range(1 if kind in ("equal", "one") else 2)]
+CASES = pytest.mark.parametrize(("kind", "seed"), DRAWS)
 
 
 # OOD detection
@@ -116,12 +118,12 @@ def test_fpr95_nearest_is_the_rule_of_torch_uncertainty_0_12(kind: str, seed: in
 
 
 def test_most_cases_decide_the_nearest_recall() -> None:
-    outside = [scores(kind, seed)[1] for kind in KINDS for seed in range(4)]
+    outside = [scores(*draw)[1] for draw in DRAWS]
     assert sum(recalls_are_equally_near(values) for values in outside) < len(outside) / 2
 
 
 def test_the_two_rules_of_torch_uncertainty_differ() -> None:
-    pairs = [scores(kind, seed) for kind in KINDS for seed in range(4)]
+    pairs = [scores(*draw) for draw in DRAWS]
     assert any(ours_of.fpr95(*pair) != ours_of.fpr95_nearest(*pair) for pair in pairs)
 
 

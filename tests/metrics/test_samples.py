@@ -16,6 +16,7 @@ from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Samples, samples_of
 from tests.metrics.arrays import pooled_probabilities
+from tests.spread import spread
 
 SHAPES = [(3, 101, 6), (1, 40, 10), (2, 1, 3), (5, 60, 2), (2, 7, 1)]
 
@@ -36,8 +37,7 @@ def equal(one: Samples, other: Samples) -> bool:
     return all(np.array_equal(getattr(one, name.name), getattr(other, name.name)) for name in fields(Samples))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("score", OOD_SCORES)
+@pytest.mark.parametrize(("score", "shape"), spread(OOD_SCORES, SHAPES, each=2))
 def test_samples_are_what_the_single_functions_give(shape: tuple[int, int, int], score: str) -> None:
     logits, labels = case(shape)
     got = samples_of(logits, labels, score=score)
@@ -68,8 +68,7 @@ def test_samples_against_naive_formulas(shape: tuple[int, int, int]) -> None:
     assert np.exp(got.label_log_probs) == pytest.approx(p[index, labels], rel=1e-12, abs=1e-300)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("values", [1, 37, 300])
+@pytest.mark.parametrize(("shape", "values"), spread(SHAPES, [1, 37, 300]))
 def test_the_size_of_the_blocks_does_not_show(
     shape: tuple[int, int, int], values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,8 +131,7 @@ def test_integer_logits_are_taken_as_floats() -> None:
 CALIBRATED = {"msp", "entropy", "margin", "gen"}
 
 
-@pytest.mark.parametrize("score", OOD_SCORES)
-@pytest.mark.parametrize("kind", ["temperature", "vector"])
+@pytest.mark.parametrize(("score", "kind"), spread(OOD_SCORES, ["temperature", "vector"]))
 def test_a_calibration_acts_on_the_averaged_prediction_alone(score: str, kind: str) -> None:
     logits, labels = case((3, 101, 6))
     calibration = (

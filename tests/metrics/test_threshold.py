@@ -10,6 +10,7 @@ import pytest
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.metrics.threshold import Rule, choose, flagged, parse_rule, threshold_block
 from tests.metrics.arrays import fpr95
+from tests.spread import spread
 
 
 def test_rules_as_written() -> None:
@@ -42,10 +43,10 @@ def test_by_hand() -> None:
     assert flagged(tied, choose(parse_rule("id:0.5"), tied)) == 0.2
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("digits", [0, 1, 9])
-@pytest.mark.parametrize("text", ["ood:0.95", "ood:0.5", "id:0.01", "id:0.3"])
-def test_no_better_threshold_exists(seed: int, digits: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "digits", "seed"), spread(["ood:0.95", "ood:0.5", "id:0.01", "id:0.3"], [0, 1, 9], range(2), each=6)
+)
+def test_no_better_threshold_exists(text: str, digits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=rng.integers(1, 150)).round(digits)
     rule = parse_rule(text)

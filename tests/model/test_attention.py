@@ -18,6 +18,7 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.context import QueryTokens, RunContext
 from hydractl.model.projections import HeadBank, MemberProjections
 from hydractl.model.stacking import PerMember
+from tests.spread import spread
 
 declare_operators()
 
@@ -156,9 +157,10 @@ def test_shapes_can_be_planned_without_weights() -> None:
     assert plan.select([]).q.device.type == "meta"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("heads", [0, 1, 4])
-@pytest.mark.parametrize(("bias", "gated"), [(True, False), (False, False), (True, True), (False, True)])
+@pytest.mark.parametrize(
+    ("heads", "dtype", "bias", "gated"),
+    spread([0, 1, 4], [torch.float32, torch.bfloat16, torch.float64], [True, False], [True, False], each=4),
+)
 def test_projections_give_their_weights_back_bitwise(heads: int, bias: bool, gated: bool, dtype: torch.dtype) -> None:
     given = weights(heads, bias=bias, gated=gated, dtype=dtype)
     assert_bitwise(MemberProjections(HeadBank(given)).weights(), given)

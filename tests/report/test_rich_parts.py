@@ -17,6 +17,7 @@ from rich.segment import Segment
 from hydractl.report.rich_parts import HeatMap, KeptMap, table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
+from tests.spread import spread
 
 ROWS = [("blocks.0.attn", [0.5, None, 3.0]), ("blocks.1.attn", [math.inf, 2e-7, 0.5, 1.0])]
 
@@ -89,9 +90,9 @@ def test_lightness_grows_over_the_whole_scale() -> None:
 CLIP = [f"{tower}transformer.resblocks.{n}.attn" for tower in ("visual.", "") for n in range(24)]
 
 
-@pytest.mark.parametrize("colors", [None, "truecolor"])
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
-@pytest.mark.parametrize("heads", [1, 12, 16, 17, 25, 64])
+@pytest.mark.parametrize(
+    ("heads", "width", "colors"), spread([1, 12, 16, 17, 25, 64], [20, 40, 60, 80, 120], [None, "truecolor"], each=3)
+)
 def test_every_line_fits_and_shows_every_head(heads: int, width: int, colors: str | None) -> None:
     draw = random.Random(heads)
     rows = [(name, [draw.choice((1.0, None, math.inf)) for _ in range(heads)]) for name in CLIP]

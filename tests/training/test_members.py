@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +27,7 @@ from hydractl.settings.verbs import SETTINGS
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.children import run_commands
 from hydractl.training.outputs import numbered
-from tests.forked import server
-from tests.forked_client import Asked
+from tests.forked import ForkedPopen, server
 from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -56,33 +55,6 @@ def pruned(*names: str) -> None:
 
 def same(one: str, other: str) -> None:
     assert Path(one).read_bytes() == Path(other).read_bytes()
-
-
-class ForkedPopen:
-    """As ``subprocess.Popen``, but the command runs in a copy of a process that has imported torch already."""
-
-    def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any) -> None:
-        read, write = os.pipe()
-        with open(os.devnull) as nothing:
-            streams = [nothing.fileno(), stdout.fileno(), write]
-            self._asked = Asked(server(), streams, command[4:], env)
-        os.close(write)
-        self.stderr = os.fdopen(read, "rb")
-        self.pid = self._asked.pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None and self._asked.has_ended():
-            self.returncode = self._asked.code()
-        return self.returncode
-
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = self._asked.code()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
 
 
 # --- what they write --------------------------------------------------------------------------------------------------

@@ -127,8 +127,7 @@ class PackedViT(nn.Module):
         return logits[..., 0].unflatten(1, (self.count, -1)).transpose(0, 1)
 
 
-@pytest.mark.parametrize("gamma", [1, 2])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("gamma", "optimizer"), [(1, "sgd"), (2, "adamw")])
 def test_packed_members_are_the_network_of_grouped_convolutions(gamma: int, optimizer: str) -> None:
     model = together(source_of(stock("class-token"), "class-token"), "packed", f"3,2,{gamma}")
     packed = PackedViT(state_of(model), 2, gamma)
