@@ -247,6 +247,10 @@ class StockModel(nn.Module):
             parent, _, leaf = name.rpartition(".")
             tensor = source.tensors.read(name).to(device, dtype, copy=True)
             self.network.get_submodule(parent).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+        stored_statistics = [name for name, _ in self.network.named_buffers() if name in source.tensors]
+        for name in stored_statistics:
+            parent, _, leaf = name.rpartition(".")
+            self.network.get_submodule(parent).register_buffer(leaf, source.tensors.read(name).clone())
         self.to(device).eval()
         self._features = None if self.family.classes(self.description.config) is not None else self._label_features()
 

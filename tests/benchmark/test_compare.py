@@ -127,7 +127,7 @@ def test_comparisons_that_cannot_be_made_are_refused_together() -> None:
 # --- what runs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [*ONE_OF_EACH, "swin", "deberta-v3", "gpt2"])
+@pytest.mark.parametrize("variant", [*ONE_OF_EACH, "hybrid", "swin", "deberta-v3", "gpt2"])
 def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as the library's model, by its own attention and not by hydractl's."""
     monkeypatch.setattr("hydractl.model.attention.HeadAttention.forward", None)
@@ -139,7 +139,10 @@ def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.Mon
         close(model(batch), F.log_softmax(logits(reference, batch), -1))
     assert type(model.network) is type(reference)
     monkeypatch.undo()
-    assert stock_cost(source)["params"] == sum(p.numel() for p in reference.parameters())
+    norms = [module for module in reference.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    statistics = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+    stored = [*reference.parameters(), *statistics]
+    assert stock_cost(source)["params"] == sum(tensor.numel() for tensor in stored)
 
 
 @pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
