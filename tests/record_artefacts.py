@@ -304,7 +304,8 @@ def write_texts(folder: Path) -> None:
 
     for name, count in DATA.items():
         rows = [
-            {"text": f"{text()} {name}{n}"} | ({} if name in UNLABELLED else {"label": n % CLASSES}) for n in range(count)
+            {"text": f"{text()} {name}{n}"} | ({} if name in UNLABELLED else {"label": n % CLASSES})
+            for n in range(count)
         ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [f"{text()}\t{text()} pair{n}\t{n % CLASSES}\n" for n in range(12)]
