@@ -120,7 +120,7 @@ class FileTensors:
         return self.header.data_start + max(info.end for info in self.header.tensors.values())
 
     def sha256(self) -> str:
-        """Of the whole file, as hex."""
+        """Return the SHA-256 of the whole file, as hex."""
         return self.scan().sha256
 
     def scan(self) -> Scan:
@@ -279,7 +279,7 @@ def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether there is neither NaN nor infinity in a tensor; of any shape, none is finite too."""
+    """Return whether a tensor has neither NaN nor infinity; an empty one is finite too."""
     import torch
 
     if not tensor.is_floating_point() or tensor.numel() == 0:
