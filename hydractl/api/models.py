@@ -142,7 +142,7 @@ _LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionar
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]
-"""What stands for a model: one that was opened or made, a module, or what the command line takes as MODEL."""
+"""A model: one that was opened or made, a module, or what the command line takes as MODEL."""
 
 
 def open(

@@ -27,7 +27,7 @@ SCHEMA = "hydractl.journal/1"
 ORDER = "order"
 START_OVER = "start over with --force and without --resume"
 BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
-"""What every journal begins with, to the byte: it tells a header cut short from a file of another program."""
+"""The bytes that every journal begins with: they tell a header cut short from a file of another program."""
 
 
 class Journal:

@@ -222,10 +222,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "nll": (LABEL,),
     "brier": (LABEL,),
 }
-"""Which quantities the forecast of an objective reads."""
+"""The quantities that the forecast of an objective reads."""
 
 _SPREAD = "spread"
-"""How the probability of the wrong classes is spread: the sum of their squares over the square of their sum."""
+"""The spread of the probability of the wrong classes: the sum of their squares over the square of their sum."""
 
 _TINY = 1e-300
 

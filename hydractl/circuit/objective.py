@@ -35,7 +35,7 @@ LOSSES = ("nll", "brier")
 
 
 class Share(NamedTuple):
-    """How often each ID sample, OOD sample, and pair of an ID and an OOD sample of one task counts."""
+    """The count of each ID sample, OOD sample, and pair of an ID and an OOD sample of one task."""
 
     inside: int = 1
     outside: int = 1
@@ -54,7 +54,7 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
 
 
 class Doubt(NamedTuple):
-    """By how much rounding may have changed what an evaluation counted.
+    """The amounts by which rounding may have changed what an evaluation counted.
 
     Attributes:
         fewer, more: ID samples classified right.
@@ -71,7 +71,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What one evaluation counted, perhaps over a part of the data; of several tasks by their :class:`Share`.
+    """The counts of one evaluation, perhaps over a part of the data; with several tasks weighted by :class:`Share`.
 
     Attributes:
         correct: ID samples classified right, of ``n_id``.
@@ -259,7 +259,7 @@ SLOPES: dict[str, Callable[[Block], Floats]] = {
 
 @dataclass(frozen=True)
 class Values:
-    """What one batch gives under one model.
+    """The results of one batch under one model.
 
     Attributes:
         labelled: whether the samples are ID.

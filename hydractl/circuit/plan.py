@@ -45,7 +45,7 @@ class Plan:
     chunks: int
 
     def to_json(self) -> dict[str, Any]:
-        """For the answer of a dry run."""
+        """Return the plan for the answer of a dry run."""
         return {**vars(self), "seconds": round(self.seconds, 1)}
 
 

@@ -23,7 +23,7 @@ _MOST_PAIRED = 64
 """Up to how many batches on a side the batches are ordered anew at every step."""
 
 _AHEAD = 0.3
-"""From which share of the samples on the candidate in front goes on to the end."""
+"""The share of the samples from which on the candidate in front goes on to the end."""
 
 Rank = tuple[int, int, int]
 """The key of what a candidate counted, its site and its head, both negative: of equal ones the lower wins."""

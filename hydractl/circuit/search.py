@@ -117,7 +117,7 @@ class GreedySearch:
         self.removed(objective, number, step)
 
     def to_come(self, number: int, budget: int) -> int:
-        """How many evaluations there may be from a step on, for objectives that have removed the same heads."""
+        """Return how many evaluations there may be from a step on, for objectives that have removed the same heads."""
         return evaluations(len(self.heads) - number + 1, budget - number + 1)
 
     def _base(self) -> Measured:

@@ -76,7 +76,7 @@ def part_of(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which samples of a set its SPEC asks for; the settings apply in the order of the attributes.
+    """The samples of a set that its SPEC asks for; the settings apply in the order of the attributes.
 
     Attributes:
         where: the name of the set in messages.

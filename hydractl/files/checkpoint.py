@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _OWN_PAGES = 256 * 1024
 BESIDE = "hydractl."
-"""How the names of tensors start that lie in a checkpoint beside the weights of its model, and are listed nowhere."""
+"""The start of the names of tensors that lie in a checkpoint beside its model's weights, and are listed nowhere."""
 
 SCAN_BYTES = 4 * 1024 * 1024
 """Bytes looked at in one go; a multiple of every element size."""
@@ -59,7 +59,7 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a whole file found.
+    """The findings of one pass over a whole file.
 
     Attributes:
         sha256: of the file, as hex.

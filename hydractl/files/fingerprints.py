@@ -33,7 +33,8 @@ class Fingerprinted(Protocol):
 
 
 _BYTES, _DIGITS = 6, 12
-"""Of the SHA-256 of each sample: two different samples among a million times 50,000 meet with a chance of 0.0002."""
+"""Bytes and hex digits kept of each sample's SHA-256: two different samples among a million times 50,000 meet with a
+chance of 0.0002."""
 
 MOST = 65_536
 """Fingerprints kept of one data set: those of the lowest value, so that a larger set is represented by a sample of it

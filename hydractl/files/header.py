@@ -33,7 +33,7 @@ CONVERT = (
     "convert it where you trust it: safetensors.torch.save_file("
     'torch.load(F, map_location="cpu", weights_only=True), OUT)'
 )
-"""What to do with a pickle."""
+"""The hint on what to do with a pickle."""
 _MAX_DIMENSIONS = 64
 _MAX_COUNT = 2**63 - 1
 

@@ -65,7 +65,7 @@ class Samples:
 
     @property
     def member_pairs(self) -> int:
-        """How many pairs of members there are."""
+        """The number of pairs of members."""
         return len(self.votes) * (len(self.votes) - 1) // 2
 
     @cached_property
@@ -81,7 +81,7 @@ class Samples:
 
     @cached_property
     def differing_pairs(self) -> NDArray[np.int64]:
-        """How many pairs of members vote for different classes, [N]."""
+        """The number of pairs of members that vote for different classes, [N]."""
         # 1 - sum_k C(n_k, 2) / C(M, 2) is the share of differing pairs; counted in integers, it is exact.
         differing = np.zeros(len(self), dtype=np.int64)
         for one, other in combinations(self.votes, 2):

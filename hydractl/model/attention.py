@@ -33,20 +33,20 @@ class _Meeting:
     relative: Relative | None = None
 
     def of(self, member: int) -> _Meeting:
-        """For the samples of one member."""
+        """Return the same for the samples of one member."""
         relative = None if self.relative is None else self.relative.of(member)
         queries, keys = (None if one is None else one.of(member) for one in (self.of_queries, self.of_keys))
         return _Meeting(self.mask, self.is_causal, queries, keys, relative)
 
     def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
-        """For the heads of members, by their original numbers."""
+        """Return the same for the heads of members, by their original numbers."""
         queries, keys = (
             None if turned is None else turned.for_heads(heads) for turned in (self.of_queries, self.of_keys)
         )
         return replace(self, of_queries=queries, of_keys=keys)
 
     def repeated(self, members: int) -> _Meeting:
-        """For member-major samples: what is of one sample alone, once more for each member."""
+        """Repeat for member-major samples what is of one sample alone, once for each member."""
         mask, of_queries, of_keys = self.mask, self.of_queries, self.of_keys
         if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
             mask = mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]

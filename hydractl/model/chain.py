@@ -21,7 +21,7 @@ _FEW_ROWS = 512
 
 @dataclass(frozen=True)
 class Start:
-    """How far the members of one tower are the same, so that one run of it serves all of them.
+    """The extent to which the members of one tower are the same, so that one run of it serves all of them.
 
     Attributes:
         sites: the indices of the tower's sites among those of the model.

@@ -37,7 +37,7 @@ Network = Any
 """A :class:`hydractl.model.runtime.HydraModel`, which imports this."""
 
 KEY = "laplace"
-"""In :attr:`hydractl.files.description.Description.extra`, and in the names of tensors and modules."""
+"""The key in :attr:`hydractl.files.description.Description.extra`, and in the names of tensors and modules."""
 START = f"{BESIDE}{KEY}."
 _PARTS = ("basis", "spread", "outer")
 _BROKEN = "the checkpoint holds a broken Laplace posterior"

@@ -188,7 +188,7 @@ class SequentialEnsemble(nn.Module):
 
 
 Runnable = HydraModel | SequentialEnsemble
-"""What a MODEL argument becomes: both are called alike."""
+"""The module that a MODEL argument becomes: both are called alike."""
 
 
 @dataclass(frozen=True)

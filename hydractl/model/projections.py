@@ -39,7 +39,7 @@ class Packing:
 
     @property
     def rows(self) -> list[int]:
-        """How many rows are queries, keys and values."""
+        """The numbers of rows that are queries, keys and values."""
         keys = self.heads if self.keys is None else self.keys
         return [self.heads * self.head_dim, keys * self.head_dim, keys * self.head_dim]
 

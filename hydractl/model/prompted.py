@@ -17,7 +17,7 @@ STAND_INS = tuple(f"class {number}" for number in range(10))
 """Class names for measuring a model that has none: they decide nothing but shapes."""
 
 PROMPTS_AT_ONCE = 256
-"""How many prompts run together while no gradient is wanted."""
+"""The number of prompts that run together while no gradient is wanted."""
 
 
 class PromptedClasses:

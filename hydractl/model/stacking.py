@@ -18,7 +18,7 @@ from hydractl.model.context import RunContext, apart, context_of_run
 from hydractl.model.projections import MemberProjections, projected, unpacked
 
 PADDED = 4 / 3
-"""How many heads may be computed for one that is there where members have unequal numbers of them."""
+"""The most heads that may be computed for each that is there, where members have unequal numbers of them."""
 
 
 class Stack:

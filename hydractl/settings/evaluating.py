@@ -225,7 +225,7 @@ class Shown(Validated):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """With ``--over`` there is a new answer to write."""
+        """Return the options that mean nothing with ``--over``, which has a new answer to write."""
         return {k: v for k, v in super().inapplicable().items() if k != "output" or not self.given("over")}
 
     def settle(self) -> None:

@@ -175,7 +175,7 @@ def _check_distinct(files: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one command measures and writes.
+    """The measurements and outputs of one command.
 
     Attributes:
         models: the rows.

@@ -98,7 +98,7 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 
 @dataclass(frozen=True)
 class _Validation:
-    """What a cascade is fitted on: labelled ID data, OOD data by name, and what is odd about them."""
+    """The data a cascade is fitted on: labelled ID data, OOD data by name, and what is odd about them."""
 
     inside: Dataset
     outside: Mapping[str, Dataset]

@@ -29,7 +29,7 @@ from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 FITTED = ("calibration", "threshold", "ood_score", "cascade")
-"""What a checkpoint may hold that was fitted to its logits as they were."""
+"""The entries of a checkpoint that were fitted to its logits as they were."""
 
 
 def run(settings: LaplaceSettings, log: Log) -> Outcome:

@@ -30,7 +30,7 @@ DEGREES = (2, 3, 4, 5)
 """The degrees whose knees are reported beside that of the degree asked for."""
 
 MOST_SIZES = 40
-"""How many numbers of heads are tried at most; a model with no more heads than that has every number tried."""
+"""The most numbers of heads that are tried; a model with no more heads than that has every number tried."""
 
 _SPLIT, _PAIRS, _MEDOIDS = 1, 2, 3  # what is drawn by the seed, each independently of the others
 _PARTS_OF_ONE = 2**32  # the grid of distances; they are below 64, so their sums stay far within 64 bits

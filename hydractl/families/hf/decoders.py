@@ -21,7 +21,7 @@ from hydractl.jsonio import shown
 _ORIGINAL = "original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
-"""As of :attr:`hydractl.families.base.Stages.per_sample`."""
+"""The entries of :attr:`hydractl.families.base.Stages.per_sample`."""
 
 
 def problem_of(config: Any) -> str | None:

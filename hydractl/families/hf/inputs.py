@@ -49,7 +49,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
 )
-"""What a folder of the hub may hold of its tokenizer."""
+"""The files of a tokenizer that a folder of the hub may hold."""
 
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}

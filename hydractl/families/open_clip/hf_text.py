@@ -26,7 +26,7 @@ from hydractl.families.reading import read_config, write_config
 from hydractl.jsonio import shown
 
 TRANSFORMER = "text.transformer."
-"""How the names start of what such a tower is built of."""
+"""The start of the names of what such a tower is built of."""
 LAYOUT = LAYOUTS["bert"]
 _KINDS = ("bert", "roberta", "xlm-roberta")
 _POOLERS = {"MeanPooler": None, "ClsPooler": 1, "ClsLastHiddenStatePooler": 1}  # tokens that they look at

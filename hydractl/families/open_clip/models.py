@@ -47,9 +47,9 @@ _SUPPORTED = (
     "ViT-B-32, PE-Core-B-16, ViT-B-16-SigLIP"
 )
 TRUNK = "visual.trunk."
-"""How the names start of what an image tower of timm is built of."""
+"""The start of the names of what an image tower of timm is built of."""
 DECODER = "text_decoder."
-"""How the names of what a CoCa has beside its two towers start."""
+"""The start of the names of what a CoCa has beside its two towers."""
 # Settings that make open_clip build something else than its own transformers, and what that is.
 _FOREIGN = (
     ("text_cfg", "tokenizer_mode", "its HFTokenizer has a mode of its own (tokenizer_mode)"),

@@ -45,7 +45,7 @@ class RankOne(nn.Module):
 
 
 class OnProjections(RankOne):
-    """For a bank's queries, keys and values, a pair of factors each."""
+    """A pair of factors each for a bank's queries, keys and values."""
 
     def __init__(self, weight: Tensor, packing: Packing) -> None:
         super().__init__(weight, 3)
