@@ -99,7 +99,7 @@ def resample(
 def resample_auroc(
     id_scores: Floats, ood_scores: Mapping[str, Floats], *, rounds: int = 1000, seed: int = 0
 ) -> Resampled:
-    """Compute the AUROC against each OOD data set, in the same rounds as :func:`resample` and much faster.
+    """The AUROC against each OOD data set under its name, in the same rounds as :func:`resample` and much faster.
 
     Args:
         id_scores: OOD scores of the ID samples, [N].
@@ -123,7 +123,7 @@ def resample_auroc(
 
 
 def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
-    """Return the unweighted mean over the data sets of :func:`resample_auroc`; no value where one has none.
+    """The unweighted mean over the data sets of :func:`resample_auroc`, under one key; no value where one has none.
 
     Args:
         of_sets: the AUROC against each data set.
@@ -251,5 +251,5 @@ def _drawn(curves: Mapping[str, _Curves], counts: Mapping[str, Counts]) -> dict[
 
 
 def _at_least(counts: Counts, below: Counts) -> Counts:
-    """Count the samples at or above each threshold, from counts in score order and how many scores are below it."""
+    """Samples at or above each threshold, from counts in the order of the scores and how many scores are below it."""
     return np.asarray(len(counts) - np.concatenate([[0], np.cumsum(counts)])[below], dtype=np.int64)

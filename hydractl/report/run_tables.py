@@ -129,7 +129,7 @@ def _ood(rows: Sequence[tables.Row], width: int) -> Table:
 
 
 class _Note:
-    """The meaning of the marks and the second lines, or where intervals are to be had; of marks only where they show."""
+    """The meaning of the marks and second lines, or where intervals are to be had; of marks only where they show."""
 
     def __init__(self, document: Mapping[str, Any], intervals: bool) -> None:
         rows = document["models"]

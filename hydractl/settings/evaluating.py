@@ -225,7 +225,10 @@ class Shown(Validated):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options that mean nothing with ``--over``, which has a new answer to write."""
+        """Return options that mean nothing beside the others.
+
+        With ``--over``, ``output`` is not among them: there is a new answer to write.
+        """
         return {k: v for k, v in super().inapplicable().items() if k != "output" or not self.given("over")}
 
     def settle(self) -> None:
@@ -399,7 +402,7 @@ class EvalSettings(Shown):
         return [f"{problem}{self.where('ood_score')}" for problem in found]
 
     def _not_with_probe(self) -> list[str]:
-        """List problems of a probe, which needs training data and is no part of a checkpoint."""
+        """A probe needs training data, and is no part of a checkpoint."""
         others = ("mc_dropout", "calibrated", "prompt") if self.given("probe") else ()
         idle = [f"{self.called(name)} is not for --probe{self.where(name)}" for name in others if self.given(name)]
         return self.goes_with("probe", "fit") + idle

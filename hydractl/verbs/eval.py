@@ -325,7 +325,7 @@ def _report_cut(plan: Plan, log: Log) -> None:
 
 
 def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Path]:
-    """Return where each model's predictions go: as named for one model, with its name put in for several."""
+    """Where the predictions of each model go: as named for one model, with its name put in for several."""
     if settings.predictions is None:
         return {}
     path = file_path(settings.predictions)

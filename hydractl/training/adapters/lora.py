@@ -46,7 +46,7 @@ class LowRank(nn.Module):
 
 
 class OnProjections(LowRank):
-    """Low-rank matrices for a bank's queries, keys and values; B ``[n, r]`` of all their rows, where heads share keys."""
+    """Low-rank matrices for a bank's queries, keys, values; B ``[n, r]`` of all their rows, where heads share keys."""
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__(weight, rank, alpha, 3)
