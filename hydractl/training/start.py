@@ -105,7 +105,7 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
-    """Return the names of a body's new tensors that are neither its own nor zeros."""
+    """Return the names of the tensors that a body got and that are not zeros."""
     if body.classes != 0:
         return ()
     zeros = "$." if weights.init == "head" else source.family.named_parts["head"]

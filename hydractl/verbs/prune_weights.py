@@ -109,7 +109,7 @@ def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output,
 def _chosen(
     source: Source, settings: PruneSettings, plan: _Plan, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[Entry]]:
-    """Return the weights to remove as masks, provenance of the samples they were scored on, and what is seen."""
+    """Return the weights to remove as masks, with provenance and seen samples of what they were scored on."""
     criterion = WEIGHT_CRITERIA.get(settings.method or "")
     assert criterion is not None  # the settings see to it
     weights = {name: source.tensors.read(name) for name in plan.names}

@@ -89,7 +89,7 @@ def stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
 
 
 def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
-    """Return which tokens each token sees, bool ``[B, 1, T, T]`` or one that broadcasts to it; None: all."""
+    """Return which tokens each token sees, bool ``[B, 1, T, T]``; None: all."""
     samples, length = ids.shape
     seen = None if tokens is None else tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
     if not causal:
