@@ -49,7 +49,7 @@ class Fitted:
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """Return the validation sets that are given for nothing: nothing is fitted on them, and no predictions keep them."""
+    """Return validation sets that are given for nothing: nothing is fitted on them, and no predictions keep them."""
     if options.keep_logits:
         return []
     idle = [] if options.fit.needs_val or options.fit.probe == "linear" else of_role(sets, VAL)
