@@ -58,7 +58,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What results call it."""
+        """The name that results show; those of several models are joined by ``+``."""
         return "+".join(source.name for source in self.sources)
 
     @property
@@ -81,11 +81,11 @@ class Model:
 
     @property
     def description(self) -> Description:
-        """What the model says of itself: kind, architecture, kept heads, labels, how it was made."""
+        """The description in the model's header: kind, architecture, kept heads, labels, how it was made."""
         return self.sources[0].description
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
-        """As :func:`load`."""
+        """Read the weights, see :func:`load`."""
         module = load_source(self.source, device, dtype, **options)
         if isinstance(self.source.tensors, FileTensors):
             _LOADED[module] = self
@@ -93,7 +93,7 @@ class Model:
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Model:
-        """A model of the Hugging Face Hub, or a local one.
+        """Open a model of the Hugging Face Hub, or a local one.
 
         Args:
             name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
@@ -142,7 +142,7 @@ _LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionar
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]
-"""What stands for a model: one that was opened or made, a module, or what the command line takes as MODEL."""
+"""A model: one that was opened or made, a module, or what the command line takes as MODEL."""
 
 
 def open(
@@ -294,12 +294,14 @@ def _from_pretrained(
     dtype: str = "float32",
     **options: Any,
 ) -> HydraModel:
-    """As :meth:`Model.from_pretrained`, and its weights read as of :func:`load`."""
+    """Open a model, see :meth:`Model.from_pretrained`, and read its weights, see :func:`load`."""
     return Model.from_pretrained(name, revision=revision, **options).load(device, dtype)
 
 
 def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
-    """As :meth:`Model.push_to_hub`: the file that the module was loaded from, or the weights it has since.
+    """Upload the file that the module was loaded from, or its weights if they have changed since.
+
+    See :meth:`Model.push_to_hub`.
 
     Raises:
         UsageError: a module of several members whose weights have changed: these are trained before they are fused.
@@ -314,7 +316,7 @@ def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
 
 
 def _unchanged(module: HydraModel, opened: Model) -> bool:
-    """Whether a module still has the weights and classes of what it was loaded from."""
+    """Return whether a module still has the weights and classes of what it was loaded from."""
     parameter, own = next(module.parameters()), module.state_dict()
     fresh = build_model(opened.source, dtype=str(parameter.dtype).removeprefix("torch."))
     there = fresh.state_dict()

@@ -38,7 +38,7 @@ def _samples(value: Any) -> Held:
 
 
 def data_in(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the values of options, those that are data sets, each under a name of its own: ``data``, ``ood.NAME``."""
+    """Pick out the values that are data sets, each under a name of its own: ``data``, ``ood.NAME``."""
     found = {}
     for name, value in values.items():
         if _is_data(options[name]) and isinstance(value, Mapping):

@@ -38,7 +38,7 @@ _RECORDING = 2
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """How a bench measures.
+    """Options of a bench.
 
     Attributes:
         batch_sizes, dtypes: every row is measured at each pair of them.
@@ -139,7 +139,7 @@ def _inputs_of(
 
 
 def _served_costs(costs: Sequence[dict[str, Any]], contest: Contest) -> list[dict[str, Any]]:
-    """The costs of all rows, of cascades the mean over the samples that they ran on."""
+    """Return the costs of all rows; for a cascade, the mean over the samples that it ran on."""
     found = []
     for cost, share in zip(costs, contest.shares().values(), strict=True):
         if share is not None:
@@ -208,7 +208,7 @@ class Contest:
 
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
-        """Seconds of one call, by model, one for each measured round.
+        """Time the models: the seconds of one call, by model, one for each measured round.
 
         Raises:
             NonFiniteError: when a model gives NaN or infinity.
@@ -263,7 +263,11 @@ class Contest:
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[None]:
-        """From here on nothing is compiled any more: a time with a compilation in it would be none of the model."""
+        """Refuse any further compilation inside this context: its time would be counted as the model's.
+
+        Raises:
+            HydraError: a model would be compiled again.
+        """
         if self.mode is None:
             yield
             return
@@ -295,7 +299,7 @@ class Contest:
 
     @torch.inference_mode()
     def shares(self) -> dict[str, float | None]:
-        """Of the samples of each model, the share that goes on in its cascade; None without one."""
+        """Return, by model, the share of its samples that go on in its cascade; None for a model without one."""
         return {
             name: None if getattr(model, "cascade", None) is None else self._share(name)
             for name, model in self.models.items()
@@ -320,7 +324,7 @@ class Contest:
             torch.compiler.cudagraph_mark_step_begin()
 
     def _peak_memory(self, name: str) -> int | None:
-        """What the model would need alone: the other models in memory are left out."""
+        """Return the peak memory in bytes that the model would need alone, without the others; None unless on CUDA."""
         if self.device.type != "cuda":
             return None
         wait(self.device)
@@ -335,7 +339,7 @@ class Contest:
 
 
 def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
-    """The whole model as one graph for exactly this batch size.
+    """Compile the whole model as one graph for exactly this batch size.
 
     With ``fullgraph`` a graph break, an error of the compiler and the limit of recompilations raise, whatever torch's
     configuration says of falling back to eager code.
@@ -348,7 +352,7 @@ def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
 
 
 def _graphs() -> int:
-    """How many graphs this process has compiled."""
+    """Return how many graphs this process has compiled."""
     import torch._dynamo.utils
 
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -381,7 +385,7 @@ def threads(count: int | None) -> Iterator[int]:
 
 
 def _machine(device: torch.device, count: int) -> dict[str, Any]:
-    """What the times depend on; no name of the host or the user."""
+    """Describe what the times depend on, without the name of the host or the user."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -393,7 +397,7 @@ def _machine(device: torch.device, count: int) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model of the processor; ``platform`` knows no more than the architecture on Linux."""
+    """Return the model name of the processor; ``platform`` knows no more than the architecture on Linux."""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if match := re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE):

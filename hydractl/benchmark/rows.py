@@ -56,7 +56,7 @@ class Row:
 
     @property
     def cascade(self) -> Cascade | None:
-        """When the first member of the model answers alone; None where all run."""
+        """The rule by which the first member of the model answers alone; None where all members run."""
         if len(self.model.sources) != 1:
             return None
         description = self.model.sources[0].description
@@ -146,7 +146,7 @@ def rows_of(models: Sequence[Contestant], compare: Sequence[str], *, whole_last_
 
 
 def input_of(model: Contestant) -> dict[str, Any]:
-    """What one sample of a bench is: the ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
+    """Return the shape of one sample: of an ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
     if isinstance(model, ExportedFile):
         example = model.example_inputs()
     else:
@@ -158,7 +158,7 @@ def input_of(model: Contestant) -> dict[str, Any]:
 
 
 def reading(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
-    """Who prepares the samples of a model, and how."""
+    """Return the family that prepares the samples of a model, and its settings for that."""
     if isinstance(model, ExportedFile):
         return model.family, model.preprocess
     return model.sources[0].family, model.sources[0].description.preprocess
@@ -212,7 +212,7 @@ def _taken_apart(fused: ModelArgument) -> list[Row]:
 
 
 def _members(model: Contestant) -> int:
-    """Members inside one fused model; an ensemble of several models is none, nor is an exported file."""
+    """Return the number of members of one fused model; 0 for an ensemble of several models and for an exported file."""
     return len(model.sources[0].description.masks) if len(model.sources) == 1 else 0
 
 
@@ -256,7 +256,7 @@ class StockModel(nn.Module):
 
     @torch.no_grad()
     def _label_features(self) -> Tensor:
-        """What the tower of the labels makes of the class names, once: ``[classes, D]``."""
+        """Compute the features of the class names by the tower of the labels, once: ``[classes, D]``."""
         labels, templates = self.description.labels or STAND_INS, self.description.prompt or [DEFAULT_PROMPT]
         tower = next(stages for stages in self.family.stages(self.network) if stages.of_labels)
         prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
@@ -266,7 +266,7 @@ class StockModel(nn.Module):
         return tower.readout(state)
 
     def forward(self, inputs: Any) -> Tensor:
-        """log p ``[B, classes]``, by the library's own forward."""
+        """Return log p ``[B, classes]``, by the library's own forward."""
         if self._features is not None:
             images = self.family.sample_features(self.network, inputs)
             logits = self.family.logits(self.network, [images, self._features])
@@ -289,7 +289,7 @@ class StockModel(nn.Module):
 
 
 def unsliced(source: Source) -> Source | None:
-    """The model with stock shapes: itself where all heads are there, a zeroed one with zeros in the removed places.
+    """Return the model with stock shapes: as it is with all heads, or with zeros in place of zeroed heads.
 
     Returns:
         None for a fused model, and for one whose removed heads are gone.
@@ -314,7 +314,10 @@ def build_stock(source: Source, device: str, dtype: str) -> StockModel:
 
 
 def stock_cost(source: Source) -> dict[str, int]:
-    """``params``, ``macs`` of one sample by torch's counter, and ``bytes``, as :func:`hydractl.model.cost.cost_of`."""
+    """Return ``params``, ``macs`` of one sample by torch's counter, and ``bytes``.
+
+    The keys are those of :func:`hydractl.model.cost.cost_of`.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     tensors = shapes_only(source.tensors)

@@ -28,7 +28,7 @@ class FusedCost:
         self._counted: dict[Any, int] = {}
 
     def without(self, removed: Iterable[Head]) -> Fraction:
-        """The ratio for a circuit that lacks these heads of the model."""
+        """Return the ratio for a circuit that lacks these heads of the model."""
         mask = self._source.description.mask.without(removed)
         # Shapes decide, not which heads they are: most candidates of a site cost the same.
         key = tuple(self._shape(mask, index) for index in range(len(self._source.sites)))
@@ -40,7 +40,11 @@ class FusedCost:
         return Fraction(self._counted[key], self._dense)
 
     def _shape(self, mask: HeadMask, index: int) -> tuple[Any, ...]:
-        """What of one site the cost hangs on: its heads, those that some other member has too, and shared keys."""
+        """Return what the cost of one site depends on.
+
+        These are the number of the circuit's heads, that of all members' heads together, how many keys either shares,
+        and whether every other member has the same heads as the circuit.
+        """
         site = self._source.sites[index]
         kept, others = mask.kept[site.path], [one.description.mask.kept[site.path] for one in self._members]
         union = sorted({*kept, *(head for heads in others for head in heads)})

@@ -25,9 +25,10 @@ from hydractl.settings.expressions import parse_constraint
 _MOST_SCORE = 1e6
 
 LOW_GAIN = 0.2
-"""Circuits that put a smaller share of the wrongly ordered pairs of validation samples right were seen not to help.
+"""Circuits that correct a smaller share of the wrongly ordered pairs of validation samples were seen not to help.
 
-On other OOD data of the same model: 2 to 17 % did not, 21 to 71 % did (docs/circuits.md).
+On other OOD data of the same model, circuits that corrected 2 to 17 % did not help, and those that corrected 21 to 71 %
+did (docs/circuits.md).
 """
 
 
@@ -105,7 +106,7 @@ def document_of(
 
 
 def _joint(data: Mapping[str, Dataset], tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Of several tasks, the SPECs and fingerprints of their sets and their weights."""
+    """Return the weight of each task with the SPECs and fingerprints of its sets; empty for a single task."""
     found = []
     for task in tasks if len(tasks) > 1 else ():
         sets = {"data": data[task.data]} | ({"ood": data[task.ood]} if task.ood else {})
@@ -119,7 +120,11 @@ def _ratio(cost: FusedCost | None, removed: Sequence[Head]) -> dict[str, float]:
 
 
 def _gain(scope: Scope, options: SearchOptions, objective: str, found: Found) -> dict[str, Any] | None:
-    """How the AUROC on the validation samples rose, where the objective reads OOD samples and something is removed."""
+    """Return how the AUROC on the validation samples rose, or None.
+
+    It is None unless a greedy search of an objective that reads OOD samples removed something, and where the AUROC was
+    1 before.
+    """
     if options.algorithm != "greedy" or not OBJECTIVES[objective].needs_ood or not found.steps:
         return None
     before, after = (measured.score("ood") for measured in (found.base, found.steps[-1].measured))
@@ -131,7 +136,7 @@ def _gain(scope: Scope, options: SearchOptions, objective: str, found: Found) ->
 
 
 def _undecided(objective: str, found: Found, names: Mapping[Candidate, Head]) -> list[dict[str, Any]]:
-    """The steps at which a machine that rounds otherwise may remove another head.
+    """List the steps at which a machine that rounds otherwise may remove another head.
 
     Returns:
         For each its number, its ``lead`` over the best other head, the ``least`` score that it may have elsewhere; and
@@ -152,7 +157,7 @@ def _undecided(objective: str, found: Found, names: Mapping[Candidate, Head]) ->
 
 
 def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping[str, Any]) -> dict[str, Any]:
-    """How far the removals of a circuit are those of an exact one.
+    """Compare the removals of a circuit with those of an exact one.
 
     Returns:
         ``jaccard``: of the first N removals of both, for N at a quarter, half, three quarters and all of the shorter;
@@ -177,7 +182,7 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
 
 
 def agreement_text(document: Mapping[str, Any]) -> str:
-    """How far a circuit agrees with an exact one, in a line."""
+    """Say in a line how far a circuit agrees with an exact one."""
     own = document["agreement"]
     jaccard = ", ".join(f"{number(value, 3)} of the first {n}" for n, value in own["jaccard"].items())
     lost = "another objective, model or data" if own["score_lost"] is None else f"{own['score_lost']:.4f}"
@@ -199,7 +204,7 @@ def tied_text(document: Mapping[str, Any]) -> str | None:
 
 
 def gain_text(document: Mapping[str, Any]) -> str:
-    """What the validation samples gained, in a line, and what to think of it where that is little."""
+    """Say in a line how much the validation AUROC rose, and where that is little, what to make of it."""
     gain = document["gain"]
     text = (
         f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}, "
@@ -223,7 +228,7 @@ def repeated_text(documents: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def ended_text(document: Mapping[str, Any]) -> str:
-    """What ended a search before its budget, in a line."""
+    """Say in a line what ended a search before its budget."""
     objective, count = document["objective"], len(document["removed"])
     if document["ended"] == "max_cost":
         return f"{objective}: {count} heads are removed: with any further one the fused model would cost too much"
@@ -246,7 +251,7 @@ def dear_text(document: Mapping[str, Any]) -> str | None:
 
 
 def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:
-    """Whether a circuit can be what others are compared with.
+    """Check that a circuit can be what others are compared with.
 
     Raises:
         InputError: for a circuit that is not exact, of another architecture, empty or without scores.

@@ -105,12 +105,12 @@ class Evaluator:
         return work
 
     def price(self, site: int | None, samples: int, share: float | None = None) -> float:
-        """What a candidate of a site costs, in sample-block evaluations; with None, what the model itself does.
+        """Return the cost of a candidate of a site in sample-block evaluations; with None, that of the model itself.
 
         Args:
             site: its index.
             samples: on how many samples, each like the mean of those that are here.
-            share: how much of the heads there is at each site; None: as many as now.
+            share: the share of the heads that is present at each site; None: as many as now.
         """
         tower, shapes = self.samples, self._shapes
         if self.labels is not None and site in self.labels.sites:
@@ -167,13 +167,13 @@ class Evaluator:
 
     @torch.inference_mode()
     def current_logits(self, batch: int) -> Tensor:
-        """Logits ``[B, classes]`` of one batch under the model without the removed heads."""
+        """Return the logits ``[B, classes]`` of one batch under the model without the removed heads."""
         return self._logits(batch, self._trace(batch).read, self._classes)
 
     def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
-        """The same as a function of a gate on each head of the tower of samples; see :meth:`Tower.gated`.
+        """Return the logits of one batch as a function of a gate on each head of the tower of samples.
 
-        To be called outside inference mode. The tower of the labels stays as it is.
+        See :meth:`Tower.gated`. To be called outside inference mode. The tower of the labels stays as it is.
         """
         stem = self._stem(batch)
         # What is kept was made in inference mode, and only a copy of it may be part of a graph of gradients.
@@ -233,7 +233,7 @@ class Evaluator:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much is kept at a time."""
+        """About how many bytes are kept at a time."""
         most = max(len(chunk) for chunk in self.chunks)
         share = self._trace_bytes * most / len(self.batches)
         return int(self._stem_bytes + self._kept_traces * share)

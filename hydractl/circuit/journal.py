@@ -27,7 +27,7 @@ SCHEMA = "hydractl.journal/1"
 ORDER = "order"
 START_OVER = "start over with --force and without --resume"
 BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
-"""What every journal begins with, to the byte: it tells a header cut short from a file of another program."""
+"""The bytes that every journal begins with: they tell a header cut short from a file of another program."""
 
 
 class Journal:
@@ -268,7 +268,11 @@ def _line_of(value: Any) -> bytes:
 
 
 def _parse(path: Path, data: bytes) -> _Part:
-    """What one file holds; every broken line but the last, which is dropped, is a problem of the InputError."""
+    """Read what one file holds; a broken last line is dropped.
+
+    Raises:
+        InputError: it is no journal, or other lines are broken; all of them are listed.
+    """
     if not data.startswith(BIRTH) and not BIRTH.startswith(data):
         raise InputError(f"{path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
     *lines, torn = data.split(b"\n")
@@ -310,7 +314,15 @@ def _files_beside(path: Path) -> list[Path]:
 
 
 def _content(path: Path, *, idle: bool) -> bytes:
-    """What another process has written; with ``idle`` it must have ended."""
+    """Read what another process has written.
+
+    Args:
+        idle: the other process must have ended.
+
+    Raises:
+        InputError: it cannot be read, or is no regular file.
+        OutputError: with ``idle``, a process is still writing it.
+    """
     try:
         with open(path, "rb", buffering=0, opener=open_own) as file:
             if not _is_regular(file):

@@ -69,7 +69,7 @@ class Lazy(GreedySearch):
         self._off: dict[tuple[str, Candidate], tuple[int, float]] = {}
 
     def to_come(self, number: int, budget: int) -> int:
-        """At most as many as may be evaluated, more where objectives ask for different heads."""
+        """Return how many evaluations there may be from a step on; more where objectives ask for different heads."""
         labels = sum(self._of_labels(head) for head in self.heads) if number == 1 else 0
         return labels + sum(min(self.size, len(self.heads) - step + 1) for step in range(number, budget + 1))
 
@@ -77,7 +77,7 @@ class Lazy(GreedySearch):
         self.progress.set_total(self.evaluations + evaluations)  # every process has a part in each
 
     def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
-        """The best of those evaluated."""
+        """Return the best of the candidates that were evaluated."""
         forecasts = self._forecasts(group, number, left)
         known = self._records(group, number)
         counted: dict[Candidate, Measured] = {}
@@ -159,7 +159,10 @@ class Lazy(GreedySearch):
         return self._slopes[key]
 
     def _correction(self, objective: str, head: Candidate) -> float:
-        """By how much the forecast of a head was off, if it was made of the slopes that are used now."""
+        """Return by how much the forecast of a head was off when it was last evaluated, or 0.
+
+        It is 0 if slopes have been taken anew since, except for heads of the tower of the labels, which have none.
+        """
         step, off = self._off.get((objective, head), (0, 0.0))
         return off if step >= self._taken_at or self._of_labels(head) else 0.0
 
@@ -169,7 +172,7 @@ class Lazy(GreedySearch):
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _records(self, group: list[str], number: int) -> dict[Candidate, dict[str, Any]]:
-        """The evaluations of a step that a journal has."""
+        """Return the evaluations of a step that a journal has."""
         found = [r for r in self.journal.records if r.get("of") == group[0] and r.get("step") == number]
         return {step_of(record).candidate: record for record in found}
 
@@ -194,7 +197,11 @@ def _from_json(record: Mapping[str, Any]) -> Values:
 
 
 def _of_batches(evaluator: Evaluator, of_batch: Callable[[int], Any], processes: Processes) -> dict[int, Any]:
-    """What JSON can say of every batch, from the process whose turn it is."""
+    """Call a function on every batch, shared out among the processes; its results are JSON values.
+
+    Returns:
+        The results by batch, those of all processes.
+    """
     own = {}
     for chunk in evaluator.chunks:
         own.update({batch: of_batch(batch) for batch in chunk if batch % processes.size == processes.rank})
@@ -215,16 +222,16 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "nll": (LABEL,),
     "brier": (LABEL,),
 }
-"""Which quantities the forecast of an objective reads."""
+"""The quantities that the forecast of an objective reads."""
 
 _SPREAD = "spread"
-"""How the probability of the wrong classes is spread: the sum of their squares over the square of their sum."""
+"""The spread of the probability of the wrong classes: the sum of their squares over the square of their sum."""
 
 _TINY = 1e-300
 
 _DOUBT = 0.5
-"""How far off a forecast change is taken to be, as a share of it. It lets samples at the border count in part, and so
-tells heads apart of which as many samples are right."""
+"""The assumed standard error of a forecast change, as a share of that change. With it, samples near the decision
+boundary count in part, which tells heads apart that leave equally many samples right."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +247,7 @@ class Quantities:
     outside: dict[str, Tensor]
 
     def at(self, rows: tuple[Tensor, Tensor]) -> Quantities:
-        """Those of some ID and some OOD samples."""
+        """Return those of some ID and some OOD samples."""
         inside, outside = rows
         return Quantities(
             {name: values[inside] for name, values in self.inside.items()},
@@ -248,7 +255,7 @@ class Quantities:
         )
 
     def of(self, columns: Sequence[int]) -> Quantities:
-        """The slopes by some of the heads."""
+        """Return the slopes by some of the heads."""
         index = torch.tensor(list(columns), dtype=torch.long)
         return Quantities(
             {name: values[:, index].double() for name, values in self.inside.items()},
@@ -257,7 +264,7 @@ class Quantities:
 
 
 def rows_of(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
-    """Which ID and which OOD samples belong to a task, bool ``[N]`` each."""
+    """Return which ID and which OOD samples belong to a task, bool ``[N]`` each."""
     sides: tuple[list[bool], list[bool]] = ([], [])
     for batch in evaluator.batches:
         sides[batch.labels is None].extend([task in batch.tasks] * batch.size)
@@ -265,12 +272,12 @@ def rows_of(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
 
 
 def needed(objectives: Sequence[str]) -> list[str]:
-    """The quantities that the forecasts of some objectives read."""
+    """Return the quantities that the forecasts of some objectives read."""
     return [name for name in (MARGIN, LABEL, OOD_SCORE) if any(name in NEEDS[objective] for objective in objectives)]
 
 
 def quantity(name: str, members: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
-    """One quantity of one batch ``[B]`` from float64 logits ``[M, B, classes]``, differentiable."""
+    """Compute one quantity of one batch ``[B]`` from float64 logits ``[M, B, classes]``, differentiably."""
     if name == OOD_SCORE:
         return _OOD_SCORE[ood_score](members)
     assert labels is not None
@@ -306,11 +313,11 @@ _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
     "energy": lambda members: -members.logsumexp(dim=2).mean(dim=0),
     "maxlogit": lambda members: -members.amax(dim=2).mean(dim=0),
 }
-"""By the name of an OOD score, what orders samples as it does and is more nearly linear."""
+"""For each OOD score, a function that orders samples as it does and is more nearly linear."""
 
 
 def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> Quantities:
-    """Of all samples under the model as it is."""
+    """Compute the quantities of all samples under the model as it is."""
 
     def of_batch(batch: int) -> dict[str, list[float]]:
         members = _members(evaluator, batch, evaluator.current_logits(batch))
@@ -323,7 +330,9 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
 
 
 def slopes(evaluator: Evaluator, names: Sequence[str]) -> tuple[list[Candidate], Quantities]:
-    """By a gate on each head of the tower of samples, in one pass forward and one backward for each quantity.
+    """Take the slope of each quantity by a gate on each head of the tower of samples.
+
+    That takes one forward pass and one backward pass for each quantity.
 
     Returns:
         The heads, and the slopes of all samples by them and by nothing (zeros), float32.
@@ -372,7 +381,10 @@ def _members(evaluator: Evaluator, batch: int, logits: Tensor) -> Tensor:
 
 
 def _wanted(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
-    """Which quantities are of use of a batch, and its labels on the model's device."""
+    """Return the quantities that can be read off a batch, and its labels on the model's device.
+
+    An OOD batch has no labels (None), and no quantity but the OOD score.
+    """
     known = evaluator.batches[batch].labels
     if known is None:
         return [name for name in names if name == OOD_SCORE], None
@@ -391,7 +403,7 @@ def _joined(evaluator: Evaluator, found: Mapping[int, Mapping[str, Tensor]]) -> 
 
 @contextlib.contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Without gradients of weights, whose graphs would keep more activations."""
+    """Turn off gradients of weights inside this context: their graphs would keep more activations."""
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in moving:
@@ -406,7 +418,7 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 
 def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
-    """What the objective would be without each head, if all quantities were linear: ``[heads]``.
+    """Forecast the objective without each head, as if all quantities were linear: ``[heads]``.
 
     Args:
         now: the quantities under the model as it is.

@@ -3,7 +3,7 @@
 ``S_acc`` = share of ID samples classified right, ``S_ood`` = AUROC of an OOD score between ID and OOD samples,
 ``S_avg`` their mean. Beside the paper's three: ``nll`` and ``brier``, minus the mean loss over ID samples.
 
-Of several tasks, each an ID set and perhaps an OOD set, every score is the weighted mean over the tasks. Samples and
+With several tasks (each an ID set and perhaps an OOD set), every score is the weighted mean over the tasks. Samples and
 pairs then count more than once (:class:`Share`), so often that all tasks have as many: the ratios of the counts are
 those means, exactly, and all that follows is as for one task.
 
@@ -35,7 +35,7 @@ LOSSES = ("nll", "brier")
 
 
 class Share(NamedTuple):
-    """How often each ID sample, OOD sample, and pair of an ID and an OOD sample of one task counts."""
+    """The count of each ID sample, OOD sample, and pair of an ID and an OOD sample of one task."""
 
     inside: int = 1
     outside: int = 1
@@ -54,7 +54,7 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
 
 
 class Doubt(NamedTuple):
-    """By how much rounding may have changed what an evaluation counted.
+    """The amounts by which rounding may have changed what an evaluation counted.
 
     Attributes:
         fewer, more: ID samples classified right.
@@ -71,7 +71,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What one evaluation counted, perhaps over a part of the data; of several tasks by their :class:`Share`.
+    """The counts of one evaluation, perhaps over a part of the data; with several tasks weighted by :class:`Share`.
 
     Attributes:
         correct: ID samples classified right, of ``n_id``.
@@ -104,7 +104,7 @@ class Measured:
         return Measured(self.correct + correct, self.n_id, moved, self.n_ood, self.nll + loss, self.brier + loss)
 
     def read_by(self, objective: str) -> Measured:
-        """The counts without those of OOD samples, where the objective reads none."""
+        """Return the counts without those of OOD samples, where the objective reads none."""
         if OBJECTIVES[objective].needs_ood:
             return self
         return replace(self, two_u=None, n_ood=0, doubt=self.doubt._replace(lower=0, higher=0))
@@ -121,11 +121,11 @@ class Measured:
         return Measured(self.correct + n_id - self.n_id, n_id, two_u, n_ood, self.nll, self.brier)
 
     def key(self, objective: str) -> int:
-        """An integer that orders evaluations over the same data exactly as the objective does."""
+        """Return an integer that orders evaluations over the same data exactly as the objective does."""
         return OBJECTIVES[objective].key(self)
 
     def score(self, objective: str) -> float:
-        """The objective as a number: a fraction in [0, 1], or minus a mean loss."""
+        """Return the objective as a number: a fraction in [0, 1], or minus a mean loss."""
         return OBJECTIVES[objective].score(self)
 
     def to_json(self, objective: str, more: Iterable[str] = ()) -> dict[str, int | float | None]:
@@ -197,7 +197,7 @@ Limits = Mapping[str, int]
 
 
 def limits_of(constraints: Iterable[Constraint], base: Measured) -> dict[str, int]:
-    """What each constraint asks for, exactly, the stricter where several are about the same objective.
+    """Return the lowest allowed key of each objective, exactly; of several constraints on one, the strictest counts.
 
     Args:
         constraints: of ``--subject-to``.
@@ -212,7 +212,7 @@ def limits_of(constraints: Iterable[Constraint], base: Measured) -> dict[str, in
 
 
 def allowed(measured: Measured, limits: Limits) -> bool:
-    """Whether the counts keep every limit."""
+    """Return whether the counts keep every limit."""
     return all(measured.key(objective) >= least for objective, least in limits.items())
 
 
@@ -226,7 +226,7 @@ Machines were seen to differ by a twentieth of it, in half precision by a half.
 
 
 def margins(logits: Floats, labels: np.ndarray) -> Floats:
-    """The logit (or log p) of the label minus the highest other one, ``[B]``."""
+    """Return the logit (or log p) of the label minus the highest other one, ``[B]``."""
     rows = np.arange(len(labels))
     others = logits.copy()
     others[rows, labels] = -np.inf
@@ -251,7 +251,7 @@ SLOPES: dict[str, Callable[[Block], Floats]] = {
     "energy": lambda block: np.ones(block.logits.shape[1]),
     "maxlogit": lambda block: np.ones(block.logits.shape[1]),
 }
-"""By the name of an OOD score, by how much it changes at most for logits of a member that differ by 1, ``[B]``."""
+"""For each OOD score, the most that it changes for logits of a member that differ by 1, ``[B]``."""
 
 
 # --- counting, batch by batch -----------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ SLOPES: dict[str, Callable[[Block], Floats]] = {
 
 @dataclass(frozen=True)
 class Values:
-    """What one batch gives under one model.
+    """The results of one batch under one model.
 
     Attributes:
         labelled: whether the samples are ID.

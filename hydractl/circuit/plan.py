@@ -45,7 +45,7 @@ class Plan:
     chunks: int
 
     def to_json(self) -> dict[str, Any]:
-        """For the answer of a dry run."""
+        """Return the plan for the answer of a dry run."""
         return {**vars(self), "seconds": round(self.seconds, 1)}
 
 
@@ -95,9 +95,11 @@ def plan_of(
 
 
 def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False) -> Plan:
-    """A plan under a limit of memory in bytes, as :class:`Evaluator` lays batches of one size out for so many lanes.
+    """Return the plan under a limit of memory in bytes, laid out as :class:`Evaluator` does with batches of one size.
 
-    ``tried``: whether the states of as many models are kept beside them.
+    Args:
+        lanes: how many models with different heads removed are searched in turn.
+        tried: whether the states of as many models are kept beside them.
     """
     trace = (3 * blocks + 1) * (1 + tried)  # in sizes of a stem
     stems = plan.memory_bytes // (1 + lanes * trace)
@@ -127,7 +129,7 @@ def _seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of memory that are free on a device, as far as the machine says."""
+    """Return how many bytes of memory are free on a device, as far as the machine says."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with contextlib.suppress(OSError, StopIteration, ValueError):
@@ -140,7 +142,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
-    """What the search will cost."""
+    """Log what the search will cost."""
     parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
     log.info(
         f"naively {plan.sample_blocks_naive:,} sample-block evaluations, here about {plan.sample_blocks:,}"
@@ -150,7 +152,7 @@ def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
 
 
 def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: int) -> None:
-    """What it did cost."""
+    """Log what the search did cost."""
     if not evaluations:
         log.info("nothing was left to evaluate: the journal has the whole search")
         return

@@ -23,7 +23,7 @@ _MOST_PAIRED = 64
 """Up to how many batches on a side the batches are ordered anew at every step."""
 
 _AHEAD = 0.3
-"""From which share of the samples on the candidate in front goes on to the end."""
+"""The share of the samples from which on the candidate in front goes on to the end."""
 
 Rank = tuple[int, int, int]
 """The key of what a candidate counted, its site and its head, both negative: of equal ones the lower wins."""
@@ -93,11 +93,11 @@ class Runner:
 
     @property
     def measured(self) -> Measured:
-        """What has been counted so far."""
+        """The counts so far."""
         return self.known or self.tally.measured()
 
     def hope(self, objective: str) -> Rank:
-        """What it can still reach, comparable with what others have reached."""
+        """Return the best rank that it can still reach, comparable with what others have reached."""
         return _rank(self.best_case, objective, self.candidate)
 
 
@@ -148,7 +148,7 @@ class Race:
                 self._runners.append(runner)
 
     def run(self) -> dict[str, list[Step]]:
-        """For each objective those that were not given up, the winner among them."""
+        """Run the race: for each objective the candidates that were not given up, the winner among them."""
         if self.bounds and len(self.evaluator.chunks) == 1:
             for objective in self.objectives:
                 self._settle(objective)
@@ -157,7 +157,10 @@ class Race:
         return {o: [Step(r.candidate, r.measured) for r in runners] for o, runners in self._arrived.items()}
 
     def tally_of(self, candidate: Candidate) -> Tally:
-        """What has been counted of a candidate here; nothing where another process or a journal counted it."""
+        """Return what has been counted of a candidate here.
+
+        It is empty where another process or a journal counted the candidate.
+        """
         return next((r.tally for r in self._runners if r.candidate == candidate), Tally(self.evaluator.shares))
 
     # --- all data in memory, bounds: the best case decides who goes on ------------------------------------------------
@@ -212,7 +215,7 @@ class Race:
     # --- one candidate after another ----------------------------------------------------------------------------------
 
     def _run_chunks(self) -> None:
-        """All candidates on the batches whose states fit into memory together, then on the next ones."""
+        """Run all candidates on the batches whose states fit into memory together, then on the next ones."""
         needed = set(self._needed(self.objectives))
         parts = [part for chunk in self.evaluator.chunks if (part := [b for b in chunk if b in needed])]
         for number, part in enumerate(parts):
@@ -264,7 +267,7 @@ class Race:
         return any(self._reads(objective, batch) for objective in runner.alive)
 
     def _counted(self, runner: Runner) -> None:
-        """A candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
+        """Note that a candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
         n_id, n_ood = self.evaluator.n_id, self.evaluator.n_ood
         measured = runner.tally.measured()
         runner.best_case = measured.most.best_case(n_id, n_ood, runner.tally.seen_pairs)
@@ -276,7 +279,7 @@ class Race:
         self._finish(runner)
 
     def _arrive(self, runner: Runner, objective: str) -> None:
-        """A candidate with all its counts may be the best so far, which may be too much for others."""
+        """Note that a candidate has all its counts: it may be the best so far, which may put others out."""
         runner.reached.add(objective)
         self._arrived[objective].append(runner)
         if not allowed(runner.measured.least, self.limits):
@@ -299,7 +302,7 @@ class Race:
                 runner.alive.discard(objective)
 
     def _finish(self, runner: Runner) -> None:
-        """A candidate that has nothing left to win or to count is done."""
+        """Note as done a candidate that has nothing left to win or to count."""
         if runner.known is None and runner.alive <= runner.reached:
             runner.known = runner.tally.measured()
             self.finished(runner)
@@ -311,7 +314,7 @@ def _rank(measured: Measured, objective: str, candidate: Candidate) -> Rank:
 
 
 def _loss_alone(values: Values, objective: str) -> float:
-    """What a batch costs an objective that reads ID samples one by one."""
+    """Return the loss on one batch of an objective that reads ID samples one by one; 0 for OOD samples and others."""
     if not values.labelled:
         return 0.0
     if objective in ("nll", "brier"):
@@ -320,12 +323,12 @@ def _loss_alone(values: Values, objective: str) -> float:
 
 
 def _inverted(inside: Values, outside: Values) -> int:
-    """Twice the pairs of two batches in which the OOD sample does not score above the ID one."""
+    """Count twice the pairs of two batches in which the OOD sample does not score above the ID one."""
     return 2 * len(inside.scores) * len(outside.scores) - two_u(inside.scores, outside.scores)
 
 
 def _greedy(alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Each time the batch that adds most to the loss on the batches so far, a little foresight deciding the first."""
+    """Order batches: each time the one that adds most to the loss on those so far, the first with some foresight."""
     gain = alone + 0.1 * paired.sum(axis=1)
     order: list[int] = []
     for _ in range(len(gain)):

@@ -55,7 +55,7 @@ class GreedySearch:
         bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
         constraints: what every removal has to keep; the search ends where none does.
         max_drop: the search ends before the first step that takes accuracy further below that of the model.
-        affordable: of the heads removed and one more, whether that may go as well; the search ends where none may.
+        affordable: whether one more head may go after those removed; the search ends where none may.
         journal: where evaluations are kept and found again.
         processes: who shares the candidates.
         progress: of the evaluations.
@@ -117,7 +117,7 @@ class GreedySearch:
         self.removed(objective, number, step)
 
     def to_come(self, number: int, budget: int) -> int:
-        """How many evaluations there may be from a step on, for objectives that have removed the same heads."""
+        """Return how many evaluations there may be from a step on, for objectives that have removed the same heads."""
         return evaluations(len(self.heads) - number + 1, budget - number + 1)
 
     def _base(self) -> Measured:
@@ -130,7 +130,7 @@ class GreedySearch:
         return base
 
     def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> Measured:
-        """The counts over everything, of what has been counted and the values of the other batches."""
+        """Return the counts over everything: what has been counted, and the values of the other batches."""
         for chunk in self.evaluator.chunks:
             for batch in chunk:
                 if batch not in tally.seen:
@@ -139,7 +139,7 @@ class GreedySearch:
         return tally.measured()
 
     def _step(self, group: list[str], number: int, removed: Sequence[Candidate]) -> dict[str, Step]:
-        """One removal for objectives that have removed the same heads."""
+        """Remove one head for objectives that have removed the same heads."""
         self.evaluator.begin(removed)
         steps = self.choose(group, number, self._left(removed))
         for objective in group:
@@ -153,18 +153,20 @@ class GreedySearch:
         return steps
 
     def _left(self, removed: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates of a step."""
+        """Return the candidates of a step."""
         return [head for head in self.heads if head not in removed and self.affordable(removed, head)]
 
     def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
-        """The best of the candidates left for each objective that has one, the evaluator being at the model of the
-        step."""
+        """Choose the best of the candidates left, for each objective that has one.
+
+        The evaluator must be at the model of the step.
+        """
         race = self._race(group, number, left, self.bounds)
         best = self._together(race.run())
         return {objective: self._complete(step, race.tally_of(step.candidate)) for objective, step in best.items()}
 
     def _race(self, group: list[str], number: int, left: Sequence[Candidate], bounds: bool) -> Race:
-        """A race of the candidates of this process; those that a journal knows are there already."""
+        """Build the race of this process's candidates; those that a journal knows are already counted."""
         return Race(
             self.evaluator,
             group,
@@ -184,13 +186,13 @@ class GreedySearch:
         self.progress.advance()
 
     def _expect(self, evaluations: int) -> None:
-        """So many evaluations are left, of all processes together."""
+        """Tell the progress how many evaluations are left, in all processes together."""
         self.progress.set_total(self.evaluations + evaluations // self.processes.size)
 
     # --- several processes --------------------------------------------------------------------------------------------
 
     def _own(self, left: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates of this process: the dearest first, each to the one that has least to do."""
+        """Return the candidates of this process: the dearest are dealt first, each to the process with least to do."""
         loads = [0.0] * self.processes.size
         mine = []
         samples = self.evaluator.size
@@ -203,7 +205,11 @@ class GreedySearch:
         return sorted(mine)
 
     def _together(self, arrived: Mapping[str, Sequence[Step]]) -> dict[str, Step]:
-        """The best of all processes for each objective, of samples that its objective may not have read counted."""
+        """Choose the best candidate of all processes for each objective, and keep those that could have won elsewhere.
+
+        The counts of these rivals leave out OOD samples where the objective reads none. An objective for which no
+        candidate is allowed is left out.
+        """
         own = {o: [record_of(step) for step in contenders(o, steps, self._limits)] for o, steps in arrived.items()}
         everyone = self.processes.gather(own)
         best = {}
@@ -218,7 +224,7 @@ class GreedySearch:
         return best
 
     def _shared(self, own: Mapping[Candidate, Measured]) -> dict[Candidate, Measured]:
-        """What any process has counted of some candidates, in every process."""
+        """Gather, in every process, what any of them has counted of some candidates."""
         everyone = self.processes.gather([record_of(Step(head, measured)) for head, measured in own.items()])
         return {_head(record): measured_of(record) for records in everyone for record in records}
 
@@ -233,12 +239,12 @@ class GreedySearch:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _keep(self, record: Mapping[str, Any]) -> None:
-        """What all processes know is kept by the first."""
+        """Write a record that all processes know into the journal, in the first process only."""
         if self.processes.rank == 0:
             self.journal.append(record)
 
     def _remembered(self, group: list[str], number: int) -> dict[str, Step] | None:
-        """The step as a journal has it, if it has all of it; without the objectives that ended there."""
+        """Return the step as a journal has it, if it has all of it; without the objectives that ended there."""
         found = {
             record["removed"]: step_of(record)
             for record in self.journal.records
@@ -248,7 +254,11 @@ class GreedySearch:
         return found if len(found) + len(ended) == len(group) else None
 
     def _evaluated(self, group: list[str], number: int) -> dict[Candidate, tuple[Measured, list[str]]]:
-        """What a journal has of a step that was not finished."""
+        """Return the counts that a journal has of a step that was not finished.
+
+        Returns:
+            For each candidate its counts, and the objectives it was given up for.
+        """
         return {
             _head(record): (measured_of(record), record["given_up"])
             for record in self.journal.records
@@ -257,7 +267,7 @@ class GreedySearch:
 
 
 def same_model(removed: Mapping[str, Sequence[Candidate]]) -> dict[tuple[Candidate, ...], list[str]]:
-    """Objectives by the heads they have removed: the same heads in another order are the same model."""
+    """Group objectives by the heads they have removed: the same heads in another order are the same model."""
     groups: dict[tuple[Candidate, ...], list[str]] = {}
     for objective, heads in removed.items():
         groups.setdefault(tuple(sorted(heads)), []).append(objective)
@@ -280,24 +290,24 @@ def _head(record: Mapping[str, Any]) -> Candidate:
 
 
 def counts_of(measured: Measured) -> dict[str, Any]:
-    """The integers of an evaluation, as a journal holds them."""
+    """Return the integers of an evaluation, as a journal holds them."""
     return {**vars(measured), "doubt": list(measured.doubt)}
 
 
 def measured_of(record: Mapping[str, Any]) -> Measured:
-    """The inverse of :func:`counts_of`."""
+    """Return the evaluation, the inverse of :func:`counts_of`."""
     names = ("correct", "n_id", "two_u", "n_ood", "nll", "brier")
     return Measured(**{name: record[name] for name in names}, doubt=Doubt(*record.get("doubt", ())))
 
 
 def record_of(step: Step) -> dict[str, Any]:
-    """A candidate and its counts, as a journal holds them."""
+    """Return a candidate and its counts, as a journal holds them."""
     rivals = {"rivals": [record_of(rival) for rival in step.rivals]} if step.rivals else {}
     return {"head": list(step.candidate), **counts_of(step.measured), **rivals}
 
 
 def step_of(record: Mapping[str, Any]) -> Step:
-    """The inverse of :func:`record_of`."""
+    """Return the step, the inverse of :func:`record_of`."""
     return Step(_head(record), measured_of(record), tuple(map(step_of, record.get("rivals", ()))))
 
 
@@ -309,7 +319,7 @@ def check_records(
     objectives: Sequence[str],
     whole: tuple[int, int] | None = None,
 ) -> None:
-    """Whether the journal at a path holds what a search wrote: a damaged figure must not become a result.
+    """Check that the journal at a path holds what a search wrote: a damaged figure must not become a result.
 
     Args:
         sizes: samples of the data, ``id`` and ``ood``.

@@ -94,8 +94,9 @@ class Session:
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def _beside(self) -> dict[str, Floats]:
-        """Of each set the logits of the other members, ``[M - 1, N, classes]``, in its order; nothing for a circuit
-        alone.
+        """Return the logits of the other members on each set, ``[M - 1, N, classes]``, in the set's order.
+
+        Empty for a circuit alone.
         """
         found: dict[str, list[Floats]] = {}
         options, members = self.options, self.scope.members
@@ -175,7 +176,7 @@ class Session:
         return int(float(text.rstrip("KMGT")) * factor)
 
     def _at_once(self, evaluator: Evaluator) -> int:
-        """How many candidates run together: on a CPU a batch of one is enough work."""
+        """Return how many candidates run together: on a CPU a batch of one is enough work."""
         if self._device.type != "cuda":
             return 1
         return max(1, min(8, _ROWS_AT_ONCE // max(1, evaluator.largest_batch_tokens)))
@@ -189,7 +190,7 @@ class Session:
     # --- searching ----------------------------------------------------------------------------------------------------
 
     def probe(self) -> Plan:
-        """What the search would take, judged by one batch of each set."""
+        """Plan the search, judging by one batch of each set."""
         part = {}
         for name, dataset in self.sets.items():
             order = longest_first(dataset)
@@ -207,7 +208,7 @@ class Session:
         return plan_of(evaluator, list(self.names), self.scope.budget, self.options, sizes, self.team.size)
 
     def search(self, journal_path: Path | None) -> dict[str, dict[str, Any]]:
-        """The circuit document of each objective."""
+        """Search: the circuit document of each objective."""
         options = self.options
         with self._journal(journal_path) as journal:
             beside = self._beside()
@@ -259,7 +260,7 @@ class Session:
         return FusedCost(self.scope.members, self.scope.source) if self.scope.members else None
 
     def _affordable(self, removed: Sequence[Candidate], head: Candidate) -> bool:
-        """Whether the fused model stays within ``--max-cost``; one that is above it must not become dearer."""
+        """Return whether the fused model stays within ``--max-cost``; one that is above it must not become dearer."""
         assert self._cost is not None
         before, after = (self._cost.without([self.names[one] for one in gone]) for gone in (removed, [*removed, head]))
         return after <= max(before, Fraction(str(self.options.max_cost)))
@@ -290,7 +291,7 @@ class Session:
             yield journal
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the result: a journal of another search is of no use."""
+        """Return all that decides the result: a journal of another search is of no use."""
         options, scope, source = self.options, self.scope, self.scope.source
         gone = source.description.mask.removed_heads
         return {
@@ -315,7 +316,7 @@ class Session:
         }
 
     def environment(self) -> dict[str, Any]:
-        """What may change the rounding, and so in rare cases the result."""
+        """Return what may change the rounding, and so in rare cases the result."""
         return {"threads": torch.get_num_threads(), "torch": torch.__version__, "hydractl": __version__}
 
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:

@@ -38,12 +38,12 @@ class Task:
 
 
 def role_of(name: str) -> str:
-    """``id`` or ``ood``, from the name of a set."""
+    """Return ``id`` or ``ood``, from the name of a set."""
     return "id" if name.startswith("id") else "ood"
 
 
 def with_classes(source: Source, options: SearchOptions) -> tuple[Source, list[list[str]]]:
-    """The source with the classes of all ID sets, those of one set after those of another, and the classes of each.
+    """Return the source with the classes of all ID sets, one set's after another's, and the classes of each set.
 
     The second is empty where all sets have the same classes, as all have with a classifier.
     """
@@ -58,7 +58,9 @@ def with_classes(source: Source, options: SearchOptions) -> tuple[Source, list[l
 def open_tasks(
     source: Source, classes: Sequence[Sequence[str]], options: SearchOptions, log: Log
 ) -> tuple[dict[str, Dataset], list[Task]]:
-    """All sets by name, ID sets first, and the tasks: every pair of an ID and an OOD set, or those given together.
+    """Open all sets by name, ID sets first, and make the tasks.
+
+    Tasks are every pair of an ID and an OOD set, or those given together.
 
     Args:
         source: of the model, and ``classes``, as :func:`with_classes` gives them.
@@ -114,7 +116,7 @@ def data_doubts(sets: Mapping[str, Dataset]) -> list[str]:
 
 
 def run_once(tasks: Sequence[Task]) -> dict[tuple[str, Columns], list[int]]:
-    """What is run: each set once for all tasks with the same classes, ID sets first, and the numbers of these tasks."""
+    """List what is run: each set once for all tasks with the same classes, ID sets first, and those tasks' numbers."""
     shared: dict[tuple[str, Columns], list[int]] = {}
     for names in ([task.data for task in tasks], [task.ood for task in tasks]):
         for number, name in enumerate(names):
@@ -124,7 +126,11 @@ def run_once(tasks: Sequence[Task]) -> dict[tuple[str, Columns], list[int]]:
 
 
 def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> tuple[int, int] | None:
-    """Of several tasks, their ID and OOD samples as often as they count, from the sizes of the sets by name."""
+    """Count the ID and OOD samples of several tasks, as often as they count; None for a single task.
+
+    Args:
+        sizes: of the sets, by name.
+    """
     if len(tasks) == 1:
         return None
     own = [(sizes[task.data], sizes.get(task.ood or "", 0)) for task in tasks]

@@ -109,7 +109,7 @@ class Tower:
         return Trace(self.kept, before, last, joined, output, self.chain.readout(state)[0])
 
     def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
-        """What the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
+        """Return what the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
         first, times = site - self.sites.start, len(heads)
         projections, present = self.chain.attentions[first].only, self.kept[first]
         joined, output = trace.joined[first], trace.output[first]
@@ -130,7 +130,7 @@ class Tower:
         return read.unflatten(0, (times, len(read) // times))
 
     def gated(self, stem: State, gates: Sequence[Tensor]) -> Tensor:
-        """What the tower reads out of a batch with each head's output scaled, as a function of the scales.
+        """Return what the tower reads out of a batch with each head's output scaled, as a function of the scales.
 
         Args:
             stem: not made in inference mode.
@@ -153,7 +153,7 @@ class Tower:
             self._add_work(rows * cost.backward(tokens, each, len(heads)), tokens)
 
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
-        """Run one block; the state after it, its joined heads, and the output of its attention."""
+        """Run one block: the state after it, its joined heads, and the output of its attention."""
         attention = self.chain.attentions[index]
         joined: list[Tensor] = []
         outputs: list[Tensor] = []
@@ -167,7 +167,7 @@ class Tower:
         return state, joined[0], outputs[0]
 
     def _run(self, index: int, state: State) -> State:
-        """One block of the current model; the last one only for the tokens that are read out."""
+        """Run one block of the current model; the last one only for the tokens that are read out."""
         rows, share = len(state.hidden), self.costs[index].share
         tokens = state.hidden.shape[1] / share
         if index < len(self.kept) - 1:
@@ -180,10 +180,10 @@ class Tower:
         return state
 
     def price(self, site: int | None, tokens: int, queries: int, share: float | None) -> float:
-        """Block evaluations of one sample for a candidate of a site, or with None for the whole tower.
+        """Return the block evaluations of one sample for a candidate of a site, or with None for the whole tower.
 
         Args:
-            share: how much of the heads there is at each site; None: as many as now.
+            share: the share of the heads that is present at each site; None: as many as now.
         """
         by_block = [tokens] * (len(self.full) - 1) + [queries]
         heads = [len(h) if share is None else share * len(f) for h, f in zip(self.kept, self.full, strict=True)]
@@ -199,7 +199,7 @@ class Tower:
         self.work += macs / self.unit(tokens)
 
     def unit(self, tokens: float) -> float:
-        """Mult-adds of one sample of ``tokens`` in a block with all its heads, mean over the blocks."""
+        """Return the mult-adds of one sample of ``tokens`` in a block with all its heads, averaged over the blocks."""
         each = [c.block(tokens, tokens, len(h)) for c, h in zip(self.costs, self.full, strict=True)]
         return sum(each) / len(each)
 
@@ -225,7 +225,11 @@ class BlockCost:
 
     @classmethod
     def of(cls, block: nn.Module, attention: HeadAttention, span: tuple[float, int]) -> BlockCost:
-        """From the block of a model, the attention in it, and its share and windows."""
+        """Read the sizes off a block of a model and the attention in it.
+
+        Args:
+            span: its share of the stem's tokens, and the windows that they attend in.
+        """
         bank = attention.only.bank
         layers: list[Any] = [m for m in block.modules() if is_linear(m) and m is not bank.features]
         linear = sum(layer.weight.numel() for layer in layers)
@@ -233,22 +237,25 @@ class BlockCost:
         return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear, *span)
 
     def block(self, tokens: float, queries: float, heads: float) -> float:
-        """With keys and values of all ``tokens``, and query tokens, which alone go on."""
+        """Return the mult-adds with keys and values of all ``tokens``, and ``queries`` tokens, which alone go on."""
         width, tokens, queries = heads * self.head_dim, tokens * self.share, queries * self.share
         of_keys = min(heads, self.keys) * self.head_dim  # of heads that share keys, at most so many
         attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * of_keys
         return attention + 2 * queries * tokens / self.windows * width + queries * self.per_token
 
     def backward(self, tokens: float, queries: float, heads: float) -> float:
-        """Gradients of activations only: once more each product with weights, twice those of two activations."""
+        """Return the mult-adds of the gradients of activations only.
+
+        That is one product for each product with weights, and two for each product of two activations.
+        """
         products = 2 * self.share**2 * queries * tokens / self.windows * heads * self.head_dim
         return self.block(tokens, queries, heads) + products
 
     def without_attention(self, queries: float) -> float:
-        """What one head adds, and what follows attention."""
+        """Return the mult-adds of the output of one head and of all that follows attention."""
         return queries * self.share * (self.d_model * self.head_dim + self.per_token)
 
 
 def agreeing(a: Kept, b: Kept) -> int:
-    """How many leading sites have the same heads."""
+    """Return how many leading sites have the same heads."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

@@ -83,7 +83,7 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
 
 @functools.cache
 def _command(verb: str) -> Any:
-    """What parses the options of a verb, and those of the app; other words are no verb."""
+    """Build the command that parses the options of a verb and those of the app; other words are no verb."""
     return typer.main.get_command(build_app([name for name in _ALL if name == verb]))
 
 
@@ -147,7 +147,7 @@ def _help_of(command: str | None, *, short: bool) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """The first SIGINT or SIGTERM unwinds the work as KeyboardInterrupt; a second one ends the process at once."""
+    """Let the first SIGINT or SIGTERM unwind the work as KeyboardInterrupt, and a second one end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -33,7 +33,7 @@ from hydractl.verbs.outcome import Outcome
 
 
 def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
-    """A function with one parameter for each option of a verb (or ``--info``), which Typer turns into a command.
+    """Return a function with one parameter for each option of a verb (or ``--info``), which Typer turns into a command.
 
     Args:
         verb: its name.
@@ -123,7 +123,10 @@ def _check_versions() -> None:
 
 
 def _metadata(name: str, line: str) -> list[str]:
-    """What a pattern finds in a distribution's metadata; to parse them, README and all, takes ten times as long."""
+    """Find a pattern in the headers of a distribution's metadata; empty for one that is not installed.
+
+    Parsing them all, README included, would take ten times as long.
+    """
     with contextlib.suppress(metadata.PackageNotFoundError):
         found = metadata.distribution(name)
         headers = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")[0]
@@ -182,7 +185,7 @@ def describe_files(request: Request, answer: Answer) -> None:
 
 @contextlib.contextmanager
 def _library_warnings(log: ConsoleLog) -> Iterator[None]:
-    """Python warnings are for programmers: they are details here. What a person must know, a verb says itself."""
+    """Log Python warnings as details: they are for programmers. What a person must know, a verb says itself."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         log.detail(f"{category.__name__}: {message}")

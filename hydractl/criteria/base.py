@@ -71,17 +71,17 @@ class ScoredModel(Protocol):
         ...
 
     def parameters(self) -> Iterator[Any]:
-        """As of any torch module."""
+        """Iterate over the parameters, like any torch module."""
         ...
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """As of any torch module."""
+        """Turn gradients of the parameters on or off, like any torch module."""
         ...
 
 
 @contextmanager
 def gates_kept(model: ScoredModel) -> Iterator[list[Any]]:
-    """Around code that sets gates of heads: puts back those from before, which it gives as ``[sites]``."""
+    """Restore the gates of heads that code in this context sets; yields those from before, ``[sites]``."""
     before = [attention.head_gate for attention in model.attentions]
     try:
         yield before
@@ -109,7 +109,7 @@ class Calibration:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def losses(self, model: ScoredModel) -> Iterator[tuple[Tensor, int]]:
-        """The summed cross-entropy of each batch, with its size; their total over :attr:`size` is the mean loss."""
+        """Yield the summed cross-entropy and the size of each batch; the total over :attr:`size` is the mean loss."""
         from torch.nn import functional as F
 
         for inputs, labels in self.batches():
@@ -133,7 +133,7 @@ class Criterion(ABC):
     compares_towers: bool = False
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Everything that can be known before the model is loaded.
+        """Check everything that can be known before the model is loaded.
 
         Raises:
             UsageError: for heads that it cannot compare, or a package that is not installed.
@@ -142,7 +142,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Scores of every head PRESENT at the given sites (indices into ``model.sites``), in their order.
+        """Score every head PRESENT at the given sites (indices into ``model.sites``), in their order.
 
         A head whose ``head_gate`` is zero counts as pruned: it must not influence the scores of others.
         """
@@ -170,7 +170,7 @@ class Decider(Criterion):
 
     @abstractmethod
     def decide(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
-        """Scores and the heads to keep, at the given sites."""
+        """Return the scores and the heads to keep, at the given sites."""
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """See :meth:`decide`."""

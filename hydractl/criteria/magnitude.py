@@ -17,7 +17,7 @@ class Magnitude(Criterion):
     needs_data = False
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """From the weights alone."""
+        """Score heads from the weights alone."""
         scores = {}
         for i in sites:
             weights = model.head_weights(i).for_each_head()

@@ -46,10 +46,10 @@ class RawLabels:
 
 
 def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: int) -> list[int]:
-    """Which samples of a set ``--limit`` takes, in their order.
+    """Return which samples of a set ``--limit`` takes, in their order.
 
-    The first ones; of a set sorted by class, whose first ones are all of one class, as many of every class as there
-    are, drawn by ``seed``. What a smaller limit takes a larger one takes too.
+    These are the first ones; of a set sorted by class, whose first ones are all of one class, as many of every class as
+    there are, drawn by ``seed``. A larger limit takes all that a smaller one takes.
 
     Args:
         labels: of all samples; None where there are none.
@@ -76,7 +76,7 @@ def raw_labels(
     hint: str | None = None,
     texts: list[str] | None = None,
 ) -> RawLabels:
-    """Labels of a column: all integers, all names, or none at all.
+    """Read the labels of a column: all integers, all names, or none at all.
 
     Args:
         values: one for each sample; None where there is no label.
@@ -118,7 +118,7 @@ def resolve_labels(
     need: bool = False,
     ignore: bool = False,
 ) -> tuple[Labels | None, list[str] | None]:
-    """Labels and label names of a data set.
+    """Map the labels of a data set to the checkpoint's classes.
 
     Args:
         raw: what the reader found.
@@ -209,7 +209,7 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
 
 
 def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] | None, where: str) -> Labels:
-    """For each of the data's own classes its index among the checkpoint's names: int64 ``[len(own)]``."""
+    """Return for each of the data's own classes its index among the checkpoint's names: int64 ``[len(own)]``."""
     if not labels:
         raise InputError(
             f"{where}: the labels are names, and the model has no class names to map them to",

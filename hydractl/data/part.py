@@ -60,13 +60,13 @@ class Part(Dataset):
         return self._whole._sample_fingerprint(self._rows[i])
 
     def lengths(self) -> list[int] | None:
-        """Of the samples of the part."""
+        """Return the lengths of the samples of the part; None where the whole has none."""
         lengths = self._whole.lengths()
         return None if lengths is None else [lengths[row] for row in self._rows]
 
 
 def part_of(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
-    """The samples at some places of a data set; images with captions stay such."""
+    """Return the samples at some places of a data set; images with captions stay such."""
     if isinstance(whole, CaptionedImages):
         part = CaptionedImages(Part(whole.images, spec, rows), [whole.captions[row] for row in rows])
         part.skipped = None if whole.skipped is None else {}
@@ -76,7 +76,7 @@ def part_of(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which samples of a set its SPEC asks for; the settings apply in the order of the attributes.
+    """The samples of a set that its SPEC asks for; the settings apply in the order of the attributes.
 
     Attributes:
         where: the name of the set in messages.
@@ -96,11 +96,11 @@ class Rows:
 
     @property
     def reach(self) -> int | None:
-        """Up to which place the set is read; None: to its end."""
+        """The place up to which the set is read; None: to its end."""
         return None if self.count is None else self.start + self.count
 
     def of(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
-        """Places of the samples, in the order of the set.
+        """Return the places of the samples, in the order of the set.
 
         Args:
             labels: of all samples as they stand in the data, ``[total]``; None where there are none.
@@ -135,7 +135,7 @@ class Rows:
 
 
 def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
-    """All places in an order of which every stretch has the classes in the proportion of the whole, ``[total]``."""
+    """Draw an order of all places, ``[total]``, in which every stretch has the class proportions of the whole."""
     random = np.random.RandomState(seed)  # its stream never changes between numpy versions
     order = random.permutation(total)
     if labels is None:
@@ -149,7 +149,7 @@ def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
 
 
 def take_rows(spec: Spec) -> tuple[Spec, Rows | None]:
-    """The SPEC of the whole set, and which samples of it its query asks for; None: all.
+    """Return the SPEC of the whole set, and which samples of it its query asks for; None: all.
 
     Raises:
         UsageError: for what makes no sense.

@@ -67,7 +67,7 @@ def _splice(text: str, other: str, random: Random) -> str:
 
 
 def _moved(items: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
-    """The items in another order, if there is one."""
+    """Shuffle the items into another order, if there is one."""
     if len(set(items.tolist())) < 2:
         return items
     while True:
@@ -142,7 +142,7 @@ class PseudoOod(Dataset):
 
     @cached_property
     def _kinds(self) -> npt.NDArray[np.intp]:
-        """Which of the kinds each sample is of: as many of each, drawn by the ids."""
+        """Assign a kind to each sample, equally many to each, drawn by the ids: positions among the kinds, ``[N]``."""
         kinds = np.empty(len(self), dtype=np.intp)
         drawn = sorted(range(len(self)), key=lambda i: self._digest("kind", i))
         kinds[drawn] = np.arange(len(self)) % len(self._names)
@@ -153,7 +153,7 @@ class PseudoOod(Dataset):
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
     def _drawn(self, i: int) -> tuple[Kind, int | None, Random]:
-        """The kind of a sample, its second sample if it needs one, and its generator."""
+        """Return the kind of a sample, its second sample if it needs one, and its generator."""
         name = self._names[self._kinds[i]]
         random = Random(np.frombuffer(self._digest(name, i), dtype="<u4").astype(np.uint32))
         if not KINDS[name].two:
@@ -180,11 +180,11 @@ class PseudoOod(Dataset):
         yield bytes.fromhex(digests[i] if other is None else digests[i] + digests[other])
 
     def origins(self) -> list[Dataset]:
-        """This set and the ID samples it was made of."""
+        """Return this set and the ID samples it was made of."""
         return [self, *self.clean.origins()]
 
     def lengths(self) -> list[int] | None:
-        """Characters of each text; None for images."""
+        """Return the characters of each text; None for images."""
         return [sum(map(len, _parts(self[i]))) for i in range(len(self))] if self.kind == "text" else None
 
 
@@ -201,13 +201,13 @@ def _parts(text: Text) -> tuple[str, ...]:
 
 
 def _of_text(kind: Kind, text: Text, other: Text | None, random: Random) -> Text:
-    """A pair by its two texts, each for itself."""
+    """Make a text, or of a pair of texts each for itself, into an OOD sample."""
     both = [_parts(text)] if other is None else [_parts(text), _parts(other)]
     made = [kind.make(*parts, random) for parts in zip(*both, strict=True)]
     return made[0] if len(made) == 1 else (made[0], made[1])
 
 
 def take_ood(spec: Spec) -> tuple[Spec, str | None]:
-    """The SPEC of the ID samples, and the kind of OOD samples that its query asks for."""
+    """Return the SPEC of the ID samples, and the kind of OOD samples that its query asks for."""
     rest = {key: value for key, value in spec.query.items() if key != "ood"}
     return replace(spec, query=rest), spec.query.get("ood")

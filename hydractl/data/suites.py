@@ -96,7 +96,7 @@ FULL_SPECTRUM = "full-spectrum"
 
 
 def _parts(own: str, folder: str, val_ood: Member, **shifted: Sequence[str]) -> dict[str, Sequence[Member]]:
-    """What ``openood:`` opens: the lists of the ID data, those of shifted covariates, and test data with all of these.
+    """Return the parts that ``openood:`` opens: ID data, covariate-shifted sets, and test data with all of these.
 
     Args:
         own: the benchmark.
@@ -257,7 +257,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
 
 
 def id_list_of(spec: str) -> str | None:
-    """A sentence that describes an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
+    """Describe in a sentence an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
     path = spec.partition("?")[0].replace(os.sep, "/")
     benchmark, _, part = path.removeprefix("openood:").partition("/")
     named = SUITES.get(f"openood-{benchmark}") if path.startswith("openood:") else None
@@ -308,7 +308,7 @@ def _is(members: Collection[Member]) -> str:
 
 
 def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
-    """The sets asked for: all that are tested, or those named."""
+    """Return the sets asked for: all that are tested, or those named."""
     tested = [member for member in suite.members if member.group is not None]
     if choice.official and not any(member.official for member in tested):
         raise UsageError(f"--ood-suite {choice.name} has no other official sets", hint=f"--ood-suite {choice.name}")
@@ -342,13 +342,13 @@ def _stand_in(suite: Suite, folder: str, specs: dict[Member, str], gone: dict[Me
 
 
 def _look(folder: str, member: Member) -> tuple[str | None, str]:
-    """The SPEC of a set; without one, a line that says what was looked for and where it comes from."""
+    """Return the SPEC of a set; without one, a line that says what was looked for and where it comes from."""
     spec, why = _named(folder, member.files) if member.folder is None else _listed(folder, member.files, member.folder)
     return spec, f"{member.name} ({member.group or 'validation'}): {why}; it comes from {member.origin}"
 
 
 def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | None, str]:
-    """The SPEC of an image list whose first image is there; without one, what was looked for."""
+    """Return the SPEC of an image list whose first image is there; without one, what was looked for."""
     why = f"no {' or '.join(lists)}"
     for below in _BELOW:
         base = os.path.join(folder, below) if below else folder
@@ -374,7 +374,7 @@ def _first_path(path: str) -> str | None:
 
 
 def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
-    """The SPEC of the one text file of that name; without one, what was looked for."""
+    """Return the SPEC of the one text file of that name; without one, what was looked for."""
     found: dict[int, list[str]] = {}
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
@@ -393,7 +393,7 @@ def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
 
 
 def _rank(name: str, stems: tuple[str, ...]) -> int | None:
-    """Rank of a file name, 0 is best: the name itself, a test part, another part; None for another set's name.
+    """Rank a file name, 0 being best: the name itself, a test part, another part; None for another set's name.
 
     Parts for training are never taken; of MNLI's two test parts the matched one is.
     """

@@ -22,7 +22,7 @@ from hydractl.metrics.samples import Samples, samples_of
 
 @dataclass(frozen=True)
 class Fitted:
-    """What one row is measured with.
+    """The calibration, threshold and prediction sets that one row is measured with.
 
     Attributes:
         calibration: of the averaged prediction, None for none.
@@ -41,7 +41,7 @@ class Fitted:
     validation: Samples | None = None
 
     def calibration_json(self) -> dict[str, Any] | None:
-        """As it stands in the row."""
+        """Return the row's entry for the calibration; None without one."""
         if self.calibration is None:
             return None
         where = None if self.fitted_on is None else dict(self.fitted_on)
@@ -49,7 +49,7 @@ class Fitted:
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """The validation sets that are given for nothing: nothing is fitted on them, and no predictions keep them."""
+    """Return validation sets that are given for nothing: nothing is fitted on them, and no predictions keep them."""
     if options.keep_logits:
         return []
     idle = [] if options.fit.needs_val or options.fit.probe == "linear" else of_role(sets, VAL)

@@ -98,7 +98,7 @@ class Measuring:
         return writer
 
     def _kept(self, model: Model) -> dict[str, Any]:
-        """What the header of predictions says of the OOD scores on features."""
+        """Return the entries for the OOD scores on features in the header of predictions."""
         names = row_scores(model, self._options).on_features
         data = [{**one.to_json(), "knn_k": self._options.fit.knn_k} for one in self._training]
         return {} if not names else {"feature_scores": names, **({"fitted_on": data[0]} if data else {})}

@@ -56,7 +56,7 @@ class StoredFit:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
-        """What the description of a file holds.
+        """Read what the description of a file holds.
 
         Raises:
             InputError: for what eval does not write.
@@ -228,7 +228,7 @@ class RunningModel(Model):
             self.conventions["prompt"] = list(first.prompt)
 
     def _cascade(self, description: Description) -> dict[str, Any] | None:
-        """That of the checkpoint; None where it was fitted for other predictions."""
+        """Return the checkpoint's cascade; None where it was fitted for other predictions."""
         found = stored_cascade(description.extra.get("cascade"), self.members)
         if found is None or len(self.argument.sources) > 1 or self.mc_dropout is not None or self._probed is not None:
             return None
@@ -237,7 +237,7 @@ class RunningModel(Model):
         return {**asdict(found), "first_macs": costs[0], "rest_macs": costs[1]}
 
     def _stored(self, fit: FitOptions) -> StoredFit:
-        """What the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
+        """Return what the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
         extras = [source.description.extra for source in self.argument.sources]
         if len(extras) == 1 and self.mc_dropout is None and self._probed is None:
             return StoredFit.of(extras[0], self.name)
@@ -252,7 +252,7 @@ class RunningModel(Model):
         return self.argument.sha256
 
     def decisive(self) -> dict[str, Any]:
-        """What decides the logits: predictions of other values are of no use."""
+        """Return what decides the logits: predictions of other values are of no use."""
         options = self.options
         return {
             "batch_size": options.batch_size,
@@ -266,7 +266,7 @@ class RunningModel(Model):
         }
 
     def known(self, one: EvalSet) -> Model | None:
-        """Of ``--reuse``, the first that has the set and the scores on features of this command.
+        """Return the first of ``--reuse`` that has the set and the scores on features of this command, or None.
 
         Raises:
             InputError: they were made with other settings.
@@ -450,7 +450,7 @@ class PredictedModel(Model):
             raise InputError(text, hint="give the settings that it was made with, or leave it out", problems=problems)
 
     def already_seen(self, one: EvalSet) -> int:
-        """As the file says it."""
+        """Return the number that the file gives; 0 for a set that it has not."""
         index = self._index(one)
         return 0 if index is None else self._predictions.sets[index].seen
 

@@ -12,7 +12,7 @@ from hydractl.settings.expressions import OodSet
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How models run.
+    """Options of running models.
 
     Attributes:
         batch_size: samples that run together.
@@ -110,7 +110,7 @@ class ScoreOptions:
         return list(dict.fromkeys([*self.names, *self.of_rows.values()])) if len(self.names) > 1 else []
 
     def of(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
-        """Those of one row.
+        """Return the scores of one row.
 
         Args:
             name: of the row.
@@ -127,7 +127,7 @@ class ScoreOptions:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What is fitted on validation data, or taken from the command instead.
+    """Options of what is fitted on validation data, or taken from the command instead.
 
     Attributes:
         temperature: ``fit``, ``vector``, ``none``, a number, or None for the calibration that the model has.
@@ -150,7 +150,7 @@ class FitOptions:
     probe: str | None = None
 
     def temperature_of(self, row: str) -> str | None:
-        """What is asked for one row."""
+        """Return the temperature that is asked for in one row."""
         return self.temperatures.get(row, self.temperature)
 
     @property

@@ -21,7 +21,7 @@ from hydractl.model.detection import Detector, detector_of
 
 @dataclass(frozen=True)
 class Readouts:
-    """What the members of a row make of a labelled data set.
+    """The features that the members of a row make of a labelled data set.
 
     Attributes:
         source: the data set.
@@ -73,7 +73,7 @@ class Probes:
         }
 
     def logits(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """From the features ``[B, D]`` of each member float64 ``[M, B, C]``."""
+        """Compute float64 ``[M, B, C]`` from the features ``[B, D]`` of each member."""
         each = zip(self._members, features, strict=True)
         return torch.from_numpy(np.stack([probe.logits(own.cpu().double().numpy()) for probe, own in each]))
 

@@ -42,7 +42,7 @@ class EvalSet(SetEntry):
         return len(self.ids)
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands under ``data`` in the answer."""
+        """Return the set's entry under ``data`` in the answer."""
         entry: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
         if self.role == ID and id_list_of(self.spec) is not None:
             entry["list"] = id_list_of(self.spec)
@@ -135,8 +135,9 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> Opened:
 
 
 def _validation_set(validation: Dataset, training: Dataset | None, notes: list[str]) -> EvalSet:
-    """The validation set without the samples that are training data: nearest to itself, a training sample would look
-    as if no other could be near.
+    """Return the validation set without the samples that are training data.
+
+    Nearest to itself, a training sample would look as if no other could be near.
     """
     if training is None:
         return _of("val", VAL, validation)
@@ -147,12 +148,12 @@ def _validation_set(validation: Dataset, training: Dataset | None, notes: list[s
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
-    """Those that are measured, ID first."""
+    """Return the sets that are measured, ID first."""
     return [dataset for dataset in sets if dataset.role in (ID, OOD)]
 
 
 def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
-    """Those of one role."""
+    """Return the sets of one role."""
     return [dataset for dataset in sets if dataset.role == role]
 
 
@@ -160,7 +161,7 @@ _OPTIONS = {ID: "--data", VAL: "--val", FIT: "--fit"}
 
 
 def option_of(one: EvalSet) -> str:
-    """The option that a person gave it to."""
+    """Return the option that a person gave it to."""
     return _OPTIONS.get(one.role) or f"--{one.role.replace('_', '-')} {one.name}"
 
 
@@ -200,7 +201,7 @@ def _same(one: EvalSet, other: EvalSet) -> bool:
 
 
 def _check_classes(one: EvalSet, model: Classifier) -> None:
-    """Labels must be classes of the models, also where neither side has names."""
+    """Check that labels are classes of the models, also where neither side has names."""
     if one.labels is None or not len(one.labels) or int(one.labels.max()) < model.classes:
         return
     first = int((one.labels >= model.classes).argmax())
@@ -220,7 +221,7 @@ def _label_map(path: str | None) -> Mapping[str, str]:
 
 
 def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
-    """The names of the classes; all rows are measured on the same labels, so they must agree."""
+    """Return the names of the classes; all rows are measured on the same labels, so they must agree."""
     first = models[0]
     known = next((model.labels for model in models if model.labels is not None), None)
     problems = []
@@ -235,7 +236,7 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
 # --- the leak guard: samples that something was fitted or chosen on are no test data ---------------------------------
 
 Seen = dict[str, dict[str, int]]
-"""By row and data set, how many of its samples the row has seen; what is 0 is left out."""
+"""The number of samples of each data set that each row has seen, by row and set; what is 0 is left out."""
 
 
 def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
@@ -273,7 +274,7 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
 
 
 def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
-    """What this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
+    """Return the entries for what this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
     return [
         entry("eval", "train" if role == FIT else role, part)
         for role in (VAL, VAL_OOD, FIT)

@@ -20,7 +20,7 @@ from hydractl.metrics.threshold import stored_score
 from hydractl.model.runtime import HydraModel
 
 Answers = list[tuple[np.ndarray, np.ndarray]]
-"""Of each data set, ID first, the predicted class and the OOD score of every sample, ``[N]`` each."""
+"""The predicted class and the OOD score of every sample, ``[N]`` each, for each data set, ID first."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CheckData:
 
     @torch.no_grad()
     def measure(self, model: HydraModel, run: Callable[[Any], torch.Tensor], log: Log) -> Answers:
-        """The answers of the model itself, or of a file in its place.
+        """Return the answers of the model itself, or of a file in its place.
 
         Args:
             model: prepares inputs, and says which OOD score is taken: that of its checkpoint, else ``msp``.
@@ -63,7 +63,7 @@ class CheckData:
         return answers
 
     def compared(self, model: HydraModel, before: Answers, after: Answers) -> dict[str, Any]:
-        """What became of the answers of a model.
+        """Compare the answers of a model before and after.
 
         Returns:
             ``data`` (fingerprint), ``n`` and ``score``; ``agreement``, the share of ID samples of the same predicted
@@ -86,6 +86,6 @@ class CheckData:
 
 
 def score_of(model: HydraModel) -> str:
-    """The OOD score of its checkpoint, where that says something of so many members, else ``msp``."""
+    """Return the OOD score of its checkpoint, where that says something of so many members, else ``msp``."""
     score = stored_score(model.description.extra) or "msp"
     return "msp" if says_nothing(score, model.members) else score

@@ -61,7 +61,7 @@ class Graph:
     dynamic: Mapping[str, Mapping[int, Any]]
 
     def inputs(self) -> dict[str, str]:
-        """Dtype and shape of each input, in words: ``float32 [batch, 3, 224, 224]``."""
+        """Return the dtype and shape of each input, in words: ``float32 [batch, 3, 224, 224]``."""
         words = {}
         for name, tensor in self.example.items():
             dims = {place: dim.__name__ for place, dim in self.dynamic[name].items()}
@@ -90,12 +90,12 @@ class _OfTexts(_OfImages):
 
 
 def named(inputs: Any) -> dict[str, Tensor]:
-    """The inputs of a model by name: images are ``pixel_values``; texts have the names of the stock model."""
+    """Return the inputs of a model by name: images are ``pixel_values``; texts have the names of the stock model."""
     return dict(inputs) if isinstance(inputs, Mapping) else {"pixel_values": inputs}
 
 
 def answers(model: HydraModel, inputs: Named) -> dict[str, Tensor]:
-    """Outputs of the graph of a model.
+    """Compute the outputs of the graph of a model.
 
     Returns:
         ``probabilities`` ``[B, classes]``, the mean over members of their softmax, calibrated where the checkpoint
@@ -141,7 +141,7 @@ def _texts(inputs: Named, longest: int, turn: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def traced(model: HydraModel, longest: int | None) -> Graph:
-    """Trace a model. Afterwards it is frozen, and of a zero-shot model the tower of the labels is gone.
+    """Trace a model. Afterwards it is frozen, and a zero-shot model has no tower of the labels any more.
 
     Args:
         model: on the CPU, in float32, with classes.
@@ -255,7 +255,7 @@ class Format(Protocol):
         """A written file as something that runs, by as many threads as torch has, and the name of what runs it."""
 
     def metadata(self, path: Path) -> dict[str, str]:
-        """What :func:`metadata_of` put into a file; none of it in a file of others."""
+        """Read what :func:`metadata_of` put into a file; nothing of it in a file of others."""
 
 
 class Weights:
@@ -405,7 +405,7 @@ FORMATS: dict[str, Format] = {"onnx": Onnx(), "onnx-int8": OnnxInt8(), "pt2": Pt
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """The format that a path ends in, the longest ending first; None for no exported file."""
+    """Return the format that a path ends in, the longest ending first; None for no exported file."""
     kinds = [kind for kind, one in FORMATS.items() if os.fspath(path).endswith(one.ending)]
     return max(kinds, key=lambda kind: len(FORMATS[kind].ending), default=None)
 
@@ -456,12 +456,12 @@ def _metadata_problems(found: Mapping[str, str], path: Path) -> list[str]:
 
 
 def _are_texts(values: Any) -> bool:
-    """Whether this is a list of texts, or nothing."""
+    """Return whether this is a list of texts, or nothing."""
     return values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values))
 
 
 def _are_sizes(sizes: Any, most: int) -> bool:
-    """Whether these are positive whole numbers whose product is not absurd."""
+    """Return whether these are positive whole numbers whose product is not absurd."""
     if not isinstance(sizes, list) or not all(type(size) is int and 0 < size <= most for size in sizes):
         return False
     return math.prod(sizes) <= most
@@ -469,7 +469,7 @@ def _are_sizes(sizes: Any, most: int) -> bool:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Let a library say no warnings."""
+    """Keep a library from giving warnings."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -524,7 +524,7 @@ def _move_weights(model: Any, data: Weights) -> None:
 
 
 def relocated(path: Path, location: str) -> bytes:
-    """An ONNX file, except that it looks for its weights in another file beside it, of the name ``location``."""
+    """Return an ONNX file that looks for its weights in the file ``location`` beside it, and is the same otherwise."""
     import onnx
 
     model = onnx.load_model(os.fspath(path), load_external_data=False)

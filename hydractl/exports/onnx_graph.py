@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _HINT = "export its checkpoint again: hydractl fuse FILE.st --export onnx"
 _DOMAINS = ("", "ai.onnx")
-"""Whose operators are ONNX's own; those of others come from libraries."""
+"""Domains of ONNX's own operators; those of others come from libraries."""
 _KEYS = ("location", "offset", "length", "checksum")
 _FLATBUFFER = b"ORTM"
-"""By which ONNX Runtime knows a format of its own, which nothing here reads."""
+"""The mark of a format of ONNX Runtime's own, which nothing here reads."""
 
 
 def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
@@ -60,14 +60,14 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
 
 
 def _foreign_operators(model: ModelProto) -> list[str]:
-    """One line for each domain of operators that neither ONNX nor the file itself defines."""
+    """List each domain of operators that neither ONNX nor the file itself defines, a line each."""
     known = {*_DOMAINS, *(function.domain for function in model.functions)}
     named = {node.domain for node in _messages(model, "NodeProto")}
     return [f"operators of {shown(domain)}" for domain in sorted(named - known)]
 
 
 def _files_outside(model: ModelProto, path: Path) -> list[str]:
-    """One line for each place of weights that is no file in the folder of the graph."""
+    """List each place of weights that is no file in the folder of the graph, a line each."""
     locations = set()
     problems = []
     for tensor in _messages(model, "TensorProto"):
@@ -85,7 +85,7 @@ def _files_outside(model: ModelProto, path: Path) -> list[str]:
 
 
 def _outside(location: str, path: Path) -> str | None:
-    """What is wrong with a file of weights; None for a regular file beside the graph."""
+    """Return the problem with a file of weights; None for a regular file beside the graph."""
     if location in ("", ".", "..") or "\\" in location or "\0" in location or os.path.basename(location) != location:
         return f"weights in {shown(location)}, outside its folder"
     beside = path.with_name(location)
@@ -101,7 +101,7 @@ def _outside(location: str, path: Path) -> str | None:
 
 
 def _messages(message: Any, name: str) -> Iterator[Any]:
-    """Every message of one type in a message, in graphs inside of graphs too."""
+    """Yield every message of one type in a message, in graphs inside of graphs too."""
     if message.DESCRIPTOR.name == name:
         yield message
     if message.DESCRIPTOR.name == "TensorProto":

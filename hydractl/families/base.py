@@ -92,7 +92,7 @@ class Stages:
     projection: Projection | None = None
 
     def prefixes_of(self, block: int) -> tuple[str, ...]:
-        """How the names of the parameters of a block start, those of what makes fewer tokens before it included."""
+        """Return how the names of a block's parameters start, those of what makes fewer tokens before it included."""
         return tuple(f"{path}." for path in (self.block_paths[block], self.merging.get(block)) if path)
 
 
@@ -113,14 +113,14 @@ class ImageFormat:
 
     @classmethod
     def of(cls, size: Sequence[int], settings: Mapping[str, Any]) -> ImageFormat:
-        """From the names that several libraries use; their ``random`` interpolation is bilinear here."""
+        """Build it from the names that several libraries use; their ``random`` interpolation is bilinear here."""
         channels, height, width = size
         interpolation = settings["interpolation"].replace("random", "bilinear")
         return cls((channels, height, width), tuple(settings["mean"]), tuple(settings["std"]), interpolation)
 
 
 def first_tokens(count: int) -> Callable[[State], Tensor]:
-    """A :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
+    """Return a :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
 
     def reads(state: State) -> Tensor:
         return torch.arange(count, device=state.hidden.device).expand(state.hidden.shape[0], -1)
@@ -165,7 +165,7 @@ class AttentionLayout:
     transposed: bool = False
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """As :meth:`ModelFamily.read`."""
+        """Read the weights of a site, see :meth:`ModelFamily.read`."""
         fields: dict[str, Any] = {}
         out, out_bias = _pair(site.path, self.out)
         columns = self._turned(tensors[out])
@@ -189,7 +189,7 @@ class AttentionLayout:
         )
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """As :meth:`ModelFamily.write`."""
+        """Write the weights of a site, see :meth:`ModelFamily.write`."""
         for name, parts in self._rows(site.path).items():
             rows = [part.flatten(0, 1) for field in parts if (part := getattr(weights, field)) is not None]
             if rows:
@@ -209,7 +209,7 @@ class AttentionLayout:
         return tensor.T.contiguous() if self.transposed and tensor.dim() == 2 else tensor
 
     def _rows(self, path: str) -> dict[str, Sequence[str]]:
-        """The tensors whose rows belong to heads, by name, each with the fields of :class:`HeadWeights` it holds."""
+        """Return the tensors whose rows belong to heads, by name, with the fields of :class:`HeadWeights` they hold."""
         letters: list[tuple[str, ...]] = [("q", "k", "v")] if len(self.qkv) == 1 else [("q",), ("k",), ("v",)]
         holds = dict(zip(self.qkv, letters, strict=True)) | ({self.gate: ("gate",)} if self.gate else {})
         holds |= dict(zip(self.positions, (("pos_q",), ("pos_k",)), strict=False))
@@ -222,7 +222,7 @@ class AttentionLayout:
         return rows | {f"{path}.{bias}": (bias,) for bias in self.biases}
 
     def _common(self, path: str) -> list[tuple[str, str]]:
-        """Names of the parameters that belong to no head, and their names in :attr:`HeadWeights.extra`."""
+        """Return the names of the parameters that belong to no head, and their names in :attr:`HeadWeights.extra`."""
         each = [(theirs, ours) for ours in COMMON if (theirs := getattr(self, ours))]
         return [pair for theirs, ours in each for pair in zip(_pair(path, theirs), _pair("", ours), strict=True)]
 
@@ -256,7 +256,7 @@ class ModelFamily(ABC):
     """One library. See ``docs/adding-a-family.md`` for a walk through an implementation."""
 
     name: str
-    """Of its file, and of its models: ``NAME:MODEL`` is a model of this library by name."""
+    """The name of its file, and of its models: ``NAME:MODEL`` is a model of this library by name."""
     version: str
     """The version of the library."""
     priority: int = 0
@@ -264,7 +264,7 @@ class ModelFamily(ABC):
     builds_by_name: bool = False
     """Whether an architecture can be built from its name alone, as for ``--arch``."""
     scaled: Mapping[str, str] = {}
-    """Vectors that a block holds itself and multiplies by unless they are None; of each the module that is given the
+    """Vectors that a block holds itself and multiplies by unless they are None, each with the module that is given the
     product."""
     named_parts: Mapping[str, str] = {}
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
@@ -278,11 +278,11 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """A published folder of this library, or None when it is none of its own."""
+        """Load a published folder of this library; None when it is none of its own."""
 
     @abstractmethod
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
-        """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``).
+        """Load a model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``).
 
         Returns:
             The model, or the path of a checkpoint of hydractl where the name is that of one.
@@ -296,7 +296,7 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def build(self, config: Mapping[str, Any]) -> nn.Module:
-        """The library's own model in eval mode, its parameters on the meta device, its buffers real.
+        """Build the library's own model in eval mode, its parameters on the meta device, its buffers real.
 
         Raises:
             InputError: for an architecture whose heads cannot be separated, naming its attention class.
@@ -304,7 +304,7 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
-        """The attention blocks in model order, from the configuration alone."""
+        """Return the attention blocks in model order, from the configuration alone."""
 
     @abstractmethod
     def classes(self, config: Mapping[str, Any]) -> int | None:
@@ -314,12 +314,12 @@ class ModelFamily(ABC):
     def prompts(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
     ) -> Any:
-        """Inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
+        """Return the inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
 
         Args:
             config, preprocess: of the model.
             labels: class names.
-            templates: each makes one prompt of a class name, which it holds the place of as ``{label}`` or ``{}``.
+            templates: each makes a prompt of a class name, whose place in it is ``{label}`` or ``{}``.
 
         Raises:
             UsageError: for a template without such a place, and for models that have a classifier.
@@ -331,29 +331,32 @@ class ModelFamily(ABC):
         return self.attention
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """The weights of one site, which may hold any number of heads. Works on meta tensors too."""
+        """Read the weights of one site, which may hold any number of heads. Works on meta tensors too."""
         return self.layout(site).read(tensors, site)
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """The inverse of :meth:`read`, bit for bit."""
+        """Write the weights of one site: the inverse of :meth:`read`, bit for bit."""
         self.layout(site).write(tensors, site, weights)
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
-        """The part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed`` or ``own``.
+        """Return the part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed``, ``own``.
 
         ``own`` is never merged by the paper's reading: LayerScale, poolers, the classifier.
         """
         return next((part for part, pattern in self.parts.items() if re.match(pattern, name)), "own")
 
     def common(self, model: nn.Module, site: Site) -> list[nn.Module]:
-        """What belongs to no head of a site, before its attention is replaced: each of :data:`COMMON`."""
+        """Return the modules that belong to no head of a site, one for each of :data:`COMMON`.
+
+        To be called before the attention is replaced. A module that is missing has a stand-in.
+        """
         attention, layout = model.get_submodule(site.path), self.layout(site)
         there, names = dict(attention.named_modules()), [getattr(layout, name) for name in COMMON]
         missing = _UnitLength if layout.scale else nn.Identity
         return [there[name] if name and name in there else missing() for name in names]
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Dropout rates of the attention weights and of the attention output, used in training only."""
+        """Return the dropout rates of the attention weights and of the attention output, used in training only."""
         return 0.0, 0.0
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
@@ -365,19 +368,19 @@ class ModelFamily(ABC):
         """Cut a model (with any attention installed) into stages: one for each tower, in the order of the sites."""
 
     def logits(self, model: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
-        """Logits ``[B, classes]`` from what each tower of one member reads out."""
+        """Compute logits ``[B, classes]`` from what each tower of one member reads out."""
         return outputs[0]
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
-        """Normalised features ``[B, D]`` of samples by the library's own forward, of a model with two towers."""
+        """Compute normalised features ``[B, D]`` of samples by the library's own forward, for a model of two towers."""
         raise UsageError(f"{self.name} models have a classifier of their own")
 
     @abstractmethod
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
-        """From a list of raw samples to the inputs of the stock model, exactly as the library would."""
+        """Return the function from raw samples to the inputs of the stock model, exactly as the library would."""
 
     def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
-        """``[channels, height, width]`` of the images that a model takes; None where it takes more than one shape."""
+        """Return ``[channels, height, width]`` of the images a model takes; None where it takes more than one shape."""
         return None
 
     @abstractmethod
@@ -385,7 +388,7 @@ class ModelFamily(ABC):
         """Random inputs of the right shape, for measuring cost."""
 
     def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
-        """Tokens of a text that the model itself can take; None for images."""
+        """Return the number of tokens of a text that the model itself can take; None for images."""
         return None
 
     # --- training -----------------------------------------------------------------------------------------------------
@@ -395,17 +398,17 @@ class ModelFamily(ABC):
         raise UsageError("--augment crop: the model reads no images")
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
-        """Weights as the library draws them for a model that is trained from scratch, with all heads."""
+        """Draw weights as the library does for a model that is trained from scratch, with all heads."""
         with torch.random.fork_rng(devices=[]):  # the caller's own random numbers go on as if nothing had been drawn
             torch.manual_seed(seed)
             return dict(self.drawn(config).state_dict())
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
-        """The library's model with weights by the library's own initialisation."""
+        """Return the library's model with weights by the library's own initialisation."""
         raise UsageError(f"--init random: {self.name} models cannot be drawn")
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
-        """The configuration of the same model with another number of classes."""
+        """Return the configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
     def image_classifier(
@@ -423,7 +426,7 @@ class ModelFamily(ABC):
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
 
     def judges_each_pair(self, model: nn.Module) -> bool:
-        """Whether logits of images and texts say yes or no to each pair (SigLIP), not which one is right (CLIP)."""
+        """Return whether logits of images and texts judge each pair by itself (SigLIP) or compare them (CLIP)."""
         return False
 
     def bound_scale(self, model: nn.Module) -> None:
@@ -431,16 +434,21 @@ class ModelFamily(ABC):
         return
 
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
-        """The configuration of the same model with so many heads of the same width at every site; None: it has none."""
+        """Return the configuration of the same model with so many heads of the same width at every site.
+
+        None: there is no such configuration.
+        """
         return None
 
     def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
-        """The configuration of the same model with a share of its width, of its heads and of its MLPs; None: it has
-        none. Whether the share is one of whole numbers is for the caller to see."""
+        """Return the configuration of the same model with a share of its width, of its heads and of its MLPs.
+
+        None: there is no such configuration. The caller checks that the share gives whole numbers.
+        """
         return None
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """The configuration of the same model with dropout behind attention, in the MLP and behind the embeddings."""
+        """Return the same model's configuration with dropout behind attention, in the MLP and behind the embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")
 
     adds_dropout: bool = False
@@ -459,11 +467,11 @@ class _UnitLength(nn.Module):
 
 
 def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:
-    """As :meth:`ModelFamily.read`, of tensors that hold the heads ``kept``: by these, which of them share keys."""
+    """Read tensors that hold the heads ``kept``, see :meth:`ModelFamily.read`; they tell which heads share keys."""
     return replace(family.read(tensors, site), key_heads=site.key_heads(kept))
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
-    """The tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
+    """Return the tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
     inside = f"{site.path}."
     return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]

@@ -88,7 +88,7 @@ class TimmViT(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """A folder with timm's ``config.json`` and ``model.safetensors``."""
+        """Load a folder with timm's ``config.json`` and ``model.safetensors``."""
         config = read_config(folder / "config.json")
         if config is None or "architecture" not in config:
             return None
@@ -103,7 +103,7 @@ class TimmViT(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model."""
+        """Load ``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model."""
         options = dict(options)
         pretrained = options.pop("pretrained", True)
         if not timm.is_model(name.split(".")[0]):
@@ -132,7 +132,7 @@ class TimmViT(ModelFamily):
         )
 
     def _download(self, name: str) -> LoadedModel:
-        """The published folder of a pretrained model; safetensors only."""
+        """Load the published folder of a pretrained model; safetensors only."""
         with refused_as(f"timm {timm.__version__}", hint=_tags(name)):
             cfg = timm.get_pretrained_cfg(name)
         if cfg is None or not cfg.hf_hub_id:
@@ -163,7 +163,7 @@ class TimmViT(ModelFamily):
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
-        """The timm model with its parameters on the meta device."""
+        """Build the timm model with its parameters on the meta device."""
         return copy.deepcopy(_build(config))
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
@@ -171,7 +171,7 @@ class TimmViT(ModelFamily):
         return sites_of(_build(config))
 
     def layout(self, site: Site) -> AttentionLayout:
-        """By how the library's kinds of attention hold queries, keys and values."""
+        """Return the layout of this kind of attention, which is how it holds queries, keys and values."""
         return (timm_eva.LAYOUTS | timm_relative.LAYOUTS)[site.layout]
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
@@ -183,22 +183,22 @@ class TimmViT(ModelFamily):
         super().install(model, site, attention)
 
     def classes(self, config: Mapping[str, Any]) -> int:
-        """Number of classes of the classifier."""
+        """Return the number of classes of the classifier."""
         return int(_build(config).num_classes)
 
     def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
-        """Of the patch embedding, unless it stretches its positions to any size."""
+        """Return the image shape of the patch embedding; None where positions are stretched to any size."""
         model = _build(config)
         size = None if getattr(model, "dynamic_img_size", False) else model.patch_embed.img_size
         return None if size is None else [int(model.in_chans), *map(int, size)]
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Rates of ``attn_drop`` and ``proj_drop``."""
+        """Return the rates of ``attn_drop`` and ``proj_drop``."""
         attention = model.get_submodule(site.path)
         return attention.attn_drop.p, attention.proj_drop.p  # type: ignore[union-attr,return-value]
 
     def stages(self, model: Any) -> list[Stages]:
-        """Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
+        """Cut the model. Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
         if isinstance(model, timm_eva.Eva):
             return timm_eva.stages(model, (*_EMBED, "norm_pre."))
         if isinstance(model, timm_relative.Swin):
@@ -224,7 +224,7 @@ class TimmViT(ModelFamily):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
-        """timm's own evaluation transform on PIL images; returns ``[B, C, H, W]``."""
+        """Return timm's own evaluation transform on PIL images, which gives ``[B, C, H, W]``."""
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in preprocess.items()}
         channels, height, width = input_size(preprocess)
         mode = mode_of(channels)
@@ -234,21 +234,21 @@ class TimmViT(ModelFamily):
         return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in images_of(samples)])
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
-        """Standard normal pixels ``[B, C, H, W]``."""
+        """Draw standard normal pixels ``[B, C, H, W]``."""
         return random_pixels(preprocess["input_size"], batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """From timm's data configuration."""
+        """Read the image format off timm's data configuration."""
         return ImageFormat.of(preprocess["input_size"], preprocess)
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
-        """By timm's own initialisation."""
+        """Draw weights by timm's own initialisation."""
         return _create(config)
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
-        """``num_classes`` wherever timm looks for it, and no more names of the old ones."""
+        """Set ``num_classes`` wherever timm looks for it, and drop the names of the old ones."""
         changed = {key: value for key, value in config.items() if key not in ("label_names", "label_descriptions")}
         changed["num_classes"] = classes
         for part in ("model_args", "pretrained_cfg"):
@@ -258,7 +258,7 @@ class TimmViT(ModelFamily):
         return changed
 
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
-        """With ``head_dim``, of each stage of a Swin; timm's other models do not take it."""
+        """Set the number of heads, with ``head_dim``, in each stage of a Swin; None for timm's other models."""
         sites = self.sites(config)
         widths = {site.path.split(".")[1]: site.head_dim for site in sites}
         stages = {"num_heads": [heads] * len(widths), "head_dim": list(widths.values())}
@@ -269,7 +269,7 @@ class TimmViT(ModelFamily):
             return None
 
     def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
-        """With ``embed_dim`` and ``num_heads``, of a plain ViT."""
+        """Scale ``embed_dim`` and ``num_heads`` of a plain ViT."""
         model = _build(config)
         if not isinstance(model, VisionTransformer):
             return None
@@ -280,7 +280,10 @@ class TimmViT(ModelFamily):
         return {**config, "model_args": arguments, **({"num_features": width} if "num_features" in config else {})}
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """Behind every dense layer of a block but queries, keys and values, and behind the positions (ViT, B.1)."""
+        """Put dropout behind every dense layer of a block but queries, keys and values, and behind positions.
+
+        See ViT, appendix B.1.
+        """
         behind = (
             ("proj_drop_rate",)
             if isinstance(_build(config), timm_relative.Swin)
@@ -291,7 +294,7 @@ class TimmViT(ModelFamily):
 
 
 def sites_of(model: Any) -> list[Site]:
-    """The sites of a model that :func:`check_model` lets pass."""
+    """List the sites of a model that :func:`check_model` lets pass."""
     if isinstance(model, _RELATIVE):
         return [timm_relative.site(f"{p}.attn", block.attn) for p, block in timm_relative.blocks(model).items()]
     return [timm_eva.site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(model.blocks)]
@@ -308,7 +311,7 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 
 def _reads(model: Any) -> Callable[[State], Tensor] | None:
-    """The tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
+    """Return the tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
     if isinstance(model, VisionTransformerDistilled):
         return first_tokens(2)
     return first_tokens(1) if getattr(model, "attn_pool", None) is None and model.global_pool == "token" else None
@@ -316,7 +319,7 @@ def _reads(model: Any) -> Callable[[State], Tensor] | None:
 
 @kept
 def _build(config: Mapping[str, Any]) -> Any:
-    """The model of a configuration on the meta device."""
+    """Build the model of a configuration on the meta device."""
     with torch.device("meta"):
         model = _create(config)
     check_model(model)
@@ -357,7 +360,7 @@ def fill_buffers(model: nn.Module) -> None:
 
 
 def _create(config: Mapping[str, Any]) -> Any:
-    """The model of a configuration, on the default device."""
+    """Build the model of a configuration, on the default device."""
     _check_depth(config.get("architecture"), config.get("model_args"))
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
     with tempfile.TemporaryDirectory() as folder:
@@ -417,7 +420,7 @@ def _check_vit(model: Any, kind: str) -> None:
 
 
 def _published_config(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's published configuration of a model made with options, which timm before 1.0.31 does not keep itself.
+    """Return timm's published configuration of a model made with options, which timm before 1.0.31 does not keep.
 
     Rates of dropout are no part of it, as timm has it.
     """
@@ -430,7 +433,7 @@ def _published_config(model: nn.Module, options: Mapping[str, Any]) -> dict[str,
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """timm's log without its warnings, for calls whose warnings say what is handled here."""
+    """Silence timm's warnings for calls whose warnings say what is handled here."""
     logger = logging.getLogger("timm")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -441,7 +444,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _preprocess(model: Any, name: str, crop: float | None) -> dict[str, Any]:
-    """timm's data configuration of a model, with the true input size and as many means as channels."""
+    """Return timm's data configuration of a model, with the true input size and as many means as channels."""
     with _quiet():  # it warns of what is done below: one mean for all channels
         data_config = timm.data.resolve_model_data_config(model)
     size = model.patch_embed.img_size or data_config["input_size"][1:]
@@ -467,7 +470,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
-    """Label names of the published configuration, else of the ImageNet subset that timm infers."""
+    """Return the label names of the published configuration, else of the ImageNet subset that timm infers."""
     published = config.get("pretrained_cfg")
     names = config.get("label_names") or (published.get("label_names") if isinstance(published, Mapping) else None)
     if isinstance(names, Mapping):

@@ -72,7 +72,7 @@ class InPlace(nn.Module):
 
 
 def layout_name(attention: Any) -> str:
-    """Which of :data:`LAYOUTS` an attention of the library has."""
+    """Return which of :data:`LAYOUTS` an attention of the library has."""
     if getattr(attention, "qkv", None) is None:
         return "apart"
     return "own biases" if getattr(attention, "q_bias", None) is not None else ""
@@ -97,7 +97,7 @@ def check(model: Any) -> None:
 
 
 def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """As of the family; the stem is the library's own ``forward_features`` up to the blocks."""
+    """Cut the model as the family does; the stem is the library's own ``forward_features`` up to the blocks."""
 
     def stem(images: Tensor) -> State:
         hidden, rope = model._pos_embed(model.patch_embed(images))
@@ -117,7 +117,7 @@ def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
 
 def _run(block: nn.Module, place: int | None, state: State) -> State:
-    """A block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its place."""
+    """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its place."""
     rope = state.context["rope"]
     return State(block(state.hidden, rope=rope if place is None else rope.select(-4, place)), state.context)
 
@@ -127,7 +127,7 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 
 def site(path: str, attention: Any) -> Site:
-    """The site of one attention of the library."""
+    """Return the site of one attention of the library."""
     layout, sharing = layout_name(attention), getattr(attention, "num_kv_groups", 1)
     return Site(
         path, attention.num_heads, attention.head_dim, attention.proj.out_features, layout=layout, sharing=sharing

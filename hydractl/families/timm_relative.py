@@ -94,26 +94,26 @@ def check(model: Any) -> None:
 
 
 def blocks(model: Any) -> dict[str, Any]:
-    """The blocks by their paths, in order."""
+    """Return the blocks by their paths, in order."""
     if isinstance(model, Beit):
         return {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
     return {f"layers.{s}.blocks.{i}": b for s, stage in enumerate(model.layers) for i, b in enumerate(stage.blocks)}
 
 
 def site(path: str, attention: Any) -> Site:
-    """The site of one attention of the library."""
+    """Return the site of one attention of the library."""
     width = attention.proj.in_features // attention.num_heads
     return Site(path, attention.num_heads, width, attention.proj.out_features, layout=_KINDS[type(attention)])
 
 
 def context(model: Any) -> dict[str, Any]:
-    """What the blocks of a BEiT are given beside the state, by the library's names: a table that they share."""
+    """Return what the blocks of a BEiT are given beside the state, by the library's names: a table that they share."""
     table = getattr(model, "rel_pos_bias", None)
     return {} if table is None else {"shared_rel_pos_bias": table()}
 
 
 def fill_buffers(model: Any) -> bool:
-    """Make the buffers of a Swin real, which the library makes where its parameters are; whether it is one."""
+    """Make the buffers of a Swin real, which the library makes where its parameters are; return whether it is one."""
     for block in blocks(model).values() if isinstance(model, Swin) else ():
         attention, cpu = block.attn, torch.device("cpu")
         if isinstance(attention, CosineAttention):
@@ -127,7 +127,7 @@ def fill_buffers(model: Any) -> bool:
 
 
 def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """As of the family, for Swin: between blocks tokens are a row, and merging belongs to the block behind it."""
+    """Cut a Swin as the family does: between blocks tokens are a row, and merging belongs to the block behind it."""
     run: list[Callable[[State], State]] = []
     attends: list[Callable[[State], Tensor]] = []
     merging, spans = {}, []

@@ -42,7 +42,7 @@ class _InPlace(nn.Module):
         self.attention = attention
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
-        """Self-attention of ``query`` ``[M * B, T, d_model]``: the blocks give it as key and value too."""
+        """Attend from ``query`` ``[M * B, T, d_model]`` to itself: the blocks give it as key and value too."""
         return self.attention(query), None
 
 
@@ -69,7 +69,7 @@ class TorchvisionViT(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """A folder that hydractl wrote: torchvision itself publishes none."""
+        """Load a folder that hydractl wrote: torchvision itself publishes none."""
         config = read_config(folder / _CONFIG)
         if config is None:
             return None
@@ -79,7 +79,7 @@ class TorchvisionViT(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """Random weights with ``pretrained=0`` and any size of the model: what torchvision publishes are pickles."""
+        """Draw random weights with ``pretrained=0`` and any size of the model: torchvision publishes only pickles."""
         options = dict(options)
         if name not in _NAMES:
             raise InputError(f"torchvision has no vision transformer {name!r}", hint=f"one of {', '.join(_NAMES)}")
@@ -108,11 +108,11 @@ class TorchvisionViT(ModelFamily):
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
-        """The library's model with its parameters on the meta device."""
+        """Build the library's model with its parameters on the meta device."""
         return copy.deepcopy(_model(config))
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
-        """By torchvision's own initialisation."""
+        """Draw weights by torchvision's own initialisation."""
         return VisionTransformer(**config)
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
@@ -122,11 +122,11 @@ class TorchvisionViT(ModelFamily):
         return [Site(path, heads, width // heads, width) for path in paths]
 
     def classes(self, config: Mapping[str, Any]) -> int:
-        """Number of classes of the classifier."""
+        """Return the number of classes of the classifier."""
         return int(config["num_classes"])
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """The rate of the attention weights; the dropout behind stays the library's own."""
+        """Return the rate of the attention weights; the dropout behind stays the library's own."""
         attention: Any = model.get_submodule(site.path)
         return float(attention.dropout), 0.0
 
@@ -135,7 +135,7 @@ class TorchvisionViT(ModelFamily):
         super().install(model, site, _InPlace(attention))
 
     def stages(self, model: Any) -> list[Stages]:
-        """Stem: patches, class token, positions. Readout: final norm, class token, classifier."""
+        """Cut the model. Stem: patches, class token, positions. Readout: final norm, class token, classifier."""
 
         def stem(images: Tensor) -> State:
             patches = model._process_input(images)
@@ -157,7 +157,7 @@ class TorchvisionViT(ModelFamily):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
-        """torchvision's own evaluation transform on PIL images; returns ``[B, 3, H, W]``."""
+        """Return torchvision's own evaluation transform on PIL images, which gives ``[B, 3, H, W]``."""
         with refused_as(f"torchvision cannot preprocess images with {shown(dict(preprocess), 200)}"):
             mode = InterpolationMode(preprocess["interpolation"])
             settings = {key: preprocess[key] for key in ("resize_size", "mean", "std")}
@@ -165,21 +165,21 @@ class TorchvisionViT(ModelFamily):
         return lambda samples: torch.stack([transform(in_mode(image, "RGB")) for image in images_of(samples)])
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
-        """Standard normal pixels ``[B, 3, H, W]``."""
+        """Draw standard normal pixels ``[B, 3, H, W]``."""
         return random_pixels(preprocess["input_size"], batch, seed)
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """From the settings of the transform."""
+        """Read the image format off the settings of the transform."""
         return ImageFormat.of(preprocess["input_size"], preprocess)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
-        """``num_classes``."""
+        """Set ``num_classes``."""
         return {**config, "num_classes": classes}
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """``dropout``: behind attention, in the MLP and behind the positions."""
+        """Set ``dropout``: behind attention, in the MLP and behind the positions."""
         return {**config, "dropout": rate}
 
 
@@ -197,7 +197,7 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 @kept
 def _model(config: Mapping[str, Any]) -> Any:
-    """The model of a configuration, which comes from a file, on the meta device."""
+    """Build the model of a configuration, which comes from a file, on the meta device."""
     wrong = [key for key in _SIZES if type(config.get(key)) is not int or not 0 < config[key] <= _MOST]
     if wrong or config["hidden_dim"] % config["num_heads"] or config["num_layers"] > 1000:
         raise InputError("this is no configuration of torchvision's VisionTransformer", problems=wrong)
@@ -206,7 +206,7 @@ def _model(config: Mapping[str, Any]) -> Any:
 
 
 def _preprocess(config: Mapping[str, Any]) -> dict[str, Any]:
-    """That of torchvision's weights: 224 of 256 pixels, or the same share of another size."""
+    """Return the preprocessing of torchvision's weights: 224 of 256 pixels, or the same share of another size."""
     size = config["image_size"]
     preset = ImageClassification(crop_size=size)
     return {

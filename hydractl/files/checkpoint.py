@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _OWN_PAGES = 256 * 1024
 BESIDE = "hydractl."
-"""How the names of tensors start that lie in a checkpoint beside the weights of its model, and are listed nowhere."""
+"""The start of the names of tensors that lie in a checkpoint beside its model's weights, and are listed nowhere."""
 
 SCAN_BYTES = 4 * 1024 * 1024
 """Bytes looked at in one go; a multiple of every element size."""
@@ -59,7 +59,7 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a whole file found.
+    """The findings of one pass over a whole file.
 
     Attributes:
         sha256: of the file, as hex.
@@ -120,7 +120,7 @@ class FileTensors:
         return self.header.data_start + max(info.end for info in self.header.tensors.values())
 
     def sha256(self) -> str:
-        """Of the whole file, as hex."""
+        """Return the SHA-256 of the whole file, as hex."""
         return self.scan().sha256
 
     def scan(self) -> Scan:
@@ -279,7 +279,7 @@ def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether there is neither NaN nor infinity in a tensor; of any shape, none is finite too."""
+    """Return whether a tensor has neither NaN nor infinity; an empty one is finite too."""
     import torch
 
     if not tensor.is_floating_point() or tensor.numel() == 0:

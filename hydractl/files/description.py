@@ -14,7 +14,7 @@ from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.jsonio import shown
 
 DEFAULT_PROMPT = "A photo of a {label}."
-"""What makes a prompt of a class name where nothing else is said (paper D.3)."""
+"""The template that makes a prompt of a class name where no other is given (paper D.3)."""
 
 KINDS = ("dense", "pruned", "fused")
 LAYOUTS = ("sliced", "zeroed")
@@ -23,7 +23,7 @@ LAYOUTS = ("sliced", "zeroed")
 def provenance(
     verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, Any], bases: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """How a file was made. No clock, host, user or path.
+    """Record how a file was made, without clock, host, user or path.
 
     Args:
         verb: which command made it.
@@ -99,12 +99,12 @@ class Description:
 
     @property
     def reads(self) -> str:
-        """What the model reads: ``image`` or ``text``."""
+        """The kind of sample that the model reads: ``image`` or ``text``."""
         return "text" if self.preprocess.get("kind") == "text" else "image"
 
     @property
     def params_nonzero(self) -> int | None:
-        """Of a model with pruned weights, how many parameters are not zero; None: they are not counted."""
+        """The number of nonzero parameters of a model with pruned weights; None where they are not counted."""
         sparse = self.extra.get("sparse")
         count = sparse.get("params_nonzero") if isinstance(sparse, Mapping) else None
         return count if type(count) is int else None
@@ -187,7 +187,7 @@ _REQUIRED: dict[str, Any] = {
 
 
 def _contradictions(document: Mapping[str, Any]) -> list[str]:
-    """Values that no description has, in a document whose fields have the right types."""
+    """List values that no description has, in a document whose fields have the right types."""
     problems = []
     if document["kind"] not in KINDS:
         problems.append(f"unknown kind {shown(document['kind'])}")
@@ -241,7 +241,7 @@ def _read_masks(document: Mapping[str, Any], problems: list[str]) -> list[HeadMa
 
 
 def _are_heads(values: Any, heads: int) -> bool:
-    """Whether this is a list of ascending head numbers below ``heads``."""
+    """Return whether this is a list of ascending head numbers below ``heads``."""
     if not isinstance(values, list) or not all(type(h) is int and 0 <= h < heads for h in values):
         return False
     return sorted(set(values)) == values

@@ -19,21 +19,22 @@ from hydractl.errors import InputError
 
 
 class Fingerprinted(Protocol):
-    """What is asked of a data set."""
+    """A data set whose samples can be fingerprinted."""
 
     def __len__(self) -> int: ...
 
     def fingerprint(self) -> str:
-        """Of the whole."""
+        """Return the fingerprint of the whole."""
         ...
 
     def sample_fingerprints(self) -> Sequence[str]:
-        """Of each sample, in hex."""
+        """Return the fingerprint of each sample, in hex."""
         ...
 
 
 _BYTES, _DIGITS = 6, 12
-"""Of the SHA-256 of each sample: two different samples among a million times 50,000 meet with a chance of 0.0002."""
+"""Bytes and hex digits kept of each sample's SHA-256: two different samples among a million times 50,000 meet with a
+chance of 0.0002."""
 
 MOST = 65_536
 """Fingerprints kept of one data set: those of the lowest value, so that a larger set is represented by a sample of it
@@ -45,7 +46,7 @@ samples that were used) and ``hashes`` (base64 of the kept fingerprints, ascendi
 
 
 def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None = None) -> dict[str, Any]:
-    """What is noted of one data set.
+    """Return the record of one data set.
 
     Args:
         by: the verb, or the part of it, that saw the samples.
@@ -66,7 +67,7 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
 
 
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
-    """All entries, the same samples once for each use, in the order of their first appearance."""
+    """Merge entries: the same samples once for each use, in the order of their first appearance."""
     uses: dict[tuple[str, ...], Entry] = {}
     for use in (use for entries in lists for use in entries):
         uses.setdefault((use["by"], use["as"], use["data"], use["hashes"]), use)
@@ -74,7 +75,7 @@ def merged(*lists: Iterable[Entry]) -> list[Entry]:
 
 
 def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.bool_]:
-    """Which samples of a data set are among those seen, ``[N]``.
+    """Return which samples of a data set are among those seen, bool ``[N]``.
 
     Of sets larger than :data:`MOST` only a part is known, so a sample that is not marked may have been seen all the
     same; a leak of more than a few samples shows.
@@ -92,13 +93,13 @@ def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
 
 
 def who_saw(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
-    """Who saw samples of a data set, and how many of them each: ``5 by finetune (train)``."""
+    """Say who saw samples of a data set, and how many of them each: ``5 by finetune (train)``."""
     counts = [(int(marked([use], dataset).sum()), use) for use in entries]
     return ", ".join(f"{count} by {use['by']} ({use['as']})" for count, use in counts if count)
 
 
 def checked(value: Any, origin: str) -> list[Entry]:
-    """The entries as a file holds them.
+    """Check the entries of a file, and return them.
 
     Raises:
         InputError: for what no version of hydractl writes.
@@ -111,7 +112,7 @@ def checked(value: Any, origin: str) -> list[Entry]:
 
 
 def seen_in(document: Any, origin: str) -> list[Entry]:
-    """The entries of a circuit or a mask, those of its start mask included.
+    """Return the entries of a circuit or a mask, those of its start mask included.
 
     Raises:
         InputError: as :func:`checked` does.

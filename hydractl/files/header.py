@@ -33,7 +33,7 @@ CONVERT = (
     "convert it where you trust it: safetensors.torch.save_file("
     'torch.load(F, map_location="cpu", weights_only=True), OUT)'
 )
-"""What to do with a pickle."""
+"""The hint on what to do with a pickle."""
 _MAX_DIMENSIONS = 64
 _MAX_COUNT = 2**63 - 1
 
@@ -55,7 +55,7 @@ _SAFETENSORS_NAME = {torch_name: name for name, (torch_name, _) in DTYPES.items(
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What the header says of one tensor: safetensors dtype, shape, byte range in the data section."""
+    """The header's entry for one tensor: safetensors dtype, shape, byte range in the data section."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -122,7 +122,7 @@ def read_header(path: str | Path) -> Header:
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
-    """What tells one state of a file from another: device, inode, size, time of the last change."""
+    """Return what tells one state of a file from another: device, inode, size, time of the last change."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -190,7 +190,7 @@ def _check_entries(raw: Mapping[str, Any], data_bytes: int, path: Path) -> dict[
 
 
 def _problem(name: str, entry: Any) -> str | None:
-    """The first thing that is wrong with one tensor."""
+    """Return the first thing that is wrong with one tensor, or None."""
     if not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name):
         return f"tensor name {shown(name)} holds half a character (an unpaired surrogate)"
     if not name or name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
@@ -209,7 +209,7 @@ def _problem(name: str, entry: Any) -> str | None:
 
 
 def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
-    """The first place where the tensors are not one after another, or that they do not fill the file."""
+    """List the first place where the tensors do not follow one another, or that they do not fill the file."""
     position = 0
     for name, info in in_order(tensors):
         if info.start != position:
@@ -223,7 +223,7 @@ def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
 
 
 def in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, TensorInfo]]:
-    """The tensors of a file as they lie in it; empty ones before what begins at the same place."""
+    """Return the tensors of a file as they lie in it; empty ones before what begins at the same place."""
     return sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end))
 
 
@@ -232,7 +232,7 @@ def _are_counts(values: Any) -> bool:
 
 
 def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]) -> tuple[bytes, list[str]]:
-    """The canonical header of a file and the order of its tensors.
+    """Return the canonical header of a file and the order of its tensors.
 
     Data is sorted by falling element size, then name, which keeps every tensor aligned; header keys are sorted by
     name. The library's own writer orders several metadata keys at random, hence a writer of our own.
@@ -271,7 +271,7 @@ def meta_tensor(info: TensorInfo) -> torch.Tensor:
 
 
 def same_names(found: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
-    """Problems of a set of tensor names against the expected one, at most ten of each kind, each on its line."""
+    """List the problems of a set of tensor names against the expected one, at most ten of each kind."""
     there, wanted = set(found), set(expected)
     problems: list[str] = []
     for kind, names in (("missing", sorted(wanted - there)), ("unexpected", sorted(there - wanted))):

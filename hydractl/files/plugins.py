@@ -52,7 +52,7 @@ class Registry(Generic[T]):
         return [*self._own, *self._foreign]
 
     def get(self, name: str) -> T | None:
-        """The declaration of that name, or None.
+        """Return the declaration of that name, or None.
 
         Raises:
             InputError: for one of another package that cannot be imported, or is declared under another name.
@@ -71,12 +71,12 @@ class Registry(Generic[T]):
         return self._loaded[name]
 
     def all(self) -> list[T]:
-        """Every declaration, by the order of their names, those of other packages last."""
+        """Return every declaration, by the order of their names, those of other packages last."""
         return [declared for name in self.names if (declared := self.get(name)) is not None]
 
 
 def load_entry_point(point: EntryPoint) -> Any:
-    """What another package declares.
+    """Import what another package declares.
 
     Raises:
         InputError: it cannot be imported.

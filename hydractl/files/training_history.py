@@ -14,7 +14,7 @@ _NUMBERS = ("loss", "val_accuracy", "val_nll")
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
-    """The trainings of the members of one row or file, of those that came straight from one.
+    """Return the trainings of the members of one row or file, of those that came straight from one.
 
     Returns:
         For each: ``member`` (its number), ``steps``, ``kept_epoch`` (null of an average), ``n`` and ``n_val`` (samples,
@@ -36,7 +36,7 @@ def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
 
 
 def kept_accuracies(trainings: Iterable[Mapping[str, Any]]) -> list[tuple[float, int]]:
-    """The validation accuracy of the weights that each training kept, and of how many samples (0 where not known).
+    """Return the validation accuracy of the weights that each training kept, and of how many samples (0: not known).
 
     Args:
         trainings: as of :func:`trainings_of`, perhaps from a predictions file. Those without any are left out.
@@ -51,7 +51,7 @@ def kept_accuracies(trainings: Iterable[Mapping[str, Any]]) -> list[tuple[float,
 
 
 def training_text(training: Mapping[str, Any]) -> str:
-    """One line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
+    """Describe a training in a line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
     epochs, kept = training["epochs"], training["kept_epoch"]
     weights = "weights of several steps" if kept is None else f"epoch {kept} of {epochs[-1]['epoch']} kept"
     text = f"{weights}, {training['steps']} steps, last loss {epochs[-1]['loss']:.4f}"
@@ -60,7 +60,7 @@ def training_text(training: Mapping[str, Any]) -> str:
 
 
 def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What the header of a state file (``hydractl.training/1``) says: how far the run is, and what it was begun with.
+    """Read off a state file's header (``hydractl.training/1``) how far the run is, and what it was begun with.
 
     Args:
         header: perhaps of an untrusted file: what is not as it should be is left out.
@@ -81,7 +81,7 @@ def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """From the provenance of one file; None where it was not trained, or where it is broken."""
+    """Read a training off the provenance of one file; None where it was not trained, or where it is broken."""
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
     settings = provenance.get("settings")
@@ -112,7 +112,7 @@ def _is_epoch(entry: Any) -> bool:
 
 
 def epoch_text(epoch: Mapping[str, Any]) -> str:
-    """``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
+    """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = _known(epoch).items()
     return ", ".join(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in facts)
 
@@ -122,5 +122,5 @@ def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samples(seen: Iterable[Mapping[str, Any]], fingerprint: Any) -> int | None:
-    """How many samples a data set had, by its fingerprint."""
+    """Return how many samples a data set had, by its fingerprint."""
     return next((e["n"] for e in seen if e["by"] == "finetune" and e["data"] == fingerprint), None)

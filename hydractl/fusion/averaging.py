@@ -39,7 +39,7 @@ MOVED = 1.0
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the members run on data: the options of these names."""
+    """Options of running the members on data, under the names of the command line."""
 
     device: str
     dtype: str
@@ -63,7 +63,7 @@ class Checked:
 
 
 def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.device, seed: int, log: Log) -> Checked:
-    """Plan a fusion and check it; of ``auto``, decide whether members are averaged or kept whole.
+    """Plan a fusion and check it; with ``auto``, decide whether members are averaged or kept whole.
 
     Args:
         sources: the members.
@@ -101,7 +101,7 @@ def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.
 
 
 def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
-    """How far the averaged weights of each member lie from their mean, relative to their own size.
+    """Return how far the averaged weights of each member lie from their mean, relative to their own size.
 
     The root mean square, over elements, of ``|w - mean| / |w|`` of each tensor: in one norm over all of them the ones
     of layer norms, which independent models have in common, would hide the rest.
@@ -115,7 +115,7 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
 
 
 def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.ndarray:
-    """``|w - mean|^2 / |w|^2`` of one tensor in each member, ``[M]``; 0 where nothing differs."""
+    """Compute ``|w - mean|^2 / |w|^2`` of one tensor in each member, ``[M]``; 0 where nothing differs."""
     apart, size = np.zeros(len(sources)), np.zeros(len(sources))
     for start in range(0, count, PIECE):
         own = [read_piece(one.tensors, name, start, min(start + PIECE, count)).double() for one in sources]
@@ -130,7 +130,7 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
 def measure_on(
     dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: RunOptions, log: Log
 ) -> dict[str, Any]:
-    """What averaging does to accuracy on labelled data.
+    """Measure what averaging does to accuracy on labelled data.
 
     Returns:
         ``data`` (fingerprint) and ``n``; ``before`` and ``after`` averaging, each with the accuracy of the ``members``
@@ -159,7 +159,7 @@ def measure_on(
 
 
 def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
-    """Over a batch: right answers of each member and of their mean, mutual information, pairs that disagree."""
+    """Sum over a batch: right answers of each member and of their mean, mutual information, pairs that disagree."""
     samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
     alone = (samples.votes == labels).sum(1).tolist()
     return [*alone, samples.total("correct"), samples.mean("mi") * len(labels), samples.total("differing_pairs")]

@@ -84,7 +84,7 @@ class FusedTensors:
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
 
     def elements(self, stock: Sequence[str]) -> int:
-        """Number of stored elements of what bears these names in the library's own model."""
+        """Count the stored elements of what bears these names in the library's own model."""
         wanted = set(stock)
         return sum(self.info(name).numel for name, (_, own) in self._where.items() if own in wanted)
 
@@ -100,7 +100,7 @@ class FusedTensors:
         return self.sources[member or 0].info(stock)
 
     def read(self, name: str) -> Tensor:
-        """One tensor; averages are taken in float64 and rounded once, so equal members stay exactly as they are."""
+        """Read a tensor; averages are taken in float64 and rounded once, so equal members stay exactly as they are."""
         site = self._site_of.get(name)
         if site is not None:
             if self._cached is None or self._cached[0] is not site:
@@ -200,7 +200,7 @@ def _warnings(sources: Sequence[Source]) -> list[str]:
 
 
 def check_members(sources: Sequence[Source]) -> None:
-    """Whether models can be members of one fused model, by their headers alone.
+    """Check whether models can be members of one fused model, by their headers alone.
 
     Raises:
         UsageError: for no models.
@@ -244,7 +244,7 @@ def _differences(a: Source, b: Source) -> list[str]:
 
 
 def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
-    """The tensors whose every element is the same in all members."""
+    """Return the tensors whose every element is the same in all members."""
     first, *others = sources
     equal = set()
     for name in names:
@@ -255,7 +255,7 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 
 
 def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
-    """The member to take each head of a site from, if the head is the same in all members that have it.
+    """Return the member to take each head of a site from, if the head is the same in all members that have it.
 
     None where a head differs between two members, or what belongs to no head does.
     """
@@ -280,7 +280,7 @@ def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
 
 
 def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, tuple[int, int]]:
-    """Of every head that any member has, ascending, the first member that has it and its position there."""
+    """Return, for every head that any member has, ascending, the first member that has it and its position there."""
     kept = [source.description.mask.kept[site.path] for source in sources]
     owners = {head: (member, i) for member in reversed(range(len(kept))) for i, head in enumerate(kept[member])}
     return dict(sorted(owners.items()))
@@ -324,7 +324,7 @@ class HeadUnion:
         return self._joined({n: self._sources[0].tensors.read(n) for n in self.names}, meta=False)
 
     def _joined(self, tensors: dict[str, Tensor], *, meta: bool) -> dict[str, Tensor]:
-        """With the heads of their owners written into them."""
+        """Return the tensors with the heads of their owners written into them."""
         members = sorted({member for member, _ in self._owners}) or [0]
         blocks = {member: _weights(self._sources[member], self._site, meta=meta) for member in members}
         heads = [(blocks[member], position) for member, position in self._owners]
@@ -338,7 +338,7 @@ class HeadUnion:
 
 
 def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
-    """The parts that run once for all members, for each tower.
+    """Describe the parts that run once for all members, for each tower.
 
     Returns:
         For each tower its name and number of ``blocks``; ``stem``: whether what comes before them runs once;

@@ -44,7 +44,7 @@ class _Averages:
         self._held: dict[str, Tensor] = {}
 
     def in_place(self, tensors: TensorSource) -> LentTensors:
-        """Tensors on the device, with the averages in the places of those that are averaged.
+        """Return tensors on the device, with the averages in the places of those that are averaged.
 
         A member's own tensors with these are what the fused member must equal.
         """
@@ -53,7 +53,7 @@ class _Averages:
         return LentTensors(infos, lambda n: self.read(n) if n in names else self.on_device(tensors.read(n)))
 
     def read(self, name: str) -> Tensor:
-        """One average. They stay in memory for all models made of them, but for weights of 16 bits, which never do."""
+        """Read one average. It stays in memory for all models made of it, unless its weights are in 16 bits."""
         if name not in self._held:
             tensor = self.on_device(self._tensors.read(name))
             if self.dtype in _SIXTEEN_BITS:
@@ -62,7 +62,7 @@ class _Averages:
         return self._held[name]
 
     def drop(self) -> None:
-        """From now on nothing is averaged."""
+        """Average nothing any more, and free the averages."""
         self._held.clear()
         self.names.clear()
 
@@ -70,7 +70,7 @@ class _Averages:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def same_in(self, source: Source) -> bool:
-        """Whether averaging has left all weights of this member as they were."""
+        """Return whether averaging has left all weights of this member as they were."""
         return all(torch.equal(self.on_device(source.tensors.read(n)), self.read(n)) for n in self.names)
 
 
@@ -144,7 +144,7 @@ def self_check(
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:
-    """The effect of averaging on the answers of each member, from logits ``[M, B, classes]`` before and after it.
+    """Measure the effect of averaging on each member's answers, from logits ``[M, B, classes]`` before and after it.
 
     Returns:
         For each member ``merge_max_abs``: the largest change of a logit; ``merge_agreement``: the share of inputs whose
@@ -160,9 +160,9 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
 
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, Classes | None, Tensor]:
-    """The inputs of a check, and the logits of the fused model ``[M, B, classes]``.
+    """Return the inputs of a check, class names and templates, and the fused model's logits ``[M, B, classes]``.
 
-    Between them class names and templates of the prompts, of a model whose classes are given by name.
+    Class names and templates are those of the prompts, for a model whose classes are given by name; else None.
     """
     device, dtype = averages.device, averages.dtype
     fused = float32_model(plan.description, averages.in_place(plan.tensors), device, dtype).with_classes()
@@ -172,7 +172,7 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, C
 
 
 def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classes | None) -> Tensor:
-    """The logits ``[B, classes]`` in float64 of a member alone, with the averages that are held in their places."""
+    """Compute the logits ``[B, classes]`` in float64 of a member alone, with the averages that are held in place."""
     gc.collect()  # models refer to themselves, so the one before would stay in memory beside this one
     tensors = averages.in_place(source.tensors)
     model = float32_model(source.description, tensors, averages.device, averages.dtype)
@@ -182,12 +182,12 @@ def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classe
 
 
 def _at_most(error: float) -> float:
-    """The smallest power of ten that is not below a rounding error; everything under 1e-6 is 1e-6."""
+    """Return the smallest power of ten that is not below a rounding error; everything under 1e-6 is 1e-6."""
     return float(f"1e{max(-6, math.ceil(math.log10(error)))}") if error > 0 else 1e-6
 
 
 def three_digits(value: float) -> float:
-    """A measured number as files hold it: beyond three digits it is rounding of the machine."""
+    """Round a measured number to three digits, as files hold it: what lies beyond is rounding of the machine."""
     return float(f"{value:.3g}")
 
 
@@ -195,7 +195,7 @@ def three_digits(value: float) -> float:
 
 
 def storage_dtype(tensors: TensorSource) -> torch.dtype:
-    """In what float32 weights can be kept without rounding: the 16-bit dtype that all of them have, else float32."""
+    """Return the dtype to keep weights in that compute in float32: the 16-bit one that all have, else float32."""
     dtypes = {dtype for name in tensors.names() if (dtype := torch_dtype(tensors.info(name))).is_floating_point}
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(_SIXTEEN_BITS) else torch.float32
 
@@ -203,7 +203,7 @@ def storage_dtype(tensors: TensorSource) -> torch.dtype:
 def float32_model(
     description: Description, tensors: TensorSource, device: torch.device, dtype: torch.dtype
 ) -> HydraModel:
-    """A model that computes in float32, and whose weights of 16 bits are hardly in memory; for inference only.
+    """Build a model that computes in float32, and whose weights of 16 bits are hardly in memory; for inference only.
 
     The blocks of one in 16 bits read their weights when they run; tables of embeddings are looked up as they are, and
     what was found is widened; everything else, which is small, is widened for good.

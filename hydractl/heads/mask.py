@@ -50,14 +50,14 @@ class Site:
     sharing: int = 1
 
     def key_heads(self, kept: Sequence[int]) -> tuple[int, ...] | None:
-        """Of each of these heads, which of the key and value heads that they use is its own; None: none is shared."""
+        """Return the place of each of these heads among the key and value heads in use; None where none is shared."""
         used = [head // self.sharing for head in kept]
         there = {key: place for place, key in enumerate(dict.fromkeys(used))}
         return None if self.sharing == 1 else tuple(there[key] for key in used)
 
 
 def all_heads(sites: Iterable[Site]) -> list[Head]:
-    """Every head of the given sites, in model order: the order of ties everywhere in hydractl."""
+    """List every head of the given sites, in model order: the order of ties everywhere in hydractl."""
     return [(site.path, head) for site in sites for head in range(site.heads)]
 
 
@@ -75,28 +75,28 @@ class HeadMask:
 
     @classmethod
     def full(cls, sites: Iterable[Site]) -> HeadMask:
-        """The mask that keeps every head."""
+        """Return the mask that keeps every head."""
         sites = list(sites)
         return cls({s.path: s.heads for s in sites}, {s.path: tuple(range(s.heads)) for s in sites})
 
     def without(self, removed: Iterable[Head]) -> HeadMask:
-        """This mask with more heads removed; heads that are already gone stay gone."""
+        """Return this mask with more heads removed; heads that are already gone stay gone."""
         gone = set(removed)
         kept = {p: tuple(h for h in hs if (p, h) not in gone) for p, hs in self.kept.items()}
         return HeadMask(self.heads, kept)
 
     def intersect(self, other: HeadMask) -> HeadMask:
-        """The heads kept by both masks. Pruning a pruned model again is this operation."""
+        """Return the heads kept by both masks. Pruning a pruned model again is this operation."""
         return HeadMask(self.heads, {p: tuple(h for h in hs if h in other.kept[p]) for p, hs in self.kept.items()})
 
     def at(self, paths: Iterable[str]) -> HeadMask:
-        """The part of this mask at some sites, in model order."""
+        """Return the part of this mask at some sites, in model order."""
         wanted = set(paths)
         heads = {p: n for p, n in self.heads.items() if p in wanted}
         return HeadMask(heads, {p: self.kept[p] for p in heads})
 
     def updated(self, other: HeadMask) -> HeadMask:
-        """This mask with the sites of ``other`` as they are there."""
+        """Return this mask with the sites of ``other`` as they are there."""
         return HeadMask(self.heads, {p: other.kept.get(p, kept) for p, kept in self.kept.items()})
 
     @property
@@ -128,7 +128,7 @@ class HeadMask:
         source: Mapping[str, Any] | None = None,
         seen: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """The JSON form ``hydractl.mask/1``; ``seen`` is what :mod:`hydractl.files.fingerprints` notes of samples."""
+        """Return the JSON form ``hydractl.mask/1``; ``seen`` is what :mod:`hydractl.files.fingerprints` notes."""
         document: dict[str, Any] = {"schema": MASK_SCHEMA}
         if arch is not None:
             document["arch"] = arch
@@ -154,7 +154,7 @@ class HeadScores:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form ``hydractl.scores/1``."""
+        """Return the JSON form ``hydractl.scores/1``."""
         sites = {p: [None if math.isinf(v) else v for v in values] for p, values in self.scores.items()}
         return {"schema": SCORES_SCHEMA, "sites": sites, **self.info}
 
@@ -165,7 +165,7 @@ class HeadScores:
 def _check_sites(
     found: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
 ) -> Mapping[str, Any]:
-    """The ``sites`` object of a file if it names exactly the sites of the model; otherwise adds to ``problems``.
+    """Return the ``sites`` object of a file if it names exactly the model's sites; otherwise add to ``problems``.
 
     With ``whole_towers``, naming all sites of some towers is enough.
     """

@@ -42,20 +42,20 @@ class Relative:
     positions: Tensor | None = None
 
     def of(self, member: int) -> Relative:
-        """Of one member."""
+        """Return the terms of one member."""
         shared, vectors = self.shared, self.embeddings
         shared = shared[member] if shared is not None and shared.dim() == 4 else shared
         vectors = vectors[member] if vectors is not None and vectors.dim() == 3 else vectors
         return replace(self, shared=shared, embeddings=vectors)
 
     def table_of(self, features: nn.Module, weight: Tensor) -> Tensor:
-        """The numbers ``[n, R]`` that n heads make of features of the distances by their weights ``[n, F]``."""
+        """Compute the numbers ``[n, R]`` that n heads make of features of the distances by their weights ``[n, F]``."""
         assert self.coordinates is not None, "features are those of coordinates"
         hidden = features(self.coordinates.to(weight.dtype)).relu()  # [R, F]
         return 16 * (hidden @ weight.T).T.sigmoid()
 
     def looked_up(self, table: Tensor | None, heads: Tensor | None) -> Tensor:
-        """What n heads with a number for each distance add to the scores; of one member.
+        """Return what n heads with a number for each distance add to the scores; of one member.
 
         Args:
             table: ``[n, R]``; None where there are shared numbers only.
@@ -75,7 +75,7 @@ class Relative:
         return numbers[:, self.positions].transpose(0, 1)  # [n, T, T] -> [n, B, q, T] -> [B, n, q, T]
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
-        """Scores of queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` with those of distances ``[n, R, dk]``.
+        """Score queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` against those of distances ``[n, R, dk]``.
 
         Returns:
             ``[B, n, q, T]``.
@@ -92,7 +92,7 @@ class Relative:
         return total * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
 
     def masked(self, mask: Tensor | None, added: Tensor, samples: int) -> Tensor:
-        """What is added to the scores with what a mask says, of so many samples or windows."""
+        """Return ``added`` with the masks of windows and the attention mask added, for so many samples or windows."""
         if self.windows is not None:
             added = added + self.windows[:, None].to(added.dtype)  # [W, n, T, T]
             added = added.repeat(samples // len(self.windows), 1, 1, 1)

@@ -31,7 +31,7 @@ class Rotary:
     of_heads: bool = False
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Queries or keys ``[B, h, T, head_dim]``, turned; in their own dtype, computed in that of the angles."""
+        """Turn queries or keys ``[B, h, T, head_dim]``; in their own dtype, computed in that of the angles."""
         turning, still = heads.split([self.cos.shape[-1], heads.shape[-1] - self.cos.shape[-1]], dim=-1)
         if self.neighbours:
             across = torch.stack([-turning[..., 1::2], turning[..., ::2]], dim=-1).flatten(-2)
@@ -42,7 +42,7 @@ class Rotary:
         return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
 
     def at(self, positions: Tensor) -> Rotary:
-        """Of some tokens of every sample, ``[B, q]``."""
+        """Return the angles of some tokens of every sample, ``[B, q]``."""
         rows = positions[:, None, :, None]  # [B, q] -> [B, 1, q, 1]
 
         def picked(angles: Tensor) -> Tensor:
@@ -53,13 +53,17 @@ class Rotary:
         return Rotary(picked(self.cos), picked(self.sin), self.neighbours, self.of_heads)
 
     def of(self, member: int) -> Rotary:
-        """Of one member."""
+        """Return the angles of one member."""
         if self.cos.dim() == 4:
             return self
         return Rotary(self.cos[member], self.sin[member], self.neighbours, self.of_heads)
 
     def for_heads(self, members: Mapping[int, Tensor]) -> Rotary:
-        """For the heads of members that have some, side by side, given in the original numbering, ``[h]`` each."""
+        """Return the angles for the heads of members that have some, side by side.
+
+        Args:
+            members: the original numbers of each member's heads, ``[h]``.
+        """
         if not self.of_heads:
             return self
         each = [(self.of(place), heads) for place, heads in members.items()]
@@ -69,7 +73,7 @@ class Rotary:
         return Rotary(cos, sin, self.neighbours)
 
     def repeated(self, members: int) -> Rotary:
-        """For member-major samples ``[M * B, ...]``."""
+        """Repeat the angles for member-major samples ``[M * B, ...]``."""
         if self.cos.shape[0] == 1:
             return self
         return Rotary(self.cos.repeat(members, 1, 1, 1), self.sin.repeat(members, 1, 1, 1), self.neighbours)

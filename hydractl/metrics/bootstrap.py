@@ -139,7 +139,7 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
 
 
 def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resampled:
-    """``id.accuracy`` and ``id.nll`` alone, in the same rounds as :func:`resample` and much faster.
+    """Compute ``id.accuracy`` and ``id.nll`` alone, in the same rounds as :func:`resample` and much faster.
 
     Args:
         inside: labelled ID samples.
@@ -154,9 +154,9 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
-    """``[low, high]`` of every metric by its dotted key: the (1 - level)/2 and (1 + level)/2 quantiles of the rounds.
+    """Return ``[low, high]`` of every metric by its dotted key: quantiles of the rounds.
 
-    None where the metric has no value on the data.
+    These are the (1 - level)/2 and (1 + level)/2 quantiles; None where the metric has no value on the data.
     """
     found: dict[str, list[float] | None] = {}
     for key, value in resampled.values.items():
@@ -169,9 +169,9 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
 
 
 def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, dict[str, Any]]:
-    """Other minus first, paired: ``{"value": on the data, "ci": [low, high]}`` of every metric by its dotted key.
+    """Return other minus first, paired: ``{"value": on the data, "ci": [low, high]}`` of every metric by its key.
 
-    Both None where either model has no value. The two must come from the same data, seed and number of rounds.
+    Both are None where either model has no value. The two must come from the same data, seed and number of rounds.
 
     Raises:
         ValueError: the two differ in their number of rounds.
@@ -195,7 +195,7 @@ def _centred(key: str, rounds: Floats, value: float) -> Floats:
 
 
 def _is_biased(key: str) -> bool:
-    """Whether a dotted key is that of a metric whose rounds lie above the value on the data."""
+    """Return whether a dotted key is that of a metric whose rounds lie above the value on the data."""
     names = [name for declared in metrics("id") if declared.biased for name in declared.keys]
     return any(key.endswith(f".{name}") for name in names)
 
@@ -217,7 +217,7 @@ def _interval(values: Floats, level: float) -> list[float]:
 
 
 def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """All metrics below, by dotted key; counts, groups and pairs are no metrics."""
+    """Yield all metrics below, by dotted key; counts, groups and pairs are no metrics."""
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}.")
@@ -238,7 +238,7 @@ class _Curves:
         self.ood_below = np.searchsorted(ood_scores[self.ood_order], thresholds, side="left")
 
     def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
-        """From how often each sample is drawn; None when a side is empty, or the score says nothing."""
+        """Return the curve, given how often each sample is drawn; None if a side is empty or the score says nothing."""
         if not self.known or not len(inside) or not len(outside):
             return None
         detected = _at_least(outside[self.ood_order], self.ood_below)
@@ -246,7 +246,7 @@ class _Curves:
 
 
 def _drawn(curves: Mapping[str, _Curves], counts: Mapping[str, Counts]) -> dict[str, Curve | None]:
-    """The curve of every OOD data set, from how often each sample is drawn."""
+    """Return the curve of every OOD data set, given how often each sample is drawn."""
     return {name: one.drawn(counts["id"], counts[name]) for name, one in curves.items()}
 
 

@@ -40,7 +40,7 @@ _LOWEST_LOG_P = -1e150
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted: one scale and no bias (``temperature``), or a scale and a bias for each class (``vector``)."""
+    """A fitted calibration: one scale and no bias (``temperature``), or a scale and a bias per class (``vector``)."""
 
     kind: Literal["temperature", "vector"]
     scale: tuple[float, ...]
@@ -57,11 +57,11 @@ class Calibration:
 
     @property
     def temperature(self) -> float | None:
-        """T, for the kind ``temperature``."""
+        """The temperature T, for the kind ``temperature``; else None."""
         return _twelve_digits(1.0 / self.scale[0]) if self.kind == "temperature" else None
 
     def apply(self, log_probs: Floats) -> Floats:
-        """Calibrated log p [N, C] from log p [N, C].
+        """Return calibrated log p [N, C] from log p [N, C].
 
         Raises:
             InputError: vector scaling fitted for another number of classes.
@@ -69,7 +69,7 @@ class Calibration:
         return log_softmax(self.scaled(log_probs))
 
     def scaled(self, log_probs: Floats) -> Floats:
-        """``log p * scale + bias`` [N, C], whose softmax is the calibrated p."""
+        """Return ``log p * scale + bias`` [N, C], whose softmax is the calibrated p."""
         if self.kind == "vector" and len(self.scale) != log_probs.shape[1]:
             raise InputError(
                 f"the calibration was fitted for {len(self.scale)} classes, the model has {log_probs.shape[1]}"
@@ -78,21 +78,21 @@ class Calibration:
         return scaled + np.array(self.bias) if self.bias else scaled
 
     def to_json(self) -> dict[str, Any]:
-        """``kind``, ``temperature`` (null for ``vector``), ``scale`` and ``bias`` (null for ``temperature``)."""
+        """Return ``kind``, ``temperature`` (null for ``vector``), ``scale`` and ``bias`` (null for ``temperature``)."""
         if self.kind == "temperature":
             return {"kind": self.kind, "temperature": self.temperature, "scale": None, "bias": None}
         return {"kind": self.kind, "temperature": None, "scale": list(self.scale), "bias": list(self.bias)}
 
     @classmethod
     def of_temperature(cls, temperature: float) -> Calibration:
-        """The calibration that divides log p by a temperature above 0, of which twelve digits count."""
+        """Return the calibration that divides log p by a temperature above 0, of which twelve digits count."""
         if not 1e-9 <= temperature <= 1e9:
             raise InputError(f"a temperature is between 1e-9 and 1e9, not {temperature}")
         return cls("temperature", (1.0 / _twelve_digits(temperature),), ())
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Calibration:
-        """What :meth:`to_json` wrote; other entries are left alone.
+        """Read what :meth:`to_json` wrote; other entries are left alone.
 
         Raises:
             InputError: it is not such a document.
@@ -107,7 +107,7 @@ class Calibration:
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """The temperature of lowest NLL, between 0.01 and 100.
+    """Fit the temperature of lowest NLL, between 0.01 and 100.
 
     The NLL is convex in 1/T: its minimum is the one zero of its derivative, found by scipy's brentq. The ends of the
     range are the answers where the minimum lies outside: 0.01 when every prediction is right (the NLL falls with T for
@@ -137,7 +137,7 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """The scales and biases of lowest NLL, held by a weak ridge to temperature scaling.
+    """Fit the scales and biases of lowest NLL, held by a weak ridge to temperature scaling.
 
     Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2), T from :func:`fit_temperature`: convex with
     one minimum, by scipy's L-BFGS-B. The ridge settles what the data leave open: a constant added to all biases, a
@@ -171,12 +171,12 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
 
 def fit(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """The calibration of one of :data:`KINDS`, fitted on log p [N, C] and labels [N]."""
+    """Fit the calibration of one of :data:`KINDS` to log p [N, C] and labels [N]."""
     return {"temperature": fit_temperature, "vector": fit_vector}[kind](log_probs, labels)
 
 
 def _twelve_digits(value: float) -> float:
-    """So that T is the same again after 1/T, whose last digit is rounding."""
+    """Round to twelve digits, so that T is the same again after 1/T, whose last digit is rounding."""
     return float(f"{value:.12g}")
 
 
@@ -199,7 +199,7 @@ def _depends_on_temperature(log_probs: np.ndarray) -> bool:
 
 
 def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
-    """The derivative of the mean NLL by the scale: the mean of E[log p] - log p_y."""
+    """Return the derivative of the mean NLL by the scale: the mean of E[log p] - log p_y."""
     slope = 0.0
     for rows in _rows(log_probs):
         block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
@@ -209,7 +209,7 @@ def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> fl
 
 
 def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats) -> tuple[float, Floats]:
-    """Mean NLL with these scales and biases [C], and its gradient [2C]."""
+    """Return the mean NLL with these scales and biases [C], and its gradient [2C]."""
     value, by_scale, by_bias = 0.0, np.zeros_like(scale), np.zeros_like(bias)
     for rows in _rows(log_probs):
         block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]

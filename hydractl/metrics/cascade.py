@@ -40,7 +40,7 @@ _LIMIT = NormalDist().inv_cdf(0.95)
 
 @dataclass(frozen=True)
 class Cascade:
-    """Which samples the first member answers alone.
+    """A rule for the samples that the first member answers alone.
 
     Attributes:
         member: the number of the member that runs first, from 0.
@@ -53,17 +53,17 @@ class Cascade:
     value: float
 
     def goes_on(self, logits: np.ndarray) -> NDArray[np.bool_]:
-        """Which samples run all members, ``[N]``, from the logits ``[N, C]`` of the first one."""
+        """Return which samples run all members, ``[N]``, from the logits ``[N, C]`` of the first one."""
         return np.asarray(OOD_SCORES[self.score](logits[None]) >= self.value)
 
     def served(self, logits: np.ndarray) -> np.ndarray:
-        """The logits ``[M, N, C]`` that a cascade gives, from those of the whole ensemble."""
+        """Return the logits ``[M, N, C]`` that a cascade gives, from those of the whole ensemble."""
         first = logits[self.member]
         return np.where(self.goes_on(first)[:, None], logits, first)
 
 
 def stored(document: Any, members: int) -> Cascade | None:
-    """The cascade that a checkpoint holds; None without one.
+    """Return the cascade that a checkpoint holds; None without one.
 
     Raises:
         InputError: for what fuse does not write.
@@ -84,15 +84,17 @@ def stored(document: Any, members: int) -> Cascade | None:
 
 
 class Loss(NamedTuple):
-    """What a cascade loses of a figure of the whole ensemble, and the upper 95 % limit of that."""
+    """The loss that a cascade has in a figure of the whole ensemble, and the upper 95 % limit of it."""
 
     value: float
     upper: float
 
 
 class Answers(NamedTuple):
-    """Answers of one member, or of all, on N samples: right ones, log p of the label, the OOD score; the first two
-    None of OOD samples."""
+    """The answers of one member, or of all, on N samples: which are right, log p of the label, the OOD score.
+
+    The first two are None for OOD samples.
+    """
 
     correct: Floats | None
     log_p: Floats | None
@@ -115,7 +117,7 @@ class Fitted:
 
 
 def answers(logits: np.ndarray, labels: np.ndarray | None, score: str) -> Answers:
-    """Those of logits ``[M, N, C]``."""
+    """Return the answers of logits ``[M, N, C]``."""
     samples = samples_of(logits, labels, score=score, pairs=False)
     assert samples.score is not None, "the settings refuse scores of several members"
     right = None if labels is None else samples.correct.astype(np.float64)
@@ -130,7 +132,7 @@ def fit(
     allowed: float,
     costs: Sequence[tuple[float, float]],
 ) -> Fitted | None:
-    """The cascade of lowest expected cost on ID data whose losses, at their upper limits, are all at most ``allowed``.
+    """Fit the cascade of lowest expected cost on ID data whose losses are at most ``allowed``, at their upper limits.
 
     Every member is tried as the first one, at every threshold that tells two ID samples apart. Between two of them the
     lowest counts, at which the fewest OOD samples stop.
@@ -169,7 +171,7 @@ _Sets = tuple[Answers, Mapping[str, Answers]]
 
 
 def _cheapest(alone: _Sets, every: _Sets, allowed: float) -> tuple[float, float, dict[str, Loss]] | None:
-    """Share that goes on, threshold and losses of the cheapest one that is allowed, by answers of the first member."""
+    """Return share that goes on, threshold and losses of the cheapest allowed one, by answers of the first member."""
     scores = alone[0].score
     order = np.argsort(scores, kind="stable")
     rising = scores[order]
@@ -191,7 +193,7 @@ def _cheapest(alone: _Sets, every: _Sets, allowed: float) -> tuple[float, float,
 
 
 def _above(score: float, every: Floats) -> float:
-    """Half way from a score to the next higher one of any sample, so that rounding decides about none of them."""
+    """Return half way from a score to the next higher one of any sample, so that rounding decides about none."""
     place = int(np.searchsorted(every, score, side="right"))
     following = float(every[place]) if place < len(every) else float(np.nextafter(score, np.inf))
     half = score + (following - score) / 2
@@ -199,7 +201,10 @@ def _above(score: float, every: Floats) -> float:
 
 
 def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """What the mean loses when the first ``1..N`` samples of an order stop, and its upper limits: ``[N]`` each."""
+    """Return how much the mean loses when the first ``1..N`` samples of an order stop, and the upper limits of that.
+
+    Both are ``[N]``.
+    """
     one, other = (each.correct if name == "accuracy" else each.log_p for each in (alone, every))
     assert one is not None and other is not None  # of labelled samples
     lost = (other - one)[order]
@@ -209,7 +214,10 @@ def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np
 
 
 def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> Loss:
-    """The AUROC of OOD scores before minus that after, on the same samples: ``(of ID samples, of OOD samples)`` each.
+    """Return the AUROC of OOD scores before minus that after, on the same samples, and its upper limit.
+
+    Args:
+        before, after: the scores of ID samples, then of OOD samples.
 
     Source: DeLong, DeLong and Clarke-Pearson 1988: the variance of a difference, from the placements of each sample.
     """
@@ -219,12 +227,12 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> L
 
 
 def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
-    """Of each ID sample the share of OOD samples above it, of each OOD sample that of ID samples below; ties half."""
+    """Return the share of OOD samples above each ID sample, and of ID samples below each OOD sample; ties half."""
     return 1.0 - _below(inside, outside), _below(outside, inside)
 
 
 def _below(own: Floats, others: Floats) -> Floats:
-    """Of each sample the share of others below it, ties half."""
+    """Return for each sample the share of others below it, ties half."""
     rising = np.sort(others)
     counts = np.searchsorted(rising, own, "left") + np.searchsorted(rising, own, "right")
     return np.asarray(counts / (2 * len(others)), dtype=np.float64)

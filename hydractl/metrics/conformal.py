@@ -49,7 +49,7 @@ class Conformal:
 
 
 def nonconformity(probs: Floats, method: str) -> Floats:
-    """The nonconformity score of every class, [n, C], 0..1, from p [n, C].
+    """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C].
 
     ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all classes before it by falling p, classes of one p in the
     order of their index. This is the score of Romano et al. 2020 without its random share of p_k (u = 1), which
@@ -99,7 +99,7 @@ def fit(
 
 
 def quantile(scores: np.ndarray, alpha: float) -> float:
-    """The ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible, where that is the n + 1-st."""
+    """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible, if that is the n + 1-st."""
     n = len(scores)
     # In exact decimals: (n + 1) * (1 - alpha) in float64 can lie just above a whole number.
     rank = (n + 1) - int((n + 1) * Fraction(str(alpha)))
@@ -140,11 +140,11 @@ class SetCounts:
 
     @property
     def mean_size(self) -> float | None:
-        """Classes in a set; None without samples."""
+        """The mean number of classes in a set; None without samples."""
         return self._classes / self._n if self._n else None
 
     def to_json(self) -> dict[str, Any]:
-        """What the row of a model says: the fit, coverage, mean_size and empty, the last three None without samples."""
+        """Return the row's entry: the fit, coverage, mean_size and empty, the last three None without samples."""
         counts = {"coverage": self._covered, "mean_size": self._classes, "empty": self._empty}
         shares = {name: count / self._n if self._n else None for name, count in counts.items()}
         return {**asdict(self.fitted), **shares}

@@ -64,7 +64,7 @@ class Metric:
 
     @property
     def missing(self) -> Any:
-        """What stands in its place without samples."""
+        """The value that stands in its place without samples."""
         return dict.fromkeys(self.parts) if self.parts else None
 
     @property
@@ -88,7 +88,7 @@ def metric(kind: Kind, convention: str = "", **described: Any) -> Callable[[Call
 
 @functools.cache
 def metrics(kind: Kind) -> tuple[Metric, ...]:
-    """The metrics of a kind, in the order in which documents hold them.
+    """Return the metrics of a kind, in the order in which documents hold them.
 
     Raises:
         InputError: another package names what cannot be imported, is no metric, or has a key that is taken.
@@ -97,7 +97,7 @@ def metrics(kind: Kind) -> tuple[Metric, ...]:
 
 
 def table_metrics(kind: Kind) -> tuple[Metric, ...]:
-    """The metrics of a kind that have a column in tables, from left to right."""
+    """Return the metrics of a kind that have a column in tables, from left to right."""
     return tuple(sorted((declared for declared in metrics(kind) if declared.label), key=lambda one: one.place))
 
 

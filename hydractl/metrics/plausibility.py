@@ -148,7 +148,7 @@ def _below_largest(correct: int, total: int, largest: float) -> str | None:
 
 
 def _below_expected(correct: int, total: int, largest: float, expected: Expected | None) -> str | None:
-    """What is said of an accuracy in the lower half between guessing and what is expected.
+    """Return what is odd about an accuracy in the lower half between guessing and what is expected; else None.
 
     Other data of the same task lose some of the accuracy; that is no fault, and the upper half is left to them.
     """

@@ -65,7 +65,7 @@ def check_logits(member_logits: np.ndarray) -> np.ndarray:
 
 
 def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
-    """Whether all logits of a member and sample are finite and of magnitude 1e300 at most, [M, N]."""
+    """Return whether all logits of a member and sample are finite and of magnitude 1e300 at most, [M, N]."""
     # A comparison with NaN is false and numpy's max and min pass NaN on, so one test finds NaN, infinities and giants.
     limit = min(_LARGEST_LOGIT, float(np.finfo(logits.dtype).max))
     return np.asarray((logits.max(axis=2) <= limit) & (logits.min(axis=2) >= -limit))
@@ -114,7 +114,7 @@ class Scaling(Protocol):
         """``temperature``, which keeps the order of classes, or ``vector``."""
 
     def scaled(self, log_probs: Floats) -> Floats:
-        """What log p [n, C] is calibrated to, up to a constant."""
+        """Return the calibrated log p of log p [n, C], up to a constant."""
 
 
 class Block:
@@ -259,7 +259,7 @@ def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Fl
 
 
 def shifted_powers(logits: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum."""
+    """Return, over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum."""
     highest = logits.max(axis=-1, keepdims=True)
     shifted = logits - highest
     powers = np.exp(shifted)
@@ -267,7 +267,7 @@ def shifted_powers(logits: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def softmax(logits: Floats) -> Floats:
-    """Softmax over the last axis.
+    """Return the softmax over the last axis.
 
     Not the exponential of :func:`log_softmax`: the quotient gives 1/C exactly for equal logits, so that a
     confidence that lies on a bin edge stays on it.
@@ -277,13 +277,13 @@ def softmax(logits: Floats) -> Floats:
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """Logarithm (nats) of the softmax over the last axis; at most 0, and finite where the softmax underflows to 0."""
+    """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite where the softmax underflows."""
     _, shifted, _, total = shifted_powers(logits)
     return np.asarray(shifted - np.log(total), dtype=np.float64)
 
 
 def pool_log_probs(log_probs: Floats) -> Floats:
-    """Log p [N, C] of the mean over members, from the members' log-probabilities [M, N, C].
+    """Return log p [N, C] of the mean over members, from the members' log-probabilities [M, N, C].
 
     logsumexp over members - log M. Equal members give their own values back, exactly.
     """
@@ -294,7 +294,7 @@ def pool_log_probs(log_probs: Floats) -> Floats:
 
 @per_sample
 def pooled_log_probs(block: Block) -> Floats:
-    """Log p of the ensemble, float64 [N, C], in nats, from logits [M, N, C]; finite whenever the logits are.
+    """Return log p of the ensemble, float64 [N, C], in nats, from logits [M, N, C]; finite whenever the logits are.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.

@@ -45,7 +45,7 @@ class Probe(Protocol):
     facts: dict[str, Any]
 
     def logits(self, features: Floats) -> Floats:
-        """Of features [n, D]: [n, C]."""
+        """Return logits [n, C] of features [n, D]."""
 
 
 class Neighbours:
@@ -71,7 +71,7 @@ class Neighbours:
         self.facts: dict[str, Any] = {}
 
     def logits(self, features: Floats) -> Floats:
-        """Logarithms of the votes [n, C] that features [n, D] get: their softmax is the shares of the votes."""
+        """Return the logarithms of the votes [n, C] that features [n, D] get: their softmax is the shares of votes."""
         similarity = unit(features) @ self._bank.T
         near = np.argpartition(-similarity, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
         votes = np.full((len(features), self._classes), -np.inf)
@@ -113,11 +113,11 @@ class Linear:
         del self._samples, self._labels
 
     def logits(self, features: Floats) -> Floats:
-        """Of features [n, D]: [n, C]."""
+        """Return logits [n, C] of features [n, D]."""
         return np.asarray(features @ self.weight.T + self.bias)
 
     def _unscaled(self, point: Floats) -> tuple[Floats, Floats]:
-        """Weight and bias for features as they are."""
+        """Return the weight and bias for features as they are."""
         standard = point.reshape(-1, len(self._scale) + 1)  # [C * (D + 1)] -> [C, D + 1]
         return standard[:, :-1] * self._scale, standard[:, -1] + standard[:, :-1] @ self._shift
 
@@ -150,5 +150,5 @@ def fit_probe(
     classes: int,
     val: tuple[Floats, NDArray[np.int64]] | None = None,
 ) -> Probe:
-    """The probe of a name, ``knn`` or ``linear``, of one member; the arguments are those of :class:`Linear`."""
+    """Fit the probe of a name, ``knn`` or ``linear``, of one member; the arguments are those of :class:`Linear`."""
     return Neighbours(features, labels, classes) if name == "knn" else Linear(features, labels, classes, val)

@@ -65,7 +65,7 @@ class Samples:
 
     @property
     def member_pairs(self) -> int:
-        """How many pairs of members there are."""
+        """The number of pairs of members."""
         return len(self.votes) * (len(self.votes) - 1) // 2
 
     @cached_property
@@ -81,7 +81,7 @@ class Samples:
 
     @cached_property
     def differing_pairs(self) -> NDArray[np.int64]:
-        """How many pairs of members vote for different classes, [N]."""
+        """The number of pairs of members that vote for different classes, [N]."""
         # 1 - sum_k C(n_k, 2) / C(M, 2) is the share of differing pairs; counted in integers, it is exact.
         differing = np.zeros(len(self), dtype=np.int64)
         for one, other in combinations(self.votes, 2):
@@ -97,7 +97,7 @@ class Samples:
         return int(getattr(self, name).sum())
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
-        """By rising or falling confidence or by bin, ties in data order."""
+        """Return the samples by rising or falling confidence or by bin, ties in data order."""
         if name not in self._sorted:
             order = self.order(name)
             self._sorted[name] = ByConfidence(self.confidence[order], self.correct[order])
@@ -119,7 +119,7 @@ class Samples:
         return bin_of(self.confidence)
 
     def order(self, name: Literal["rising", "falling", "bins"]) -> NDArray[np.int64]:
-        """Places of the samples by rising or falling confidence or by bin; stable, so ties stay in data order."""
+        """Return the places of the samples by rising or falling confidence or by bin; stable: ties keep data order."""
         if name not in self._orders:
             keys = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
             self._orders[name] = np.argsort(keys[name], kind="stable")
@@ -165,7 +165,7 @@ class Resample:
         return int(self.counts @ getattr(self.samples, name))
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
-        """By rising or falling confidence or by bin, ties in data order."""
+        """Return the drawn samples by rising or falling confidence or by bin, ties in data order."""
         drawn = self.counts[self.samples.order(name)]
         confidence, correct = self.samples.sorted_by(name)
         return ByConfidence(np.repeat(confidence, drawn), np.repeat(correct, drawn))
@@ -191,7 +191,7 @@ def bin_edges(bins: int = BINS) -> Floats:
 
 
 def bin_of(confidence: np.ndarray, bins: int = BINS) -> NDArray[np.int64]:
-    """Index 0..bins-1 of the bin [edge_k, edge_k+1) of each confidence [N]; a confidence of 1 is in the last bin.
+    """Return the index 0..bins-1 of the bin [edge_k, edge_k+1) of each confidence [N]; 1 is in the last bin.
 
     Found by comparison with :func:`bin_edges`: ``floor(confidence * bins)`` rounds, and puts some values just below
     an edge into the bin above it.
@@ -269,7 +269,7 @@ def pair_mi(block: Block) -> Floats:
 
 
 def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
-    """Room for a score of [M, N, C] logits; None where it says nothing of a single member."""
+    """Make room for a score of [M, N, C] logits; None where it says nothing of a single member."""
     return None if says_nothing(name, shape[0]) else np.empty(shape[1])
 
 

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule that ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1) says.
+    """Read the rule that ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1) says.
 
     Raises:
         UsageError: the text says none.
@@ -49,7 +49,10 @@ def parse_rule(text: str) -> Rule:
 
 
 def stored(value: Any) -> dict[str, Any] | None:
-    """What a checkpoint or a predictions file holds as its threshold: ``score``, ``value``, ``rule``; None for none.
+    """Check the threshold that a checkpoint or a predictions file holds, and return it; None for none.
+
+    Returns:
+        ``score``, ``value`` and ``rule``.
 
     Raises:
         InputError: it is not such a document.
@@ -64,7 +67,7 @@ def stored(value: Any) -> dict[str, Any] | None:
 
 
 def stored_score(document: Mapping[str, Any]) -> str | None:
-    """The OOD score that a checkpoint or a predictions file names, for itself or for its threshold; None for none.
+    """Return the OOD score that a checkpoint or a predictions file names, for itself or its threshold; None for none.
 
     Raises:
         InputError: there is no such score.
@@ -77,7 +80,7 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
 
 
 def choose(rule: Rule, scores: np.ndarray) -> float:
-    """The threshold a rule gives on the validation scores of its side, [N].
+    """Return the threshold that a rule gives on the validation scores of its side, [N].
 
     ``ood:S``: the highest score that at least the share S of the samples reach. ``id:S``: the number next above the
     highest score that must not be flagged, the lowest threshold that at most the share S of the samples reach.
@@ -96,7 +99,7 @@ def choose(rule: Rule, scores: np.ndarray) -> float:
 
 
 def flagged(scores: np.ndarray, value: float) -> float | None:
-    """Share of the samples with a score at or above the threshold; None without samples."""
+    """Return the share of samples with a score at or above the threshold; None without samples."""
     checked = check_finite(scores, "scores")
     return int(np.count_nonzero(checked >= value)) / len(checked) if len(checked) else None
 
@@ -104,7 +107,7 @@ def flagged(scores: np.ndarray, value: float) -> float | None:
 def threshold_block(
     score: str, value: float, rule: str, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """What the row of a model says of its threshold, from the OOD scores ``[N]`` of each data set."""
+    """Return the row's entry for its threshold, from the OOD scores ``[N]`` of each data set."""
     return {
         "score": score,
         "value": value,

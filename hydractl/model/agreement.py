@@ -11,7 +11,7 @@ from hydractl.files.description import Description
 
 
 def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """In what two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
+    """List where two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
     differences = []
     for key in dict.fromkeys([*a, *b]):
         if a.get(key) != b.get(key):
@@ -22,13 +22,13 @@ def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[s
 
 
 def length_hint(problems: Sequence[str]) -> str | None:
-    """What to do where models differ in nothing but the length at which they cut texts."""
+    """Suggest what to do where models differ in nothing but the length at which they cut texts; else None."""
     only = problems and all(": preprocessing max_length " in problem for problem in problems)
     return "give all of them one length with --max-length" if only else None
 
 
 def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
-    """In what two lists of class names differ, in words; empty when they agree or one is unknown."""
+    """List where two lists of class names differ, in words; empty when they agree or one is unknown."""
     if a is None or b is None or list(a) == list(b):
         return []
     if len(a) != len(b):
@@ -65,7 +65,7 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
 
 
 def _differences(a: Description, b: Description) -> list[str]:
-    """In what number of classes and preprocessing differ."""
+    """List where number of classes and preprocessing differ."""
     counts = [classes_of(d) for d in (a, b)]
     problems = [f"{counts[1]} classes, not {counts[0]}"] if None not in counts and counts[0] != counts[1] else []
     return problems + preprocess_differences(a.preprocess, b.preprocess)

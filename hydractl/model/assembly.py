@@ -83,11 +83,14 @@ class Assembly:
         ]
 
     def _is_attention(self, name: str) -> bool:
-        """Whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
+        """Return whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
         return self._family.part(name, self._sites) == "attention"
 
     def _late_names(self, network: nn.Module) -> dict[str, LateWeights]:
-        """What is read when it runs: blocks, and tables of a library's own, which computes what it looks up."""
+        """Return the parameters that are read only when they run: of blocks, and of tables of a library's own class.
+
+        Such a table computes what it looks up.
+        """
         if self._late is None:
             return {}
         tables = {path: type(m) for path, m in network.named_modules() if isinstance(m, nn.Embedding)}
@@ -98,7 +101,7 @@ class Assembly:
     # --- what is the same in all members ------------------------------------------------------------------------------
 
     def _starts(self) -> list[Start]:
-        """Of each tower, how far its members are the same."""
+        """Return how far the members are the same, for each tower."""
         starts, first = [], 0
         for stages in self._family.stages(self.networks[0]):
             sites = range(first, first + len(stages.blocks))
@@ -122,7 +125,7 @@ class Assembly:
     # --- attention ----------------------------------------------------------------------------------------------------
 
     def _install(self, site: Site, start: Start, index: int) -> None:
-        """One attention for all members, in the place of the library's."""
+        """Put one attention for all members in the place of the library's."""
         if site.path in self._once:
             held = union(self._masks, site.path)
             kept = [mask.kept[site.path] for mask in self._masks[: 1 if start.once(index) else None]]
@@ -147,7 +150,7 @@ class Assembly:
         return replace(weights, number=torch.tensor(kept, dtype=torch.long))
 
     def _bank(self, site: Site, member: int, places: Sequence[int] | None = None) -> HeadBank:
-        """The heads of a member, or of those that are stored the ones at some places."""
+        """Return the heads of a member, or those stored at some places."""
         common = self._family.common(self.networks[member], site)
 
         def made(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
@@ -170,7 +173,7 @@ class Assembly:
         return [path for stages in towers for path in (*stages.block_paths, *stages.merging.values())]
 
     def _own_blocks(self) -> None:
-        """In the blocks of the first member, wrap each module whose weights every member has for itself."""
+        """Wrap, in the blocks of the first member, each module whose weights every member has for itself."""
         prefixes = tuple(f"{path}." for path in self._block_paths)
         own = [name for name in self._own if name.startswith(prefixes) and not self._is_attention(name)]
         for owner in sorted({name.rpartition(".")[0] for name in own}):
@@ -181,7 +184,7 @@ class Assembly:
             self.networks[0].set_submodule(owner, PerMember(modules))
 
     def _own_scales(self, block: str, names: Sequence[str]) -> None:
-        """The vectors that a block holds itself and multiplies by."""
+        """Replace the vectors that a block holds itself and multiplies by with one for each member."""
         module = self.networks[0].get_submodule(block)
         for name in names:
             scales = [network.get_parameter(name) for network in self.networks]
@@ -197,7 +200,7 @@ class Assembly:
                 module.set_submodule(behind, nn.Sequential(scale, module.get_submodule(behind)))
 
     def _drop_blocks(self, network: nn.Module) -> None:
-        """Only the first member's blocks run."""
+        """Remove the blocks: only those of the first member run."""
         for path in self._block_paths:
             network.set_submodule(path, nn.Identity())
 

@@ -24,8 +24,7 @@ from hydractl.model.stacking import StackedProjections
 
 @dataclass(frozen=True)
 class _Meeting:
-    """How queries meet keys: a mask, whether they see only what is before them, the rotary positions of both, and
-    their distances."""
+    """The way queries meet keys: a mask, whether they are causal, the rotary positions of both, and their distances."""
 
     mask: Tensor | None
     is_causal: bool
@@ -34,20 +33,20 @@ class _Meeting:
     relative: Relative | None = None
 
     def of(self, member: int) -> _Meeting:
-        """For the samples of one member."""
+        """Return the same for the samples of one member."""
         relative = None if self.relative is None else self.relative.of(member)
         queries, keys = (None if one is None else one.of(member) for one in (self.of_queries, self.of_keys))
         return _Meeting(self.mask, self.is_causal, queries, keys, relative)
 
     def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
-        """For the heads of members, by their original numbers."""
+        """Return the same for the heads of members, by their original numbers."""
         queries, keys = (
             None if turned is None else turned.for_heads(heads) for turned in (self.of_queries, self.of_keys)
         )
         return replace(self, of_queries=queries, of_keys=keys)
 
     def repeated(self, members: int) -> _Meeting:
-        """For member-major samples: what is of one sample alone, once more for each member."""
+        """Repeat for member-major samples what is of one sample alone, once for each member."""
         mask, of_queries, of_keys = self.mask, self.of_queries, self.of_keys
         if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
             mask = mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
@@ -112,7 +111,7 @@ class HeadAttention(nn.Module):
         return [m.heads for m in self.projections]
 
     def train(self, mode: bool = True) -> HeadAttention:
-        """As torch's. Stacked weights are made anew: the parameters may have changed in ways that cannot be seen."""
+        """Set the mode, as torch's, and forget stacked weights: the parameters may have changed unseen."""
         self._stacked.forget()
         return super().train(mode)
 
@@ -123,7 +122,7 @@ class HeadAttention(nn.Module):
     def stack(self, context: RunContext) -> None:
         """Stack the weights of all members now, where batched products are wanted and possible.
 
-        Else the first call without gradients does; a graph that is compiled before that would do so in every call.
+        Otherwise the first call without gradients does; in a graph compiled before that, every call would.
         """
         if self._stacked.possible and context.batches(self.projections[0].bank.out.device):
             with torch.no_grad():
@@ -187,7 +186,7 @@ class HeadAttention(nn.Module):
         memory: Tensor | None,
         meeting: _Meeting,
     ) -> list[Tensor | None]:
-        """The heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head."""
+        """Return the heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head."""
         attended: list[Tensor | None]
         if self.pooled:
             (pool,) = self._attend([self._all_heads], parts[:1], [memory], meeting)
@@ -212,7 +211,7 @@ class HeadAttention(nn.Module):
         memories: Sequence[Tensor | None],
         meeting: _Meeting,
     ) -> list[Tensor | None]:
-        """The attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
+        """Return the attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
         each = zip(members, parts, memories, strict=True)
         runs = [member.project(part, memory) for member, part, memory in each]
         if not any(runs):
@@ -238,12 +237,12 @@ class HeadAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
 
     def _batches(self, context: RunContext, device: torch.device) -> bool:
-        """Whether the projections of all members are batched products: never while somebody looks at single heads."""
+        """Return whether the projections of all members are batched products: never while single heads are observed."""
         free = self.head_gate is None and self.observer is None
         return free and self._stacked.possible and context.batches(device)
 
     def _batched(self, x: Tensor, memory: Tensor | None, meeting: _Meeting) -> Tensor:
-        """As :meth:`forward`; the samples of all members are those of one batch, which costs one copy of a mask."""
+        """Attend as :meth:`forward`, with all members' samples in one batch, which costs one copy of a mask."""
         members = len(self.members)
         if self.pooled:
             (pool,) = self._attend([self._all_heads], apart(x, members)[:1], [memory], meeting)
@@ -254,5 +253,5 @@ class HeadAttention(nn.Module):
 
 
 def _side_by_side(heads: Sequence[Tensor]) -> Tensor:
-    """``[B, h, ...]`` of several members or runs as ``[B, sum of h, ...]``."""
+    """Concatenate ``[B, h, ...]`` of several members or runs to ``[B, sum of h, ...]``."""
     return heads[0] if len(heads) == 1 else torch.cat(list(heads), dim=1)

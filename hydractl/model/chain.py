@@ -21,7 +21,7 @@ _FEW_ROWS = 512
 
 @dataclass(frozen=True)
 class Start:
-    """How far the members of one tower are the same, so that one run of it serves all of them.
+    """The extent to which the members of one tower are the same, so that one run of it serves all of them.
 
     Attributes:
         sites: the indices of the tower's sites among those of the model.
@@ -37,11 +37,11 @@ class Start:
     pool: bool
 
     def once(self, site: int) -> bool:
-        """Whether the block of a site runs once for all members."""
+        """Return whether the block of a site runs once for all members."""
         return site - self.sites.start < self.blocks
 
     def pooled(self, site: int) -> bool:
-        """Whether the attention of a site runs once for all members, and each takes its heads from it."""
+        """Return whether the attention of a site runs once for all members, and each takes its heads from it."""
         return self.pool and site - self.sites.start == self.blocks
 
 
@@ -92,7 +92,7 @@ class Chain:
         self._stages = [with_posterior(stages, network) for stages, network in cut]
 
     def of_projection(self) -> Chain:
-        """A copy that reads out what enters the last linear layer, ``[M, B, prompts, d]``."""
+        """Return a copy that reads out what enters the last linear layer, ``[M, B, prompts, d]``."""
         other = copy.copy(self)
         other._stages = [replace(s, readout=s.projection.inputs) for s in self._stages if s.projection is not None]
         return other
@@ -116,15 +116,15 @@ class Chain:
 
     @property
     def spans(self) -> Sequence[tuple[float, int]]:
-        """As of :class:`hydractl.families.base.Stages`."""
+        """The spans of the blocks, see :class:`hydractl.families.base.Stages`."""
         return self._stages[0].spans
 
     def __call__(self, inputs: Any) -> Tensor:
-        """What the tower reads out for every member: ``[M, B, ...]``."""
+        """Return what the tower reads out for every member: ``[M, B, ...]``."""
         return self.rest(self.sites.start, self.stem(inputs))
 
     def stem(self, inputs: Any) -> State:
-        """Inputs to the state before the first block: one for all members where their stems are the same."""
+        """Compute the state before the first block: one for all members where their stems are the same."""
         if self.start.shared_stem:
             return self._stages[0].stem(inputs)
         states = [stages.stem(inputs) for stages in self._stages]
@@ -152,13 +152,13 @@ class Chain:
         return context.run(self._stages[0].blocks[site - self.sites.start], self._for_members(site, state, member))
 
     def _for_members(self, site: int, state: State, member: int | None) -> State:
-        """The state before a block, repeated for every member where they part."""
+        """Return the state before a block, repeated for every member where they part."""
         if self.members > 1 and self._parts_at(site) and member is None:
             return State(state.hidden.repeat(self.members, 1, 1), state.context)  # [B, T, d] -> [M * B, T, d]
         return state
 
     def _parts_at(self, site: int) -> bool:
-        """Whether the state before the block of a site is common to all members, and behind it no longer."""
+        """Return whether the state before the block of a site is common to all members, and behind it no longer."""
         return self.start.shared_stem and site - self.sites.start == self.start.blocks
 
     def by_member(self, inputs: Any) -> Callable[[int, Tensor | None], Tensor]:
@@ -180,11 +180,11 @@ class Chain:
         return run
 
     def _of_rows(self, state: State, rows: Tensor) -> State:
-        """Some samples of a state of one member."""
+        """Return some samples of a state of one member."""
         return State(state.hidden[rows], self._per_sample(state.context, lambda value: value[rows]))
 
     def rest(self, site: int, state: State) -> Tensor:
-        """From the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
+        """Run on from the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
         while site < self.sites.stop and (self.start.once(site) or self.start.pooled(site)):
             state, site = self._block_for_rest(site, state), site + 1
         common = self._parts_at(site)
@@ -197,7 +197,7 @@ class Chain:
         return torch.stack([self._alone(site, State(part, state.context), m) for m, part in enumerate(parts)])
 
     def _alone(self, site: int, state: State, member: int) -> Tensor:
-        """One member from the block of ``site`` on: what it reads out, ``[B, ...]``."""
+        """Run one member from the block of ``site`` on: what it reads out, ``[B, ...]``."""
         for index in range(site, self.sites.stop):
             state = self._block_for_rest(index, state, member)
         return self._stages[member].readout(state)
@@ -208,7 +208,7 @@ class Chain:
         return any(one.head_gate is not None or one.observer is not None for one in self.attentions)
 
     def _side_by_side(self, device: torch.device, rows: int) -> bool:
-        """Whether members run in the same operations, with so many tokens of each."""
+        """Return whether members run in the same operations, with so many tokens of each."""
         if self.watched:
             return True
         if self.side_by_side is not None:
@@ -219,7 +219,7 @@ class Chain:
         return device.type != "cpu" or torch.compiler.is_compiling() or rows <= few
 
     def _block_for_rest(self, site: int, state: State, member: int | None = None) -> State:
-        """As :meth:`block`, the last one for the tokens that are read out."""
+        """Run a block as :meth:`block` does; the last one only for the tokens that are read out."""
         if site < self.sites.stop - 1 or self.whole_last_block or self.attentions[-1].training:
             return self.block(site, state, member=member)
         return self.last_block(state, member)
@@ -235,7 +235,7 @@ class Chain:
         return self.block(last, short, member=member, queries=QueryTokens(short.context["read"], memory))
 
     def query_tokens(self, state: State, member: int | None = None) -> State:
-        """Of the state before the last block, the tokens that are read out; the state itself where all are."""
+        """Return the tokens that are read out, of the state before the last block; the state itself where all are."""
         reads = self._stages[0].reads
         if reads is None:
             return state
@@ -246,19 +246,19 @@ class Chain:
         return State(state.hidden.gather(1, index), {**state.context, "read": positions})
 
     def repeated(self, state: State, times: int) -> State:
-        """The same samples ``times`` over, one copy behind the other, in a chain of one member."""
+        """Repeat the same samples ``times`` over, one copy behind the other, in a chain of one member."""
         if times == 1:
             return state
         context = self._per_sample(state.context, lambda value: value.repeat(times, *[1] * (value.dim() - 1)))
         return State(state.hidden.repeat(times, 1, 1), context)
 
     def _per_sample(self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """A context whose entries that have the samples in dimension 0 are changed."""
+        """Return a context whose entries that have the samples in dimension 0 are changed."""
         names = (*self._stages[0].per_sample, "read")
         return {n: change(v) if n in names and v is not None else v for n, v in context.items()}
 
     def readout(self, state: State) -> Tensor:
-        """The state after the last block to the output of every member, ``[M, B, ...]``."""
+        """Compute the output of every member from the state after the last block, ``[M, B, ...]``."""
         once = self.start.blocks == len(self.sites)
         parts = [state.hidden] * self.members if once else apart(state.hidden, self.members)
         return torch.stack(

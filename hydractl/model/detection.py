@@ -41,9 +41,9 @@ class _Inputs:
 
 
 def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """The logits ``[M, B, classes]``, and of each member the features ``[B, D]`` that enter its classifier.
+    """Return the logits ``[M, B, classes]``, and of each member the features ``[B, D]`` that enter its classifier.
 
-    Of a zero-shot model these are the normalised features of the samples; of a classifier that averages two linear
+    For a zero-shot model these are the normalised features of the samples; for a classifier that averages two linear
     layers, the inputs of both side by side.
     """
     if len(model.chains) > 1:
@@ -59,20 +59,20 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
 
 
 def readout(model: Network, inputs: Any) -> list[Tensor]:
-    """Of each member the features ``[B, D]``: as :func:`read_features`, of a body too, and without class names."""
+    """Return the features ``[B, D]`` of each member, as :func:`read_features`; of a body too, without class names."""
     if len(model.chains) > 1 or not model.classes:
         return list(means(model, model.chain_of_samples(inputs)))
     return read_features(model, inputs)[1]
 
 
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """As :func:`read_features`, of the members of all models."""
+    """Return logits and features as :func:`read_features`, for the members of all models."""
     found = [read_features(model, inputs) for model in models]
     return torch.cat([logits for logits, _ in found]), [own for _, each in found for own in each]
 
 
 def classifiers(model: Network) -> Iterator[tuple[Floats, Floats]]:
-    """Weight ``[classes, D]`` and bias ``[classes]`` of each member's classifier of such features, as float64."""
+    """Yield weight ``[classes, D]`` and bias ``[classes]`` of each member's classifier of such features, as float64."""
     if len(model.chains) == 1:
         for own in heads_of(model, _ON_LOGITS):
             weight = torch.cat([head.weight for head in own], dim=1) / len(own)
@@ -104,7 +104,7 @@ class Detector:
     """Scores on features, fitted for every member.
 
     Attributes:
-        members: of each member what each score was fitted to, by its name.
+        members: for each member what each score was fitted to, by its name.
         fitted_on: the training data, as ``{"spec", "n", "fingerprint", "knn_k"}``; empty where none were needed.
     """
 
@@ -122,7 +122,11 @@ class Detector:
         return [name for name in self.names if all("constant" in fitted[name] for fitted in self.members)]
 
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
-        """By name the scores ``[M, B]`` of samples, float64, from what :func:`read_features` gives."""
+        """Return the scores of samples ``[M, B]`` by name, float64, from what :func:`read_features` gives.
+
+        Raises:
+            InputError: what a score was fitted to does not fit the model.
+        """
         each = [(fitted, _numbers(x), _numbers(z)) for fitted, x, z in zip(self.members, features, logits, strict=True)]
         try:
             return {
@@ -133,12 +137,12 @@ class Detector:
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
 
     def with_scores(self, other: Detector) -> Detector:
-        """With the scores of another one of the same members."""
+        """Return a detector with the scores of another one of the same members too."""
         members = [{**one, **more} for one, more in zip(self.members, other.members, strict=True)]
         return Detector(members, self.fitted_on)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """What one score was fitted to, by the names of a checkpoint; float32 where that loses nothing."""
+        """Return what one score was fitted to, by the names of a checkpoint; float32 where that loses nothing."""
         found = {}
         for member, fitted in enumerate(self.members):
             for part, values in fitted[name].items():
@@ -148,7 +152,7 @@ class Detector:
 
 
 def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
-    """The detector that a checkpoint holds.
+    """Read the detector that a checkpoint holds.
 
     Raises:
         InputError: it is not whole.

@@ -37,7 +37,7 @@ Network = Any
 """A :class:`hydractl.model.runtime.HydraModel`, which imports this."""
 
 KEY = "laplace"
-"""In :attr:`hydractl.files.description.Description.extra`, and in the names of tensors and modules."""
+"""The key in :attr:`hydractl.files.description.Description.extra`, and in the names of tensors and modules."""
 START = f"{BESIDE}{KEY}."
 _PARTS = ("basis", "spread", "outer")
 _BROKEN = "the checkpoint holds a broken Laplace posterior"
@@ -59,21 +59,21 @@ class Posterior(nn.Module):
             self.register_buffer(name, tensor, persistent=False)  # no weights: state_dict() is that of the library
 
     def forward(self, x: Tensor) -> Tensor:
-        """Variances ``[..., k]`` of the output along the columns of ``outer``, from inputs ``[..., d]``."""
+        """Return variances ``[..., k]`` of the output along the columns of ``outer``, from inputs ``[..., d]``."""
         return (x @ self.basis).square() @ self.spread  # type: ignore[operator]
 
     def scaled(self, logits: Tensor, x: Tensor) -> Tensor:
-        """Logits ``[..., k]`` by the probit approximation."""
+        """Scale logits ``[..., k]`` by the probit approximation."""
         return probit(logits, self(x) @ self.outer.square().T)  # type: ignore[operator]
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
-    """``mean / sqrt(1 + pi / 8 variance)``."""
+    """Return ``mean / sqrt(1 + pi / 8 variance)``."""
     return mean / (1 + math.pi / 8 * variance).sqrt()
 
 
 def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Inputs ``[..., d]``, with a 1 behind each where the layer has a bias."""
+    """Return inputs ``[..., d]``, with a 1 behind each where the layer has a bias."""
     return x if bias is None else F.pad(x, (0, 1), value=1.0)
 
 
@@ -82,7 +82,7 @@ def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class LastLayer:
-    """A linear layer that a posterior may be of.
+    """A linear layer that may have a posterior.
 
     Attributes:
         tower: as in :class:`hydractl.heads.mask.Site`.
@@ -98,7 +98,7 @@ class LastLayer:
 
     @property
     def name(self) -> str:
-        """Of the posterior, in its owner."""
+        """The name of the posterior in its owner."""
         return _name(self.tower)
 
 
@@ -112,7 +112,11 @@ def _layer(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) ->
 
 
 def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
-    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read."""
+    """Return the linear layers that each member's classifier ends in: one, or one for each token that is read.
+
+    Raises:
+        UsageError: a model without a linear classifier that its family names.
+    """
     pattern = model.family.named_parts.get("head", "$.")
     heads = [
         [m for name, m in network.named_modules() if isinstance(m, nn.Linear) and re.match(pattern, f"{name}.weight")]
@@ -127,7 +131,7 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
 
 
 def last_layers(model: Network) -> list[list[LastLayer]]:
-    """Of each member the classifier, or the projections of both towers.
+    """Return the classifier of each member, or the projections of both towers.
 
     Raises:
         UsageError: a model, or a tower, that does not end in one linear layer.
@@ -181,12 +185,12 @@ def _read(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Te
 
 
 def tensor_name(member: int, tower: str, part: str) -> str:
-    """Where a part of a posterior stands in a checkpoint."""
+    """Return where a part of a posterior stands in a checkpoint."""
     return f"{START}{member}.{tower}.{part}"
 
 
 def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, Tensor]:
-    """The posteriors of each member, by tower, as a checkpoint holds them: float32."""
+    """Return the posteriors of each member, by tower, as a checkpoint holds them: float32."""
     return {
         tensor_name(member, tower, part): getattr(posterior, part).float().contiguous()
         for member, own in enumerate(posteriors)
@@ -199,18 +203,18 @@ def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, T
 
 
 def _scale(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-    """A hook of the classifier."""
+    """Scale the logits of a classifier, as a hook of it."""
     (posterior,) = (module for name, module in head.named_children() if name.startswith(KEY))
     return posterior.scaled(logits, with_one(inputs[0], head.bias))
 
 
 def has_posterior(model: Network) -> bool:
-    """Whether the forward pass of a model has one."""
+    """Return whether the forward pass of a model has one."""
     return KEY in model.description.extra
 
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:
-    """A tower that reads out :func:`gaussian_features` where the network holds a posterior of its projection."""
+    """Return a tower that reads out :func:`gaussian_features` where the network holds a posterior of its projection."""
     posterior, projection = getattr(network, _name(stages.tower), None), stages.projection
     if posterior is None or projection is None:
         return stages
@@ -223,7 +227,7 @@ def with_posterior(stages: Stages, network: nn.Module) -> Stages:
 
 
 def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tensor:
-    """Normalised features ``[B, D]`` and behind them their variances along the posterior's ``outer``: ``[B, 2 D]``.
+    """Return normalised features ``[B, D]`` and behind them their variances along ``outer``: ``[B, 2 D]``.
 
     The mean of the normalised features of several prompts is a linear function of the mean of the inputs, each divided
     by the length of its feature, so it is Gaussian too.
@@ -241,12 +245,12 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
 
 
 def means(model: Network, features: Tensor) -> Tensor:
-    """The normalised features ``[..., D]`` of what a tower reads out."""
+    """Return the normalised features ``[..., D]`` of what a tower reads out."""
     return features.chunk(2, dim=-1)[0] if len(model.chains) > 1 and has_posterior(model) else features
 
 
 def compared(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
-    """Logits ``[B, classes]`` of one member, as :meth:`ModelFamily.logits`; with a posterior as of the module."""
+    """Return logits ``[B, classes]`` of one member as :meth:`ModelFamily.logits`, or by the posteriors it holds."""
     posteriors = [module for name, module in network.named_children() if name.startswith(KEY)]
     return gaussian_logits(family, network, outputs, posteriors) if posteriors else family.logits(network, outputs)
 
@@ -254,7 +258,9 @@ def compared(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor])
 def gaussian_logits(
     family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor], posteriors: Sequence[Any]
 ) -> Tensor:
-    """Logits ``[B, classes]`` from :func:`gaussian_features` of images ``[B, 2 D]`` and of classes ``[classes, 2 D]``.
+    """Return logits ``[B, classes]`` from :func:`gaussian_features` of both towers.
+
+    These are ``[B, 2 D]`` of images and ``[classes, 2 D]`` of classes.
 
     Args:
         family, network: give the factor and the bias of the logits.
@@ -271,7 +277,7 @@ def gaussian_logits(
 
 
 def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor of the cosines in the logits of a member, and what is added; scalars like a tensor ``[B, D]``."""
+    """Return the factor of the cosines in a member's logits, and what is added; scalars like a tensor ``[B, D]``."""
     unit = F.pad(like.new_ones(1, 1), (0, like.shape[-1] - 1))
     at_one, at_zero = (family.logits(network, [unit, classes])[0, 0] for classes in (unit, torch.zeros_like(unit)))
     return at_one - at_zero, at_zero

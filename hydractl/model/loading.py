@@ -26,7 +26,7 @@ from hydractl.model.stored import check_finite
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` | ``cpu`` | ``cuda[:i]`` | ``mps`` as a device that is really there.
+    """Return ``auto`` | ``cpu`` | ``cuda[:i]`` | ``mps`` as a device that is really there.
 
     Raises:
         UsageError: for a device this machine does not have.
@@ -74,7 +74,7 @@ def build_model(
 
 @functools.cache
 def _slow_format(dtype: torch.dtype, device: str) -> str | None:
-    """As :func:`hydractl.model.machine.slow_format`, measured once in a process."""
+    """Call :func:`hydractl.model.machine.slow_format` once in a process."""
     return slow_format(dtype, torch.device(device))
 
 
@@ -86,7 +86,7 @@ def load_source(
     compile: bool = False,
     whole_last_block: bool = False,
 ) -> HydraModel:
-    """The module of a source that knows its lineage, for Python: :func:`hydractl.api.models.load` has the arguments."""
+    """Build the module of a source that knows its lineage, for Python: see :func:`hydractl.api.models.load`."""
     slow = _slow_format(resolve_dtype(dtype), resolve_device(device).type)
     if slow is not None:
         warnings.warn(slow, stacklevel=4)
@@ -142,21 +142,21 @@ class SequentialEnsemble(nn.Module):
         return self._each[0].classes
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
-        """A classifier into classes given by name, as of :meth:`HydraModel.zero_shot`."""
+        """Return a classifier into classes given by name, as :meth:`HydraModel.zero_shot`."""
         return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self._each])
 
     def with_classes(self) -> SequentialEnsemble:
-        """As of :meth:`HydraModel.with_classes`."""
+        """Return the ensemble with classes named, as :meth:`HydraModel.with_classes`."""
         return self if self.classes is not None else SequentialEnsemble([m.with_classes() for m in self._each])
 
     def read_prompts(self, log: Log, name: str) -> None:
-        """As of :class:`HydraModel`."""
+        """Read the prompts of every model, see :class:`HydraModel`."""
         for model in self._each:
             model.read_prompts(log, name)
 
     @property
     def whole_last_block(self) -> bool:
-        """As of :class:`HydraModel`."""
+        """The setting of the first model, see :class:`HydraModel`."""
         return self._each[0].whole_last_block
 
     @whole_last_block.setter
@@ -166,7 +166,7 @@ class SequentialEnsemble(nn.Module):
 
     @property
     def side_by_side(self) -> bool | None:
-        """As of :class:`HydraModel`."""
+        """The setting of the first model, see :class:`HydraModel`."""
         return self._each[0].side_by_side
 
     @side_by_side.setter
@@ -179,7 +179,7 @@ class SequentialEnsemble(nn.Module):
         return torch.cat([model.member_logits(inputs) for model in self._each])
 
     def forward(self, inputs: Any) -> Tensor:
-        """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
+        """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
         return pooled_log_probs(self.member_logits(inputs))
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
@@ -188,7 +188,7 @@ class SequentialEnsemble(nn.Module):
 
 
 Runnable = HydraModel | SequentialEnsemble
-"""What a MODEL argument becomes: both are called alike."""
+"""The module that a MODEL argument becomes: both are called alike."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
 
 
 def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | None) -> list[ModelArgument]:
-    """The arguments with all classes named: rows that are measured on the same labels have the same classes.
+    """Name all classes in the arguments: rows that are measured on the same labels have the same classes.
 
     A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of
     the same ensemble before that of another row; where none does, those of the data.
@@ -268,8 +268,10 @@ def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | Non
 
 
 def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
-    """Sources of which those without named classes take the names, and unless they have their own the prompts, of the
-    first known model with names."""
+    """Name the classes in sources without names, after the first known model with names.
+
+    They take its prompts too, unless they have their own.
+    """
     first = next((source.description for source in known if source.description.labels is not None), None)
     if first is None:
         return list(sources)

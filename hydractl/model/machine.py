@@ -28,7 +28,7 @@ def wait(device: torch.device) -> None:
 
 
 def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Mult-adds a second of a large product of two square matrices, the best of three runs.
+    """Measure the mult-adds a second of a large product of two square matrices, the best of three runs.
 
     The size grows from a small one until a run takes about :data:`SECONDS`, so that a format in which the machine
     computes hundreds of times slower is measured in a few seconds too.
@@ -50,7 +50,7 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
-    """How many times longer a matrix product takes than in float32; below one where it is faster.
+    """Measure how many times longer a matrix product takes than in float32; below one where it is faster.
 
     The size grows only while the next one is sure to take little time: well below a second in all.
 
@@ -74,7 +74,7 @@ def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
 
 
 def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
-    """What to warn of before computing in half precision on a CPU: measured, and None where it is no slower."""
+    """Warn of a half-precision format that is slower than float32 on this CPU, as measured; else None."""
     import torch
 
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
@@ -87,7 +87,7 @@ def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def _best(size: int, dtype: torch.dtype, device: torch.device, runs: int) -> float:
-    """Seconds of one product of two square matrices, the best of some runs after an untimed one of a small part."""
+    """Time a product of two square matrices, in seconds: the best of some runs after an untimed small part."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def only_one(sources: list[Source], verb: str) -> Source:
-    """The one dense or pruned model of a verb that takes no ensemble."""
+    """Return the one dense or pruned model of a verb that takes no ensemble."""
     if len(sources) != 1:
         raise UsageError(f"{verb} takes one model, got {len(sources)}")
     if sources[0].description.kind == "fused":
@@ -40,7 +40,7 @@ def refuse_posterior(sources: Sequence[Source], verb: str) -> None:
 
 
 def named_by_data(source: Source, spec: str, limit: int | None, option: str = "--data") -> Source:
-    """The source; a zero-shot model whose classes have not been named takes the names of a data set.
+    """Return the source; a zero-shot model whose classes have not been named takes the names of a data set.
 
     Raises:
         InputError: where the data have no class names either.
@@ -58,7 +58,7 @@ def named_by_data(source: Source, spec: str, limit: int | None, option: str = "-
 
 
 def sites_of(source: Source, tower: str | None) -> list[Site]:
-    """The sites whose heads are meant.
+    """Return the sites whose heads are meant.
 
     Args:
         source: the model.
@@ -77,7 +77,7 @@ def sites_of(source: Source, tower: str | None) -> list[Site]:
 
 
 def check_base(document: Any, origin: str, source: Source, *, allow_other: bool, log: Log) -> None:
-    """Whether a mask, scores or a circuit were made from a model, or from one that shares a base with it.
+    """Check whether a mask, scores or a circuit were made from a model, or from one that shares a base with it.
 
     A file that does not say what it was made from is taken.
 
@@ -99,7 +99,7 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
 
 
 def check_labels(dataset: Any, source: Source) -> None:
-    """Labels must be classes of the model, also where neither side has names.
+    """Check that labels are classes of the model, also where neither side has names.
 
     Raises:
         InputError: naming the first sample that is outside.
@@ -116,13 +116,13 @@ def check_labels(dataset: Any, source: Source) -> None:
 
 
 def known(labels: Tensor | None) -> Tensor:
-    """The labels of a batch of a set that was opened with ``need_labels``."""
+    """Return the labels of a batch of a set that was opened with ``need_labels``."""
     assert labels is not None
     return labels
 
 
 def asked_classes(source: Source, tower: str | None) -> dict[str, Any]:
-    """What the provenance of a result says beside the settings of every model: prompts, their labels and the tower."""
+    """Return what a result's provenance says beside every model's settings: prompts, their labels and the tower."""
     description = source.description
     facts: dict[str, Any] = {}
     if source.family.classes(description.config) is None:

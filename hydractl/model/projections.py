@@ -24,7 +24,7 @@ _MOST_SCALE = math.log(100)
 
 @dataclass(frozen=True)
 class Packing:
-    """How the rows of queries, keys and values lie in one weight (or bias): head by head, its three one after another.
+    """The order of the rows of queries, keys and values in one weight (or bias): head by head, its three together.
 
     Where heads share keys and values, the queries of all heads come first, then key head by key head its two.
 
@@ -39,12 +39,12 @@ class Packing:
 
     @property
     def rows(self) -> list[int]:
-        """How many rows are queries, keys and values."""
+        """The numbers of rows that are queries, keys and values."""
         keys = self.heads if self.keys is None else self.keys
         return [self.heads * self.head_dim, keys * self.head_dim, keys * self.head_dim]
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
-        """Rows ``[n, ...]`` to queries ``[heads, head_dim, ...]``, and keys and values alike or of fewer heads."""
+        """Split rows ``[n, ...]`` to queries ``[heads, head_dim, ...]``, keys and values alike or of fewer heads."""
         if self.keys is None:
             return rows.unflatten(0, (self.heads, 3, self.head_dim)).unbind(1)
         queries, pairs = rows.split([self.heads * self.head_dim, 2 * self.keys * self.head_dim])
@@ -52,13 +52,13 @@ class Packing:
         return queries.unflatten(0, (self.heads, self.head_dim)), *pair
 
     def join(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The inverse of :meth:`split`."""
+        """Join queries, keys and values to rows: the inverse of :meth:`split`."""
         if self.keys is None:
             return torch.stack([q, k, v], dim=1).flatten(0, 2)  # 3 times [h, dk, ...] -> [h * 3 * dk, ...]
         return torch.cat([q.flatten(0, 1), torch.stack([k, v], dim=1).flatten(0, 2)])  # -> [(h + 2 keys) * dk, ...]
 
     def join_rows(self, parts: Iterable[Tensor]) -> Tensor:
-        """As :meth:`join`, of matrices with as many :attr:`rows`."""
+        """Join matrices with as many :attr:`rows`, as :meth:`join`."""
         return self.join(*(part.unflatten(0, (-1, self.head_dim)) for part in parts))
 
 
@@ -123,7 +123,7 @@ class HeadBank(nn.Module):
         self.features = nn.Identity() if features is None else features
 
     def weights(self) -> HeadWeights:
-        """The current weights, head by head; the inverse of the constructor."""
+        """Return the current weights, head by head; the inverse of the constructor."""
         h, dk = self.heads, self.head_dim
         q, k, v = self.packing.split(self.qkv.detach())
         there = () if self.qkv_bias is None else self.packing.split(self.qkv_bias.detach())
@@ -148,7 +148,7 @@ class HeadBank(nn.Module):
         )
 
     def project(self, run: slice, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of ``x [B, q, d_model]``, keys and values of ``memory [B, T, d_model]`` (None: of x as well).
+        """Project ``x [B, q, d_model]`` to queries, ``memory [B, T, d_model]`` (None: x as well) to keys and values.
 
         Args:
             run: which heads, that have keys of their own; n of them.
@@ -168,7 +168,7 @@ class HeadBank(nn.Module):
         return q, self.k_norm(k), v
 
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
-        """What relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
+        """Return what relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
         vectors = relative.embeddings
         if vectors is None:
             table = None if self.table is None else self.table.unflatten(0, (self.heads, -1))[run]
@@ -198,7 +198,10 @@ class HeadBank(nn.Module):
     def project_shared(
         self, runs: Sequence[slice], keys: Sequence[slice], x: Tensor, memory: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As :meth:`project`, of heads that share ``keys``; of these ``[B, number of them, T, head_dim]``."""
+        """Project as :meth:`project`, for heads that share ``keys``.
+
+        Keys and values are ``[B, number of shared heads, T, head_dim]``.
+        """
         weight, bias = self.qkv, self.trained_bias()
 
         def parts(start: int, of: Sequence[slice], kinds: int, x: Tensor) -> Sequence[Tensor]:
@@ -212,7 +215,7 @@ class HeadBank(nn.Module):
         return self.q_norm(q), self.k_norm(k), v
 
     def trained_bias(self) -> Tensor | None:
-        """``qkv_bias``, through which no gradient reaches what the library does not have."""
+        """Return ``qkv_bias``, through which no gradient reaches what the library does not have."""
         if self.qkv_bias is None or not self._without or not torch.is_grad_enabled():
             return self.qkv_bias
         parts = self.packing.split(self.qkv_bias)
@@ -222,7 +225,7 @@ class HeadBank(nn.Module):
 def projected(
     linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, of: slice, head_dim: int
 ) -> Sequence[Tensor]:
-    """Some of the three projections of all n heads of a weight ``[..., n * 3 * head_dim, d_model]``, in one product."""
+    """Compute some of the three projections of all n heads of a weight ``[..., n * 3 * head_dim, d_model]`` at once."""
     kinds = of.stop - of.start
     if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
         weight = weight.unflatten(-2, (-1, 3, head_dim))[..., of, :, :].flatten(-4, -2)
@@ -233,7 +236,7 @@ def projected(
 def unpacked(
     linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, kinds: int, head_dim: int
 ) -> Sequence[Tensor]:
-    """All projections of a weight ``[..., n * kinds * head_dim, d_model]``: kinds times ``[B, n, T, head_dim]``."""
+    """Return a weight's projections, ``[..., n * kinds * head_dim, d_model]``: kinds times ``[B, n, T, head_dim]``."""
     packed = linear(x, weight, bias).unflatten(-1, (-1, kinds, head_dim))
     return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
 
@@ -265,7 +268,7 @@ class MemberProjections(nn.Module):
         self._uses = [(place, len(list(heads))) for place, heads in groupby(places)]
 
     def weights(self) -> HeadWeights:
-        """The current weights of its heads, in the order of the member."""
+        """Return the current weights of its heads, in the order of the member."""
         return self.bank.weights().select(self._positions)
 
     @property
@@ -275,29 +278,29 @@ class MemberProjections(nn.Module):
         return torch.cat([self.bank.number[run] for run in self.runs])
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Queries, keys and values of every run, as of :meth:`HeadBank.project`; all as one where keys are shared."""
+        """Return queries, keys, values of every run, as :meth:`HeadBank.project`; all as one where keys are shared."""
         if self.bank.key_heads is None or not self.heads:
             return [self.bank.project(run, x, memory) for run in self.runs]
         q, k, v = self.bank.project_shared(self.runs, self._keys, x, x if memory is None else memory)
         return [(q, self.for_each_head(k), self.for_each_head(v))]
 
     def for_each_head(self, keys: Tensor) -> Tensor:
-        """Keys or values that heads share ``[B, n, T, head_dim]``, once for each head that uses them."""
+        """Repeat keys or values that heads share ``[B, n, T, head_dim]``, once for each head that uses them."""
         # Not by an index: its gradient would be added up in an order that a GPU does not keep.
         return torch.cat([keys[:, key : key + 1].expand(-1, heads, -1, -1) for key, heads in self._uses], dim=1)
 
     def relative(self, projected: Sequence[tuple[Tensor, ...]], relative: Relative) -> list[Tensor]:
-        """What relative terms add to the scores of every run, given what :meth:`project` gave."""
+        """Return what relative terms add to the scores of every run, given what :meth:`project` gave."""
         each = zip(self.runs, projected, strict=True)
         return [self.bank.relative(run, q, k, relative) for run, (q, k, _) in each]
 
     def take(self, attended: Tensor) -> Tensor:
-        """Of all heads of the bank, attended ``[B, heads of the bank, q, head_dim]``, those of the member."""
+        """Select the member's heads from all attended heads of the bank, ``[B, heads of the bank, q, head_dim]``."""
         taken = [attended[:, run] for run in self.runs]
         return taken[0] if len(taken) == 1 else torch.cat(taken, dim=1)
 
     def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
-        """The heads ``[B, h, q, head_dim]`` side by side, gated where there is a gate: ``[B, q, h * head_dim]``."""
+        """Concatenate heads ``[B, h, q, head_dim]`` to ``[B, q, h * head_dim]``, gated where there is a gate."""
         heads, gate, bias = attended.transpose(1, 2).flatten(2), self.bank.gate, self.bank.gate_bias
         if gate is None:
             return heads
@@ -306,7 +309,7 @@ class MemberProjections(nn.Module):
         return heads * (gates[0] if len(gates) == 1 else torch.cat(gates, dim=-1)).sigmoid()
 
     def output(self, heads: Tensor) -> Tensor:
-        """Concatenated heads to the residual stream, ``[B, q, d_model]``."""
+        """Project concatenated heads to the residual stream, ``[B, q, d_model]``."""
         bank, start, total = self.bank, 0, None
         for run in self.runs:
             stop = start + (run.stop - run.start) * self.head_dim
@@ -320,24 +323,24 @@ class MemberProjections(nn.Module):
         return slice(run.start * self.head_dim, run.stop * self.head_dim)
 
     def share(self, heads: Tensor, position: int) -> Tensor:
-        """What one head of a member with a bank of its own adds to the residual stream, ``[B, q, d_model]``."""
+        """Return what one head of a member with a bank of its own adds to the residual stream, ``[B, q, d_model]``."""
         columns = self._columns(slice(position, position + 1))
         return F.linear(heads[..., columns], self.bank.out[:, columns])
 
     def bias_only(self, x: Tensor) -> Tensor:
-        """What a site without heads adds to the residual stream: the bias of its output projection."""
+        """Return what a site without heads adds to the residual stream: the bias of its output projection."""
         zeros = x.new_zeros((x.shape[0], x.shape[1], self.bank.out.shape[0]))
         return zeros if self.bank.out_bias is None else zeros + self.bank.out_bias
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether this is a linear layer, also one of a library's own, whose weight may stand transposed."""
+    """Return whether this is a linear layer, also one of a library's own, whose weight may stand transposed."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
 def runs_of(positions: Collection[int]) -> list[slice]:
-    """Positions as ascending runs of neighbours."""
+    """Group positions into ascending runs of neighbours."""
     runs: list[slice] = []
     for position in sorted(positions):
         if runs and runs[-1].stop == position:
@@ -348,7 +351,7 @@ def runs_of(positions: Collection[int]) -> list[slice]:
 
 
 def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
-    """An order of all heads in which those of each member lie in few runs.
+    """Order all heads such that those of each member lie in few runs.
 
     Heads that the same members have stay together, and each group is followed by the one most like it.
 
@@ -375,7 +378,7 @@ _TRIED = 32
 
 
 def _breaks(order: Sequence[frozenset[int]]) -> int:
-    """How many runs the members have together."""
+    """Count the runs that the members have together."""
     return len(order[0]) + sum(len(one - other) for one, other in zip(order[1:], order, strict=False))
 
 

@@ -17,7 +17,7 @@ STAND_INS = tuple(f"class {number}" for number in range(10))
 """Class names for measuring a model that has none: they decide nothing but shapes."""
 
 PROMPTS_AT_ONCE = 256
-"""How many prompts run together while no gradient is wanted."""
+"""The number of prompts that run together while no gradient is wanted."""
 
 
 class PromptedClasses:
@@ -56,7 +56,7 @@ class PromptedClasses:
         self._read_from: list[tuple[weakref.ref[Tensor], int]] = []
 
     def inputs(self, at_once: int | None = None) -> list[Any]:
-        """The prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
+        """Return the prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
         parameter = next(self._networks.parameters())
         inputs = {name: tensor.to(parameter.device) for name, tensor in self._prompts.items()}
         if at_once is None:
@@ -66,7 +66,7 @@ class PromptedClasses:
         return [{name: tensor[i : i + step] for name, tensor in inputs.items()} for i in starts]
 
     def features(self) -> Tensor:
-        """What the tower of the labels reads out for every member: ``[M, classes, D]``."""
+        """Return what the tower of the labels reads out for every member: ``[M, classes, D]``."""
         if self._in_motion():
             return self._chain(self.inputs()[0])
         features = self._features
@@ -81,7 +81,7 @@ class PromptedClasses:
                 self._features = self._read(log, title)
 
     def _read(self, log: Log, title: str) -> Tensor:
-        """The features ``[M, classes, D]``, of ``PROMPTS_AT_ONCE`` prompts at a time."""
+        """Compute the features ``[M, classes, D]``, ``PROMPTS_AT_ONCE`` prompts at a time."""
         features = []
         self._read_from = [(weakref.ref(p), times_written(p)) for p in self._weights()]
         if next(self._networks.parameters()).is_meta:  # only shapes matter: one class stands for all
@@ -94,25 +94,25 @@ class PromptedClasses:
             return torch.cat(features, dim=1)
 
     def forget(self) -> None:
-        """The weights may have changed."""
+        """Drop the features: the weights may have changed."""
         self._features = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_features": None, "_read_from": []}  # a copy has other weights
 
     def _weights_written(self) -> bool:
-        """Whether a weight was written to in place since it was read: by an optimizer, say, or ``load_state_dict``."""
+        """Return whether a weight was written to in place since it was read, as by an optimizer."""
         if torch.compiler.is_compiling():  # versions are none of a graph
             return False
         return any((p := ref()) is not None and times_written(p) != count for ref, count in self._read_from)
 
     def _weights(self) -> list[nn.Parameter]:
-        """All but the heads of the other tower, which have no part in this one."""
+        """Return all weights but the heads of the other tower, which have no part in this one."""
         elsewhere = {id(p) for attention in self._elsewhere for p in attention.parameters()}
         return [p for p in self._networks.parameters() if id(p) not in elsewhere]
 
     def _in_motion(self) -> bool:
-        """Whether training, gates or gradients make the features those of this call only."""
+        """Return whether training, gates or gradients make the features those of this call only."""
         gated = any(attention.head_gate is not None for attention in self._chain.attentions)
         # Of what the views of a model share: the model itself may be another view of them.
         if gated or self._networks.training:

@@ -107,7 +107,7 @@ class HydraModel(nn.Module):
     # --- classes by name ----------------------------------------------------------------------------------------------
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> HydraModel:
-        """A classifier into classes given by name, for a model that compares images with texts.
+        """Return a classifier into classes given by name, for a model that compares images with texts.
 
         It shares the weights of this model, not its settings; see :class:`hydractl.model.prompted.PromptedClasses`.
 
@@ -135,7 +135,7 @@ class HydraModel(nn.Module):
         return view
 
     def with_classes(self) -> HydraModel:
-        """This model, or where it has no classes yet a classifier of ten stand-ins: for measuring and checking it."""
+        """Return this model, or where it has no classes yet one with ten stand-ins: for measuring and checking it."""
         return self if self.classes is not None else self.zero_shot(STAND_INS)
 
     def _set_classes(self, labels: Sequence[str], templates: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ class HydraModel(nn.Module):
         return next(chain for chain in self.chains if not chain.of_labels)
 
     def label_features(self) -> Tensor:
-        """What the tower of the labels reads out for every member: ``[M, classes, D]``.
+        """Return what the tower of the labels reads out for every member: ``[M, classes, D]``.
 
         Raises:
             UsageError: where the model has no classes yet.
@@ -176,12 +176,12 @@ class HydraModel(nn.Module):
         return self.prompted.features()
 
     def read_prompts(self, log: Log, name: str) -> None:
-        """Of a zero-shot classifier, compute the features of its classes now, with progress; else nothing."""
+        """Compute the features of a zero-shot classifier's classes now, with progress; of others nothing."""
         if self.prompted is not None:
             self.prompted.read(log, f"{name}: prompts")
 
     def train(self, mode: bool = True) -> HydraModel:
-        """As torch's."""
+        """Set the mode, as torch's; kept features and stacked weights are made anew."""
         self._weights_change()
         super().train(mode)
         self._stack_weights()
@@ -264,14 +264,14 @@ class HydraModel(nn.Module):
         return len(self.prompted.labels) if self.prompted else self.family.classes(self.description.config)
 
     def logits(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Member logits ``[M, B, classes]`` from what each tower reads out, ``[M, ...]`` each."""
+        """Compute member logits ``[M, B, classes]`` from what each tower reads out, ``[M, ...]`` each."""
         if len(outputs) == 1:
             return outputs[0]
         members = [[output[m] for output in outputs] for m in range(self.members)]
         return torch.stack([compared(self.family, n, own) for n, own in zip(self.networks, members, strict=True)])
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Logits of every member, ``[M, B, classes]``; of samples that stop in a cascade, those of its first member."""
+        """Return logits of every member, ``[M, B, classes]``; for samples that stop in a cascade, the first's."""
         cascade = self.cascade
         traced = torch.compiler.is_compiling()  # which rows go on depends on numbers, and a graph has none
         if cascade is not None and not (self.training or traced or self.chain_of_samples.watched):
@@ -279,7 +279,7 @@ class HydraModel(nn.Module):
         return self.logits([self.label_features() if c.of_labels else c(inputs) for c in self.chains])
 
     def staged_logits(self, inputs: Any, first: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits ``[M, B, classes]``: of one member, and of the others for some samples; else its own in their place.
+        """Return logits ``[M, B, classes]`` where only some samples run all members; the first fills in for the rest.
 
         Args:
             inputs: a batch.
@@ -313,7 +313,7 @@ class HydraModel(nn.Module):
         self._all_prompted = weakref.WeakSet([self.prompted] if self.prompted else [])
 
     def forward(self, inputs: Any) -> Tensor:
-        """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
+        """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
 
         Calibrated, where the checkpoint holds a calibration.
         """
@@ -323,7 +323,7 @@ class HydraModel(nn.Module):
     # --- OOD detection ------------------------------------------------------------------------------------------------
 
     def ood_score(self, inputs: Any) -> Tensor:
-        """The OOD score of each sample as ``eval`` takes it: float64 ``[B]`` on the CPU, higher = more OOD.
+        """Return the OOD score of each sample as ``eval`` takes it: float64 ``[B]`` on the CPU, higher = more OOD.
 
         The score is that of the checkpoint (``eval --ood-score NAME --calibrated F.st``), else ``msp``; no gradients.
 
@@ -350,7 +350,7 @@ class HydraModel(nn.Module):
         return torch.from_numpy(score)
 
     def is_ood(self, inputs: Any) -> Tensor:
-        """Whether the OOD score of each sample reaches the threshold that the checkpoint holds, bool ``[B]``.
+        """Return whether each sample's OOD score reaches the threshold that the checkpoint holds, bool ``[B]``.
 
         Raises:
             UsageError: it holds none.
@@ -374,12 +374,12 @@ class HydraModel(nn.Module):
         return move(inputs, parameter.device, parameter.dtype)
 
     def head_weights(self, site_index: int, member: int = 0) -> HeadWeights:
-        """The current attention weights of one member at one site."""
+        """Return the current attention weights of one member at one site."""
         projections = self.attentions[site_index].projections
         return projections[member if len(projections) > 1 else 0].weights()  # one for all where all are the same
 
     def stock_tensors(self) -> dict[str, Tensor]:
-        """The weights of a model with one member under their stock names, removed heads sliced away."""
+        """Return the weights of a model with one member under their stock names, removed heads sliced away."""
         if self.members != 1:
             raise InputError("a fused model has no single set of stock tensors")
         state, sites = plain_state(self.networks[0]), self.sites
@@ -390,13 +390,13 @@ class HydraModel(nn.Module):
 
 
 def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
-    """Of logits ``[B, classes]`` of the first member, the rows that run all members, on the device of these."""
+    """Return the rows of the first member's logits ``[B, classes]`` that run all members, on the device of these."""
     goes_on = cascade.goes_on(logits.detach().to("cpu", torch.promote_types(logits.dtype, torch.float32)).numpy())
     return torch.from_numpy(goes_on.nonzero()[0]).to(logits.device)
 
 
 def _calibration(description: Description) -> tuple[list[float], list[float]] | None:
-    """Scale and bias of log p, one for all classes or one for each, that the checkpoint holds; None without them."""
+    """Return scale and bias of log p, one for all classes or one for each, as the checkpoint holds them, or None."""
     stored = description.extra.get("calibration")
     if stored is None:
         return None
@@ -413,26 +413,26 @@ def _calibration(description: Description) -> tuple[list[float], list[float]] | 
 
 
 def pooled_log_probs(member_logits: Tensor) -> Tensor:
-    """log of the mean over members of the softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
+    """Return the log of the mean over members of the softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
     logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
     return torch.logsumexp(logits.log_softmax(-1), dim=0) - math.log(member_logits.shape[0])
 
 
 def calibrated(log_probs: Tensor, calibration: tuple[Sequence[float], Sequence[float]]) -> Tensor:
-    """log p ``[B, C]`` of a pooled prediction with scales and biases: ``log_softmax(log p * scale + bias)``."""
+    """Calibrate log p ``[B, C]`` of a pooled prediction: ``log_softmax(log p * scale + bias)``."""
     scale, bias = (torch.tensor(list(v), dtype=log_probs.dtype, device=log_probs.device) for v in calibration)
     return (log_probs * scale + bias).log_softmax(-1)
 
 
 def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Inputs on the device of a model; floating point inputs also in its dtype."""
+    """Move inputs to the device of a model; floating point inputs also to its dtype."""
     if isinstance(inputs, Tensor):
         return inputs.to(device, dtype if inputs.is_floating_point() else None, non_blocking=True)
     return {key: move(value, device, dtype) for key, value in inputs.items()}
 
 
 def plain_state(network: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a network by their stock names; of what torch has parametrised, the value."""
+    """Return the tensors of a network by their stock names; the value of what torch has parametrised."""
     state = {n: t.detach() for n, t in network.state_dict().items() if ".parametrizations." not in n}
     for path, module in network.named_modules():
         if parametrize.is_parametrized(module):

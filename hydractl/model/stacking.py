@@ -18,7 +18,7 @@ from hydractl.model.context import RunContext, apart, context_of_run
 from hydractl.model.projections import MemberProjections, projected, unpacked
 
 PADDED = 4 / 3
-"""How many heads may be computed for one that is there where members have unequal numbers of them."""
+"""The most heads that may be computed for each that is there, where members have unequal numbers of them."""
 
 
 class Stack:
@@ -39,11 +39,11 @@ class Stack:
         return Stack, ()  # a copy is one of other parameters
 
     def forget(self) -> None:
-        """Make it anew when it is next asked for."""
+        """Drop the stack, to make it anew when it is next asked for."""
         self._kept = None
 
     def of(self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None) -> Tensor:
-        """The weights of all members.
+        """Return the weights of all members.
 
         Args:
             weights: the parameter of each member.
@@ -77,18 +77,18 @@ class Stack:
 
 
 _moving = threading.Lock()
-"""Held while weights move to their place in a stack, so that of several threads one moves them."""
+"""Held while weights move to their place in a stack, so that only one of several threads moves them."""
 
 
 def _key(weights: Sequence[Tensor], views: bool) -> tuple[object, ...]:
-    """Tells whether a stack is still that of these parameters."""
+    """Return a key that tells whether a stack is still that of these parameters."""
     if views:
         return tuple(weight.data_ptr() for weight in weights)
     return tuple((weight.data_ptr(), times_written(weight)) for weight in weights)
 
 
 def times_written(tensor: Tensor) -> int:
-    """How often a tensor has been written to in place; 0 for one of inference mode, which counts nothing."""
+    """Return how often a tensor has been written to in place; 0 for one of inference mode, which counts nothing."""
     try:
         return tensor._version
     except RuntimeError:  # not is_inference(): a parameter of that mode whose data was replaced denies it
@@ -96,7 +96,7 @@ def times_written(tensor: Tensor) -> int:
 
 
 def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> Tensor:
-    """All of one shape, zeros behind those that are smaller."""
+    """Stack the weights, all of one shape, with zeros behind those that are smaller."""
     each = list(weights) if parts is None else [part(w) for part, w in zip(parts, weights, strict=True)]
     largest = [max(sizes) for sizes in zip(*(tensor.shape for tensor in each), strict=True)]
     return torch.stack([_padded(tensor, largest) for tensor in each])
@@ -129,7 +129,7 @@ class PerMember(nn.Module):
         return super()._apply(fn, recurse)
 
     def stack(self, context: RunContext) -> None:
-        """As of :class:`hydractl.model.attention.HeadAttention`."""
+        """Stack the weights, see :class:`hydractl.model.attention.HeadAttention`."""
         if self._possible and context.batches(next(self.parameters()).device):
             with torch.no_grad():
                 self._weights()
@@ -165,7 +165,7 @@ class PerMemberScale(nn.Module):
             self.register_parameter(str(member), scale)
 
     def __mul__(self, x: Tensor) -> Tensor:
-        """As calling it: the block multiplies by what it takes for a vector."""
+        """Scale ``x``, as a call does: the block multiplies by what it takes for a vector."""
         return self(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class StackedProjections:
         self._index: Tensor | None = None
 
     def forget(self) -> None:
-        """The weights may have changed in ways that cannot be seen."""
+        """Drop what is kept: the weights may have changed unseen."""
         self._index = None
         for stack in self._stacks.values():
             stack.forget()
@@ -227,7 +227,7 @@ class StackedProjections:
             self._places(self._members[0].bank.out.device)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of ``x [M * B, q, d_model]``, keys and values of ``memory [M * B, T, d_model]`` (None: of x as well).
+        """Project ``x [M * B, q, d_model]`` to queries, ``memory [M * B, T, d_model]`` (None: x) to keys and values.
 
         Returns:
             ``[M * B, heads, q, head_dim]`` and twice ``[M * B, heads, T, head_dim]``.
@@ -252,7 +252,7 @@ class StackedProjections:
         return projected(members_linear, x, *self._in(), of, self.head_dim)
 
     def _normed(self, heads: Tensor, side: str) -> Tensor:
-        """Each head by the norm of its member."""
+        """Normalise each head by the norm of its member."""
         norms: list[nn.Module] = [getattr(member.bank, side) for member in self._members]
         if all(isinstance(norm, nn.Identity) for norm in norms):
             return heads
@@ -260,12 +260,16 @@ class StackedProjections:
         return torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)])
 
     def take(self, attended: Tensor) -> Tensor:
-        """Of all heads of the bank, ``[B, heads of the bank, q, head_dim]``, those of each: ``[M * B, heads, ...]``."""
+        """Select each member's heads from those of the bank, ``[B, heads of the bank, q, head_dim]``.
+
+        Returns:
+            ``[M * B, heads, q, head_dim]``.
+        """
         taken = attended.index_select(1, self._places(attended.device))  # [B, M * heads, q, head_dim]
         return taken.unflatten(1, (-1, self.heads)).transpose(0, 1).flatten(0, 1)  # -> [M * B, heads, q, head_dim]
 
     def output(self, attended: Tensor) -> Tensor:
-        """Attended heads ``[M * B, heads, q, head_dim]`` to the residual stream, ``[M * B, q, d_model]``."""
+        """Project attended heads ``[M * B, heads, q, head_dim]`` to the residual stream, ``[M * B, q, d_model]``."""
         rows = attended.transpose(1, 2).flatten(2)  # [M * B, h, q, dk] -> [M * B, q, h * dk]
         return members_linear(rows, *self._out())
 
@@ -277,7 +281,13 @@ class StackedProjections:
         return self._weights("out", 1, self.head_dim), self._weights("out_bias", 0, None)
 
     def _weights(self, name: str, dim: int, width: int | None) -> Any:
-        """One weight of all members, of which each head has ``width`` along ``dim``; None: it belongs to no head."""
+        """Return one weight of all members.
+
+        Args:
+            name: of the weight.
+            dim: the dimension along which its heads lie.
+            width: what each head has of it along ``dim``; None: it belongs to no head.
+        """
         banks = [member.bank for member in self._members]
         weights: list[Any] = [bank.trained_bias() if name == "qkv_bias" else getattr(bank, name) for bank in banks]
         if weights[0] is None:
@@ -287,7 +297,7 @@ class StackedProjections:
         return self._stacks[name].of(weights, [_heads_of(member, dim, width) for member in self._members])
 
     def _places(self, device: torch.device) -> Tensor:
-        """The places in the bank of the heads of all members, some head in the place of each that is zeros."""
+        """Return the places in the bank of all members' heads; a head of zeros has the place of some other."""
         index = self._index
         if index is None or index.device != device:
             rows = [[head for run in m.runs for head in range(run.start, run.stop)] for m in self._members]
@@ -298,13 +308,13 @@ class StackedProjections:
 
 
 def _heads_of(member: MemberProjections, dim: int, width: int) -> Callable[[Tensor], Tensor]:
-    """From a weight of a bank to that of one member."""
+    """Return the function from a weight of a bank to that of one member."""
     runs = [(run.start * width, (run.stop - run.start) * width) for run in member.runs or [slice(0, 0)]]
     return lambda weight: torch.cat([weight.narrow(dim, *run) for run in runs], dim=dim)
 
 
 def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One linear layer of every member in one product.
+    """Compute one linear layer of every member in one product.
 
     Args:
         x: member-major, ``[M * B, ..., n]``.
@@ -320,7 +330,7 @@ def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def members_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """The layer norm over the last dimension of every member, ``x`` member-major, weight and bias ``[M, n]``."""
+    """Apply each member's layer norm over the last dimension, ``x`` member-major, weight and bias ``[M, n]``."""
     rows = F.layer_norm(x, x.shape[-1:], eps=eps).reshape(weight.shape[0], -1, x.shape[-1])
     scaled = rows * weight[:, None] if bias is None else torch.addcmul(bias[:, None], rows, weight[:, None])
     return scaled.reshape_as(x)

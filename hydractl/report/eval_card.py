@@ -30,7 +30,7 @@ _COSTS = {
 
 
 def render_card(document: Mapping[str, Any], index: int) -> bytes:
-    """The card of one row, UTF-8; the same document gives the same bytes."""
+    """Make the card of one row, UTF-8; the same document gives the same bytes."""
     from huggingface_hub import ModelCard, ModelCardData
 
     row = document["models"][index]
@@ -47,7 +47,7 @@ def render_card(document: Mapping[str, Any], index: int) -> bytes:
 
 
 def hub_card(description: Description, task: str, repo: str, written: str | None, **said: str | None) -> bytes:
-    """The card of a repository: what the model is, or a card with the results of an eval; and how to use it.
+    """Make the card of a repository: what the model is, or a card with an eval's results; and how to use it.
 
     Args:
         description: of the model.
@@ -86,7 +86,7 @@ def _tags(fused: bool) -> list[str]:
 
 
 def _task(document: Mapping[str, Any], row: tables.Row) -> str:
-    """What the Hub calls the task: of prompts, of texts (they are cut at a length), else of images."""
+    """Return the Hub's name of the task: for prompts, for texts (they are cut at a length), else for images."""
     if tables.at(document, "conventions", "prompt", row["name"]) is not None:
         return "zero-shot-image-classification"
     reads_text = tables.at(document, "conventions", "max_length", row["name"]) is not None
@@ -94,7 +94,7 @@ def _task(document: Mapping[str, Any], row: tables.Row) -> str:
 
 
 def _results(document: Mapping[str, Any], row: tables.Row, task: str) -> Iterator[EvalResult]:
-    """Every number of every data set: the metrics on ID data, and the detection of each OOD set."""
+    """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set."""
     from huggingface_hub import EvalResult
 
     data, taken = document.get("data") or {}, set()
@@ -122,7 +122,7 @@ def _results(document: Mapping[str, Any], row: tables.Row, task: str) -> Iterato
 
 
 def data_name(spec: str) -> str:
-    """A data spec without the folders it lies in: they are nobody's business but its owner's."""
+    """Return a data spec without the folders it lies in: they are nobody's business but its owner's."""
     place = spec.partition("?")[0]
     if re.match(r"[a-z]+:", place):
         return shown_name(spec)
@@ -130,7 +130,7 @@ def data_name(spec: str) -> str:
 
 
 def _data_type(spec: str | None, name: str) -> str:
-    """The repository of a data set on the Hub, else its name as the Hub would write it."""
+    """Return the repository of a data set on the Hub, else its name as the Hub would write it."""
     match = _REPOSITORY.match(spec or "")
     return match[1] if match else re.sub(r"[^\w.-]+", "-", name).strip("-") or "data"
 
@@ -139,7 +139,7 @@ def _data_type(spec: str | None, name: str) -> str:
 
 
 def plain(text: object) -> str:
-    """A text as Markdown that shows it and does nothing else."""
+    """Escape a text, so that as Markdown it is shown and does nothing else."""
     return escape(_MARKS.sub(r"\\\1", visible(text)), quote=False)
 
 
@@ -154,7 +154,7 @@ def _sentence(text: str) -> str:
 
 
 def _facts(document: Mapping[str, Any], row: tables.Row) -> dict[str, Any]:
-    """Everything that the text names."""
+    """Return everything that the text names."""
     data, conventions = document.get("data") or {}, document.get("conventions") or {}
     sha, cost = row.get("sha256") or [], row.get("cost") or {}
     return {

@@ -33,19 +33,19 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class Reports:
-    """What was claimed: the outputs by kind, or by file name for pictures; the number of the row of the card."""
+    """The claimed outputs by kind, or by file name for pictures; and the number of the row of the card."""
 
     outputs: Mapping[str, Output]
     card_row: int
 
     def planned(self) -> list[Path]:
-        """What a dry run lists: the single files, and every picture that there may be."""
+        """List what a dry run names: the single files, and every picture that there may be."""
         return [output.path for output in self.outputs.values()]
 
 
 @contextlib.contextmanager
 def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Reports]:
-    """The outputs of ``--report``, ``--plots``, ``--card`` and ``--openood-csv``, claimed together.
+    """Claim the outputs of ``--report``, ``--plots``, ``--card`` and ``--openood-csv`` together.
 
     Every file that may be written is claimed, so none is lost or overwritten after the computing; the folder of the
     pictures is made where it is missing, and taken away again where nothing is put into it. Other files in that folder
@@ -105,7 +105,7 @@ def _csv_of(row: int) -> str:
 
 
 def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
-    """The folder of the pictures; one that was made here is removed at the end unless something is in it."""
+    """Make the folder of the pictures; if made here, it is removed at the end unless something is in it."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"--plots is a folder, and {folder} is a file", hint="choose another name")
     if not folder.exists():

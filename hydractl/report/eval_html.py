@@ -80,14 +80,14 @@ def render(document: Mapping[str, Any], study: Mapping[str, Any] | None = None) 
 
 
 def _ends_text(cell: tables.Cell) -> str:
-    """The interval of a number: with a dash, which is short, where no end can be negative."""
+    """Return the interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
     form, between = (tables.signed_number, " to ") if cell.signed else (number, "–")
     return between.join(map(form, cell.ends))
 
 
 def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
-    """Every part of the page, in order."""
+    """Yield every part of the page, in order."""
     rows = document["models"]
     drawn = _draw(document)
     marked = "Bold: best of the column, underlined: second best." if len(rows) > 1 else ""
@@ -132,7 +132,7 @@ def _conventions(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]
 
 
 def _provenance(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Everything needed to know what was measured on what, in full."""
+    """Yield everything needed to know what was measured on what, in full."""
     for row in document["models"]:
         sha = row.get("sha256") or "no sha256"
         yield f"model {row['name']}", sha if isinstance(sha, list) else [sha]
@@ -149,7 +149,7 @@ _SEVERAL = 3  # names that a sentence may list
 
 
 def measured(document: Mapping[str, Any]) -> list[str]:
-    """Sentences on what was measured: models, data, and what to be careful about."""
+    """Say what was measured, in sentences: models, data, and what to be careful about."""
     rows, data = document["models"], document.get("data") or {}
     models = f"{len(rows)} models were" if len(rows) != 1 else f"The model {shown_name(rows[0]['name'])} was"
     inside = data.get("id") or {}
@@ -196,7 +196,7 @@ def _intervals(document: Mapping[str, Any]) -> list[str]:
 
 
 def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What makes numbers look better than they are."""
+    """Say in sentences what makes numbers look better than they are."""
     sentences = []
     for row in rows:
         if seen := tables.seen_text(row):
@@ -205,7 +205,7 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """For each number that has a better and a worse: its name, and who is best at it, by how much.
+    """Return, for each number that has a better and a worse, its name, and who is best at it, by how much.
 
     Empty for a single row.
     """
@@ -225,7 +225,7 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _value(column: tables.Column, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The number that these rows have in common, with its interval where it is that of a single row."""
+    """Return the number that these rows have in common, with its interval where it is that of a single row."""
     ends = column.interval(rows[0]) if len(rows) == 1 else None
     text = number(column.value(rows[0]))
     return text if ends is None else f"{text} ({number(ends[0])} to {number(ends[1])})"
@@ -238,7 +238,7 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _significance(column: tables.Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the paired differences, which are all to the first row, say of the best; nothing where there are none."""
+    """Say what the paired differences, all to the first row, tell of the best; empty where there are none."""
     against = shown_name(rows[0]["name"])
     if any(row is rows[0] for row in first):
         others = [row for row in rows if not any(row is one for one in first)]

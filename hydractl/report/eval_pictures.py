@@ -50,13 +50,13 @@ _Line = tuple[int, str, Sequence[tuple[float, float]]]  # number of the series, 
 
 
 def possible_files(names: Sequence[str]) -> list[str]:
-    """Every file name that pictures of these rows can have; which of them are made depends on what was measured."""
+    """Return every file name that pictures of these rows can have; which of them are made, the numbers decide."""
     own = [f"{kind}.{name}.png" for name in file_names(names) for kind in OF_MODEL]
     return own + [f"{kind}.png" for kind in OF_ALL]
 
 
 def picture_files(document: Mapping[str, Any]) -> Iterator[tuple[str, Picture]]:
-    """File name and picture of each that this document has numbers for, those about all rows first."""
+    """Yield file name and picture for all that this document has numbers for, those about all rows first."""
     rows = document["models"]
     for picture in comparison_pictures(document):
         yield f"{picture.kind}.png", picture
@@ -66,7 +66,7 @@ def picture_files(document: Mapping[str, Any]) -> Iterator[tuple[str, Picture]]:
 
 
 def model_pictures(document: Mapping[str, Any], row: Row) -> Iterator[Picture]:
-    """Every picture that a row has numbers for, in the order of a report."""
+    """Yield every picture that a row has numbers for, in the order of a report."""
     curves = row.get("curves") or {}
     if any((curves.get("reliability") or {}).get("n") or ()):
         yield reliability(curves["reliability"], row)
@@ -82,7 +82,7 @@ def model_pictures(document: Mapping[str, Any], row: Row) -> Iterator[Picture]:
 
 
 def comparison_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
-    """Every picture about all rows that the document has numbers for, in the order of a report."""
+    """Yield every picture about all rows that the document has numbers for, in the order of a report."""
     rows = document["models"]
     names = drawn_names([row["name"] for row in rows])
     every = (
@@ -99,7 +99,7 @@ def comparison_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
 
 
 def reliability(curve: Mapping[str, Any], row: Row) -> Picture:
-    """Reliability diagram: accuracy over confidence bin by bin with its interval; below, how many samples a bin has."""
+    """Draw a reliability diagram: accuracy over confidence by bin with its interval, and the bins' sample counts."""
     bins = zip(*(curve[key] for key in ("confidence", "accuracy", "low", "high")), strict=True)
     filled = [one for one, n in zip(bins, curve["n"], strict=True) if n and None not in one[:2]]
     n, edges = sum(curve["n"]), curve["edges"]
@@ -126,7 +126,7 @@ def reliability(curve: Mapping[str, Any], row: Row) -> Picture:
 
 
 def count_axis(axis: Any) -> None:
-    """Whole numbers on an axis, large ones in short."""
+    """Show whole numbers on an axis, large ones in short."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, nbins="auto"))
@@ -134,7 +134,7 @@ def count_axis(axis: Any) -> None:
 
 
 def ood_scores(curve: Mapping[str, Any], row: Row, score: Any) -> Picture:
-    """OOD histograms: where the scores of the ID samples lie, and where those of each OOD set do."""
+    """Draw OOD histograms: where the scores of the ID samples lie, and where those of each OOD set do."""
     names = [name for name in curve if name not in ("edges", "id")]
     drawn = zip(names, drawn_names(names, 18), strict=True)
     panels = [_score_panel(curve, name, shown, row, score, index + 1) for index, (name, shown) in enumerate(drawn)]
@@ -161,13 +161,13 @@ def _score_panel(curve: Mapping[str, Any], name: str, shown: str, row: Row, scor
 
 
 def _shares(counts: Sequence[int]) -> list[float]:
-    """Counts as shares of their sum, so that sets of different sizes compare."""
+    """Return counts as shares of their sum, so that sets of different sizes compare."""
     whole = sum(counts)
     return [count / whole if whole else 0.0 for count in counts]
 
 
 def roc(curves: Mapping[str, Any], row: Row) -> Picture:
-    """ROC curves: TPR over FPR of each OOD set."""
+    """Draw ROC curves: TPR over FPR of each OOD set."""
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], **GUIDE)
@@ -183,7 +183,7 @@ def roc(curves: Mapping[str, Any], row: Row) -> Picture:
 
 
 def head_maps(sites: Sequence[Mapping[str, Any]], row: Row) -> Picture:
-    """Which heads every member keeps, site by site: a filled square is kept, an empty one is removed."""
+    """Draw the heads that every member keeps, site by site: a filled square is kept, an empty one is removed."""
     names = _site_names(sites)
     members = max(len(site["kept"]) for site in sites)
     panels = []
@@ -220,7 +220,7 @@ def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequ
 
 
 def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
-    """One path of a square for each line and column: a page with a shape for each would be long."""
+    """Draw one path of a square for each line and column: a page with a shape for each would be long."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -230,7 +230,7 @@ def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
 
 
 def _site_names(sites: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Short names of sites, different from each other; with the tower in front where there are several."""
+    """Return short names of sites, different from each other; with the tower in front where there are several."""
     towers = [visible(site.get("tower") or "main") for site in sites]
     paths = [visible(site["site"]) for site in sites]
     if len(set(towers)) == 1:
@@ -245,7 +245,7 @@ def _site_names(sites: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def training(trainings: Sequence[Mapping[str, Any]], row: Row) -> Picture:
-    """Training curves: loss and validation accuracy over the epochs, a line for each member that was trained."""
+    """Draw training curves: loss and validation accuracy over the epochs, a line for each member that was trained."""
     steps = sizes_text(one.get("steps") for one in trainings)
     panels = []
     for key, words, n in (("loss", "training loss, nats", "n"), ("val_accuracy", "validation accuracy", "n_val")):
@@ -257,7 +257,7 @@ def training(trainings: Sequence[Mapping[str, Any]], row: Row) -> Picture:
 
 
 def _epochs(trainings: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
-    """A number of every epoch that has it, for each training that has any."""
+    """Return a number of every epoch that has it, for each training that has any."""
     found: list[_Line] = []
     for index, one in enumerate(trainings):
         epochs = [entry for entry in one.get("epochs") or () if entry.get("epoch") is not None]
@@ -275,7 +275,7 @@ def _or_unknown(value: Any) -> str:
 
 
 def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes], None]:
-    """Draws a few lines over whole numbers."""
+    """Return a function that draws a few lines over whole numbers."""
 
     def draw(axes: Axes) -> None:
         for index, label, points in lines:
@@ -294,7 +294,7 @@ def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes
 
 
 def risk_coverage(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
-    """Risk-coverage curves: the error rate among the most confident samples, over how many of them there are."""
+    """Draw risk-coverage curves: the error rate among the most confident samples, over how many of them there are."""
     curves = [(row.get("curves") or {}).get("risk_coverage") or {} for row in rows]
     if not any(curve.get("coverage") for curve in curves):
         return None
@@ -312,7 +312,7 @@ def risk_coverage(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
 
 
 def cost(rows: Sequence[Row], names: Sequence[str], column: Column, kind: str, words: str) -> Picture | None:
-    """Dot plot: what each row costs, and what it reaches, with its interval."""
+    """Draw a dot plot: what each row costs, and what it reaches, with its interval."""
     ratios, reference = cost_ratio(rows)
     points: list[tuple[int, float, float, tuple[float, float] | None]] = []
     for index, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
@@ -335,7 +335,7 @@ def cost(rows: Sequence[Row], names: Sequence[str], column: Column, kind: str, w
 
 
 def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
-    """Dot plots: how much the members of each row differ, set by set."""
+    """Draw dot plots: how much the members of each row differ, set by set."""
     sets = [name for name in ("id", *ood_names(rows)) if any(name in (row.get("diversity") or {}) for row in rows)]
     apart = [Column(("diversity", name), DIVERSITY_METRICS[1]) for name in sets]
     several = [i for i, row in enumerate(rows) if any(column.value(row) is not None for column in apart)]
@@ -368,7 +368,7 @@ def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
 
 
 def corruptions(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
-    """What corruption of the images does, from none to the hardest."""
+    """Draw what corruption of the images does, from none to the hardest."""
     panels = []
     for metric in CORRUPTION_METRICS:
         lines: list[_Line] = []

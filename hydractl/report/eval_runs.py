@@ -25,7 +25,7 @@ _ALIKE_OVER_SEEDS = tuple(f"{what}fitted_on.fingerprint" for what in ("calibrati
 
 
 def means(documents: Documents, over: str) -> dict[str, Any]:
-    """The answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
+    """Return the answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
 
     Over seeds, the runs of a row are the rows of all answers with the same name before ``#``; the same model measured
     again, with equal figures, is the same run. Over data sets, they are the rows of the same name. Counts and facts
@@ -106,7 +106,7 @@ def _check_other_data(documents: Documents) -> None:
 
 
 def _runs(documents: Documents, over: str) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-    """By the name of a row its runs, each with the name of its file."""
+    """Group runs by the name of their row, each with the name of its file."""
     runs: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for path, document in documents.items():
         for row in document["models"]:
@@ -158,7 +158,7 @@ def _mean_row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _mean(runs: Sequence[Mapping[str, Any]], place: tuple[str, ...], std: dict[str, float]) -> dict[str, Any]:
-    """The mean of every figure that all runs have; deviations go into ``std``."""
+    """Average every figure that all runs have; deviations go into ``std``."""
     found = {}
     for key in (key for key in runs[0] if all(key in run for run in runs)):
         values = [run[key] for run in runs]
@@ -174,13 +174,13 @@ def _mean(runs: Sequence[Mapping[str, Any]], place: tuple[str, ...], std: dict[s
 
 
 def _conventions(document: Mapping[str, Any], over: str) -> dict[str, Any]:
-    """Its sentences, those on single rows by the names that these have now."""
+    """Return a document's sentences, those on single rows by the names that these have now."""
     found = (document.get("conventions") or {}).items()
     return {k: {_name(n, over): t for n, t in v.items()} if isinstance(v, Mapping) else v for k, v in found}
 
 
 def _data(documents: Documents) -> dict[str, Any]:
-    """The test sets of all answers: one that is not the same in all of them has a number behind its name."""
+    """Return the test sets of all answers: one that is not the same in all of them has a number behind its name."""
     found: dict[str, Any] = {}
     for name in _names(documents):
         entries = [entry for document in documents.values() if (entry := at(document, "data", name)) is not None]

@@ -11,7 +11,7 @@ from hydractl.report.texts import count_text, number, params_text, shown_name
 
 BEST, SECOND = "best", "second"
 SIGNIFICANT = "*"
-"""Behind a difference whose interval excludes 0."""
+"""The mark behind a difference whose interval excludes 0."""
 Row = Mapping[str, Any]
 """The entry of one model in the document of an eval."""
 
@@ -20,7 +20,7 @@ ID_METRICS, OOD_METRICS, DIVERSITY_METRICS = (table_metrics(kind) for kind in ("
 
 
 def at(document: Mapping[str, Any], *keys: str) -> Any:
-    """What stands below these keys, from the outside in; None where any of them is missing or null."""
+    """Return what stands below these keys, from the outside in; None where any of them is missing or null."""
     value: Any = document
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -43,25 +43,25 @@ class Column:
 
     @property
     def key(self) -> str:
-        """Its name among the intervals and differences of a row: ``id.accuracy``."""
+        """The name among the intervals and differences of a row: ``id.accuracy``."""
         return ".".join((*self.place, self.metric.key))
 
     def value(self, row: Row) -> float | None:
-        """The number in this row; None where there is none."""
+        """Return the number in this row; None where there is none."""
         number: float | None = at(row, *self.place, self.metric.key)
         return number
 
     def std(self, row: Row) -> float | None:
-        """The sample standard deviation over the runs that the number is a mean of; None of a single run."""
+        """Return the sample standard deviation over the runs that the number is a mean of; None for a single run."""
         found: float | None = (row.get("std") or {}).get(self.key)
         return found
 
     def interval(self, row: Row) -> tuple[float, float] | None:
-        """Its confidence interval in this row; None where none was made."""
+        """Return the confidence interval in this row; None where none was made."""
         return _pair(at(row, "ci", self.key))
 
     def difference(self, row: Row) -> tuple[float, tuple[float, float] | None] | None:
-        """This row minus the first one, measured on the same samples, and the interval of that."""
+        """Return this row minus the first one, measured on the same samples, and the interval of that."""
         value = at(row, "difference", self.key, "value")
         return None if value is None else (value, _pair(at(row, "difference", self.key, "ci")))
 
@@ -72,7 +72,7 @@ def _pair(ends: Sequence[float | None] | None) -> tuple[float, float] | None:
 
 
 def columns(metrics: Sequence[Metric], *place: str, words: str = "") -> tuple[Column, ...]:
-    """These metrics at one place; ``words`` go behind the name of each."""
+    """Return the columns of these metrics at one place; ``words`` go behind the name of each."""
     return tuple(Column(place, metric, metric.words + words) for metric in metrics)
 
 
@@ -85,28 +85,28 @@ DIVERSITY = columns(DIVERSITY_METRICS, "diversity", "id")
 
 
 def main_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns of the main table; the averages over OOD sets only where there are such sets."""
+    """Return the columns of the main table; the averages over OOD sets only where there are such sets."""
     return [*ID_COLUMNS, *(OOD_AVERAGE if ood_names(rows) else ()), *DIVERSITY]
 
 
 def ood_names(rows: Sequence[Row]) -> list[str]:
-    """The OOD sets of all rows, in order."""
+    """Return the OOD sets of all rows, in order."""
     return list(dict.fromkeys(name for row in rows for name in row.get("ood") or {}))
 
 
 def ood_group(rows: Sequence[Row], name: str) -> str | None:
-    """``near``, ``far`` or None."""
+    """Return ``near``, ``far`` or None."""
     return next((row["ood"][name].get("group") for row in rows if at(row, "ood", name) is not None), None)
 
 
 def samples(rows: Sequence[Row], names: Sequence[str] = ("id",)) -> str:
-    """``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
+    """Return ``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
     places = [("id",) if name == "id" else ("ood", name) for name in names]
     return sizes_text(at(row, *place, "n") for row in rows for place in places)
 
 
 def sizes_text(sizes: Iterable[int | None]) -> str:
-    """The same of any sizes, of which some may not be known."""
+    """Return the same for any sizes, some of which may not be known."""
     known = {size for size in sizes if size is not None}
     if not known:
         return "n unknown"
@@ -114,19 +114,19 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
 
 
 def score_name(document: Mapping[str, Any], row: Row) -> str | None:
-    """The OOD score of a row; in documents of earlier versions that of all of them."""
+    """Return the OOD score of a row; in documents of earlier versions that of all of them."""
     name: str | None = row.get("ood_score") or at(document, "conventions", "ood_score")
     return name
 
 
 def seen_text(row: Row) -> str:
-    """How many samples of each data set the row had seen before; empty where it had seen none."""
+    """Say how many samples of each data set the row had seen before; empty where it had seen none."""
     counts = (row.get("seen") or {}).items()
     return ", ".join(f"{count} of {'ID' if name == 'id' else shown_name(name)}" for name, count in counts if count)
 
 
 def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
-    """For each value ``best``, ``second`` or nothing.
+    """Return for each value ``best``, ``second`` or nothing.
 
     Values that look the same in the table are the same: all of the best ones are best. Nothing is marked where there is
     no better and worse: in a single row, among equal values, and where neither direction is better. ``second`` is the
@@ -141,13 +141,13 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
 
 
 def level_text(document: Mapping[str, Any]) -> str:
-    """``95 %``, or what else the intervals of this document cover; empty where it does not say."""
+    """Return ``95 %``, or what else the intervals of this document cover; empty where it does not say."""
     level = at(document, "bootstrap", "level")
     return "" if level is None else f"{100 * level:g} %"
 
 
 def runs_text(document: Mapping[str, Any]) -> str:
-    """What figures are means of, where they are, and how many runs each row has."""
+    """Say what figures are means of, and how many runs each row has; empty where they are no means."""
     over = {"seed": "seeds", "data": "data sets"}.get(document.get("over") or "")
     counts = ", ".join(f"{shown_name(row['name'])} {row.get('runs', '-')}" for row in document["models"])
     return f"means over {over} ± sample standard deviation; runs: {counts}" if over else ""
@@ -188,7 +188,7 @@ class Table:
 
 
 def metric_cells(rows: Sequence[Row], column: Column) -> list[Cell]:
-    """The column's number in every row, marked, with its interval."""
+    """Return the column's number in every row, marked, with its interval."""
     values = [column.value(row) for row in rows]
     return [
         Cell(_with_std(value, column.std(row), column.metric.digits), mark, column.interval(row))
@@ -201,7 +201,7 @@ def _with_std(value: float | None, std: float | None, digits: int) -> str:
 
 
 def metric_table(rows: Sequence[Row], shown: Sequence[Column], caption: str, title: str = "", tail: str = "") -> Table:
-    """One line for each model, one column for each number.
+    """Make a table of one line for each model and one column for each number.
 
     Args:
         tail: what to put behind each heading.
@@ -223,19 +223,19 @@ def _numbers(values: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Cell]
 
 
 def main_table(rows: Sequence[Row]) -> Table:
-    """Every row with its numbers on ID data and its means over OOD sets."""
+    """Make the table of every row with its numbers on ID data and its means over OOD sets."""
     groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;" if ood_names(rows) else ""
     caption = f"ID {samples(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
     return metric_table(rows, main_columns(rows), caption)
 
 
 def set_columns(name: str) -> list[Column]:
-    """The numbers of one OOD set."""
+    """Return the numbers of one OOD set."""
     return [*columns(OOD_METRICS, "ood", name), Column(("diversity", name), DIVERSITY_METRICS[0])]
 
 
 def ood_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """One table for each OOD set and each average over a group."""
+    """Yield one table for each OOD set and each average over a group."""
     for name in ood_names(rows):
         group = ood_group(rows, name)
         caption = f"{group} OOD, {samples(rows, [name])}" if group else samples(rows, [name])
@@ -249,7 +249,7 @@ def ood_tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def every_set_table(rows: Sequence[Row]) -> Table:
-    """A line for each OOD set of each row; marks are within a set."""
+    """Make a table of a line for each OOD set of each row; marks are within a set."""
     body: dict[tuple[int, str], list[Cell]] = {}
     for name in ood_names(rows):
         cells = [metric_cells(rows, column) for column in set_columns(name)]
@@ -265,7 +265,7 @@ def every_set_table(rows: Sequence[Row]) -> Table:
 
 
 def score_table(rows: Sequence[Row]) -> Table:
-    """Mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
+    """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
     longest_first = sorted((row.get("scores") or {} for row in rows), key=len, reverse=True)
     scores = list(dict.fromkeys(score for own in longest_first for score in own))
     lines = []
@@ -279,7 +279,7 @@ def score_table(rows: Sequence[Row]) -> Table:
 
 
 def difference_table(rows: Sequence[Row]) -> Table:
-    """Every row minus the first, on the same samples: the numbers of the main table."""
+    """Make the table of every row minus the first, on the same samples: the numbers of the main table."""
     known = {key for row in rows for key in row.get("difference") or {}}
     shown = [column for column in main_columns(rows) if column.key in known]
     lines = [(row["name"], [_difference(column, row) for column in shown]) for row in rows if row.get("difference")]
@@ -296,7 +296,7 @@ def _difference(column: Column, row: Row) -> Cell:
 
 
 def excludes_zero(ends: tuple[float, float] | None) -> bool:
-    """Whether a difference with this interval is significant."""
+    """Return whether a difference with this interval is significant."""
     return ends is not None and not ends[0] <= 0 <= ends[1]
 
 
@@ -309,7 +309,7 @@ def signed_number(value: float) -> str:
 
 
 def members_table(rows: Sequence[Row]) -> Table:
-    """The members alone, below the row they make up."""
+    """Make the table of the members alone, below the row they make up."""
     lines = []
     for row in rows:
         members = row.get("members") or []
@@ -320,7 +320,7 @@ def members_table(rows: Sequence[Row]) -> Table:
 
 
 def selective_table(rows: Sequence[Row]) -> Table:
-    """Accuracy among the most confident samples."""
+    """Make the table of accuracy among the most confident samples."""
     levels = sorted({key for row in rows for key in at(row, "id", "accuracy_at") or {}})
     shown = [Column(("id", "accuracy_at"), replace(ACCURACY.metric, key=key, label=f"acc at {key}")) for key in levels]
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
@@ -328,7 +328,7 @@ def selective_table(rows: Sequence[Row]) -> Table:
 
 
 def cost_ratio(rows: Sequence[Row]) -> tuple[list[float | None], str]:
-    """Mult-adds of every row over those of a reference, None where they are not known, and what the reference is.
+    """Return mult-adds of every row over a reference's, None where not known, and what the reference is.
 
     The reference is the row's own single model with all heads where every row that has a cost names it, else the first
     row that has one.
@@ -342,7 +342,7 @@ def cost_ratio(rows: Sequence[Row]) -> tuple[list[float | None], str]:
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
-    """What every row costs for one sample."""
+    """Make the table of what every row costs for one sample."""
     ratios, reference = cost_ratio(rows)
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
@@ -354,7 +354,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 
 def diversity_table(rows: Sequence[Row]) -> Table:
-    """How much the members differ on each set, all together and pair by pair."""
+    """Make the table of how much the members differ on each set, all together and pair by pair."""
     lines = []
     for row in rows:
         for name, found in (row.get("diversity") or {}).items():
@@ -372,7 +372,7 @@ CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity
 
 
 def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
+    """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.get("corruptions") or {}))
     places = [(("corruptions", kind), shown_name(kind)) for kind in kinds]
     for place, title in [*places, (("corruption_avg",), "Mean over the corruptions")]:
@@ -387,7 +387,7 @@ def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def corrupted_accuracy(rows: Sequence[Row]) -> Table:
-    """Accuracy of every row under each corruption, by severity: one line each."""
+    """Make the table of accuracy of every row under each corruption, by severity: one line each."""
     every = [(row["name"], kind, found) for row in rows for kind, found in (row.get("corruptions") or {}).items()]
     levels = sorted({level for _, _, found in every for level in found})
     lines = [
@@ -400,7 +400,7 @@ def corrupted_accuracy(rows: Sequence[Row]) -> Table:
 
 
 def corrupted_samples(rows: Sequence[Row]) -> str:
-    """``n = 497 each``: how many samples every corruption is measured on at every severity."""
+    """Return ``n = 497 each``: how many samples every corruption is measured on at every severity."""
     kinds = [kind for row in rows for kind in (row.get("corruptions") or {}).values()]
     kinds += [row.get("corruption_avg") or {} for row in rows]
     text = sizes_text(entry.get("n") for kind in kinds for entry in kind.values())
@@ -408,7 +408,7 @@ def corrupted_samples(rows: Sequence[Row]) -> str:
 
 
 def settings_table(rows: Sequence[Row]) -> Table:
-    """MC dropout, probe, calibration, conformal sets and threshold of every row that has them."""
+    """Make the table of MC dropout, probe, calibration, conformal sets and threshold of rows that have them."""
     lines = []
     for row in rows:
         for what, facts in (("MC dropout", _passes(row)), ("probe", probe_words(row)),
@@ -425,7 +425,7 @@ def _passes(row: Row) -> str:
 
 
 def probe_words(row: Row) -> str:
-    """The classifier of features that a row was measured by; empty for its own."""
+    """Return the classifier of features that a row was measured by; empty for its own."""
     found = row.get("probe") or {}
     strengths = ", ".join(f"C = {value:g}" for value in found.get("c") or [])
     parts = [f"{found['name']} ({strengths})" if strengths else str(found["name"])] if found.get("name") else []

@@ -12,7 +12,7 @@ LOST = 0.02
 
 
 def averaging_words(document: dict[str, Any]) -> str | None:
-    """What ``--merge auto`` decided, why and at what cost; None of a fusion that was told what to do."""
+    """Say what ``--merge auto`` decided, why and at what cost; None for a fusion that was told what to do."""
     averaging = document.get("averaging")
     if averaging is None or averaging["asked"] != "auto":
         return None
@@ -30,7 +30,7 @@ def averaging_words(document: dict[str, Any]) -> str | None:
 
 
 def warnings_of(document: dict[str, Any]) -> list[str]:
-    """What is wrong with averaging that was asked for, and with the accuracy of what came out."""
+    """Warn of averaging that was asked for and harms, and of the accuracy of what came out."""
     averaging, found = document.get("averaging"), []
     if averaging is not None and averaging["done"] and averaging["harmful"]:
         parts = ",".join(averaging["parts"])
@@ -45,7 +45,7 @@ def warnings_of(document: dict[str, Any]) -> list[str]:
 
 
 def cascade_words(cascade: dict[str, Any]) -> str:
-    """Who answers alone, for how many samples, and what that saves and loses on the validation data."""
+    """Say who answers alone, for how many samples, and what that saves and loses on the validation data."""
     first, every = cascade["first_macs"], cascade["first_macs"] + cascade["rest_macs"]
     losses = ", ".join(
         f"{name} {number(loss['value'])} (at most {number(loss['upper'])})" for name, loss in cascade["losses"].items()
@@ -58,7 +58,7 @@ def cascade_words(cascade: dict[str, Any]) -> str:
 
 
 def cascade_warnings(cascade: dict[str, Any]) -> list[str]:
-    """What a cascade does not promise, and where it makes no ensemble."""
+    """Warn of what a cascade does not promise, and where it makes no ensemble."""
     found = []
     if not cascade["fitted_on_ood"]:
         found.append("the cascade promises nothing of OOD detection: it was fitted without --cascade-ood")
@@ -86,13 +86,16 @@ def _effect(averaging: dict[str, Any], moves: str) -> str:
 
 
 def data_words(data: dict[str, Any]) -> str:
-    """Accuracy before and after averaging."""
+    """Return the accuracy before and after averaging, in words."""
     one, other = (f"members {_each(v['members'])}, ensemble {number(v['ensemble'])}" for v in _both(data))
     return f"accuracy on {data['n']} samples: {one}" + ("" if one == other else f"; after averaging {other}")
 
 
 def rounding_words(entry: dict[str, Any]) -> tuple[str | None, bool]:
-    """What rounding the weights of an exported file does to answers, and whether it costs too much; None of others."""
+    """Say what rounding the weights of an exported file does to answers, and whether it costs too much.
+
+    None instead of words for a file whose weights are not rounded.
+    """
     check, path = entry["check"], entry["path"]
     if check["tolerance"] is not None:
         return None, False
@@ -117,7 +120,7 @@ def _each(values: Sequence[float]) -> str:
 
 
 def sharing_words(document: dict[str, Any]) -> str:
-    """What is stored and run once, and the cost against one model and against the members run separately."""
+    """Say what is stored and run once, and the cost against one model and against the members run separately."""
     cost, counts = document["cost"], document["parameters"]
     fused, members, dense = cost["fused"], cost["members"], {"params": cost["dense_params"], "macs": cost["dense_macs"]}
     once = counts["averaged"] + counts.get("equal", 0)
@@ -135,7 +138,7 @@ def _tower(tower: dict[str, Any]) -> str:
 
 
 def once_of(tower: dict[str, Any]) -> list[str]:
-    """The parts of one tower that run once for all members."""
+    """Return the parts of one tower that run once for all members."""
     return [
         *(["the stem"] if tower["stem"] else []),
         *([f"{tower['blocks_once']} of {tower['blocks']} blocks"] if tower["blocks_once"] else []),

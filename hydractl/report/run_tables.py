@@ -24,8 +24,9 @@ _Part = tuple[str, Sequence[tables.Column]]  # a title and what stands under it
 
 
 def eval_table(document: dict[str, Any], width: int) -> RenderableType:
-    """The tables of an eval: all numbers of a row beside each other, or one group below the other where they do not
-    fit; intervals below their numbers where they fit.
+    """Return the tables of an eval: all numbers of a row beside each other, or in groups where they do not fit.
+
+    Intervals are below their numbers where they fit.
     """
     rows = document["models"]
     outside = bool(tables.ood_names(rows))
@@ -43,7 +44,7 @@ def eval_table(document: dict[str, Any], width: int) -> RenderableType:
 
 
 def _fitting(rows: Sequence[tables.Row], every: Sequence[_Part], apart: Sequence[_Part], width: int) -> list[Table]:
-    """All columns in one table, else in two; with intervals if at all possible, and with names as long as possible."""
+    """Put all columns in one table, else in two; with intervals if possible, and names as long as possible."""
     tries = [(parts, True, letters) for parts in (every, apart) for letters in _NAMES[:2]]
     tries += [(parts, False, letters) for parts in (every, apart) for letters in _NAMES]
     found: list[Table] = []
@@ -55,7 +56,7 @@ def _fitting(rows: Sequence[tables.Row], every: Sequence[_Part], apart: Sequence
 
 
 def _asked_for(rows: Sequence[tables.Row], width: int) -> Iterator[RenderableType]:
-    """Paired differences, corruptions, and what was fitted or given: each where it was asked for."""
+    """Yield paired differences, corruptions, and what was fitted or given: each where it was asked for."""
     differences, corrupted = tables.difference_table(rows), tables.corrupted_accuracy(rows)
     if (scores := tables.score_table(rows)).rows:
         yield from _in_parts(scores, width)
@@ -72,7 +73,7 @@ def _asked_for(rows: Sequence[tables.Row], width: int) -> Iterator[RenderableTyp
 
 
 def _in_parts(shown: tables.Table, width: int) -> list[Table]:
-    """A table with its intervals, below each other as many parts of its columns as the width asks for."""
+    """Split a table with its intervals into as many parts of its columns as the width asks for, one below another."""
     found: list[Table] = []
     for size in range(len(shown.heads), 0, -1):
         starts = range(0, len(shown.heads), size)
@@ -92,7 +93,7 @@ def _in_parts(shown: tables.Table, width: int) -> list[Table]:
 
 
 def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
-    """A table for the terminal, with names of so many letters."""
+    """Make a table for the terminal, with names of so many letters."""
     names = list(dict.fromkeys(name for name, _ in shown.rows))
     short = dict(zip(names, drawn_names(names, letters), strict=True))
     known = known_columns([[cell.text for cell in cells] for _, cells in shown.rows], len(shown.heads))
@@ -104,7 +105,7 @@ def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int 
 
 
 def _text(cell: tables.Cell, intervals: bool) -> Text:
-    """A number with its mark, and its interval on a second line."""
+    """Return a number with its mark, and its interval on a second line."""
     text = Text(cell.text.replace(" ± ", "\n± "), _STYLES.get(cell.mark, ""))  # below the number, for the width
     if intervals and cell.ends is not None:
         between = " to " if cell.signed else "-"
@@ -113,7 +114,7 @@ def _text(cell: tables.Cell, intervals: bool) -> Text:
 
 
 def _short(value: float) -> str:
-    """Three digits, and no nought before the point: an interval is read beside its number."""
+    """Format to three digits with no nought before the point: an interval is read beside its number."""
     return f"{value:.3f}".replace("0.", ".", 1) if -1 < value < 1 else f"{value:.3f}"
 
 
@@ -128,7 +129,7 @@ def _ood(rows: Sequence[tables.Row], width: int) -> Table:
 
 
 class _Note:
-    """What the marks and the second lines are, or where intervals are to be had; of marks only where they show."""
+    """The meaning of the marks and second lines, or where intervals are to be had; of marks only where they show."""
 
     def __init__(self, document: Mapping[str, Any], intervals: bool) -> None:
         rows = document["models"]
@@ -200,7 +201,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Numbers as a row of bars, the lowest of them an eighth of the highest."""
+    """Return numbers as a row of bars, the lowest of them an eighth of the highest."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
@@ -258,7 +259,7 @@ _NOISY = "~"
 
 
 def bench_table(document: dict[str, Any], width: int) -> RenderableType:
-    """The tables of a bench, or of its dry run."""
+    """Return the tables of a bench, or of its dry run."""
     rows = document["results"]
     parts: list[RenderableType] = []
     for dtype, batch_size in dict.fromkeys((row.get("dtype"), row.get("batch_size")) for row in rows):
@@ -278,7 +279,7 @@ def bench_table(document: dict[str, Any], width: int) -> RenderableType:
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """The rows of one batch size and dtype."""
+    """Return the rows of one batch size and dtype."""
     first = rows[0]
     compiled = ", compiled" if first.get("compile") else ""
     mode = f" ({first['compile_mode']})" if compiled and first.get("compile_mode") not in (None, "default") else ""
@@ -310,7 +311,7 @@ def _inputs_differ(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _contestants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """What each row is and holds, whatever the batch size; memory at the largest."""
+    """Return what each row is and holds, whatever the batch size; memory at the largest."""
     last = {row["model"]: row for row in rows}
     apart = _inputs_differ(rows)
     body = [
@@ -333,7 +334,7 @@ def _contestants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    """One or two lines: where it ran, and the peak that the shares are of."""
+    """Say where it ran, and the peak that the shares are of, in one or two lines."""
     threads = machine.get("threads")
     where = machine.get("device_name") or machine.get("processor") or "an unknown machine"
     text = f"on {where}, {threads} thread{'s' if threads != 1 else ''}" if threads else f"on {where}"
@@ -343,5 +344,5 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three digits that count, and all digits before the point."""
+    """Format to three digits that count, with all digits before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"

@@ -20,7 +20,7 @@ from hydractl.report.texts import bytes_text, count_text, duration_text, number,
 
 
 def render(document: dict[str, Any], width: int) -> RenderableType | None:
-    """What a person sees of a document, or None when there is no special form for it."""
+    """Return what a person sees of a document, or None when there is no special form for it."""
     renderer = _RENDERERS.get(str(document.get("schema")))
     if renderer is None or (document.get("dry_run") and document["schema"] not in _WITH_DRY_RUN):
         return None
@@ -89,7 +89,7 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
 
 
 def _shared(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """What runs once for all members, why no more of it, and what the whole costs."""
+    """Return what runs once for all members, why no more of it, and what the whole costs."""
     rows = []
     for tower in document.get("shared", []):
         where = "" if tower["tower"] == "main" else f" ({tower['tower']} tower)"
@@ -130,14 +130,14 @@ def _push(document: dict[str, Any], width: int) -> RenderableType:
 
 
 def _fate(document: dict[str, Any], path: str) -> str:
-    """What became, or would become, of a file that is pushed."""
+    """Say what became, or would become, of a file that is pushed."""
     if document.get("dry_run"):
         return "would be uploaded"
     return "uploaded" if path in document["uploaded"] else "there already"
 
 
 def _exports(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was, or would be, exported: a row for each file."""
+    """Return a row for each file that was, or would be, exported."""
     rows = []
     for entry in document.get("exports", []):
         check = entry.get("check")
@@ -152,7 +152,7 @@ def _exports(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _three(value: float | None) -> str:
-    """Three digits that count: scores of one model may all be large, or all be small."""
+    """Format to three digits that count: scores of one model may all be large, or all be small."""
     return "-" if value is None else f"{value:#.3g}"
 
 
@@ -172,7 +172,7 @@ def _scores(document: dict[str, Any], width: int) -> RenderableType:
 
 
 def _search_plan(document: dict[str, Any]) -> RenderableType:
-    """What a search would take."""
+    """Return what a search would take."""
     naive, here = document["sample_blocks_naive"], document["sample_blocks"]
     rows = [
         ("model", document["model"]),
@@ -205,7 +205,7 @@ def _circuit(document: dict[str, Any], width: int) -> RenderableType:
 
 
 def _removal_map(document: dict[str, Any]) -> HeatMap:
-    """When each head was removed; infinity for those that never were, None for those gone before the first step."""
+    """Return when each head was removed; infinity for those never removed, None for those gone at the start."""
     steps = {(step["site"], step["head"]): step["step"] for step in document["removed"]}
     start = document.get("start_mask", {}).get("sites", {})
     rows = []
@@ -249,7 +249,7 @@ _LONGEST_VALUE = 1000  # characters
 
 
 def _few(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of a file, which may be any: the first ones, and of each its beginning."""
+    """Return the first names and values of a file, which may be any, and of each value its beginning."""
     rows = []
     for name, value in list(values.items())[:_MOST_ROWS]:
         text = _short(value)

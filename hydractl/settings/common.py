@@ -143,11 +143,11 @@ class Common:
 
     @property
     def seed_mark(self) -> str:
-        """What tells a default output name of another seed than the default one: ``.seed1``."""
+        """The mark that tells a default output name of another seed than the default one: ``.seed1``."""
         return f".seed{self.seed}" if self.seed else ""
 
     def fill(self, record: type[RecordT], **own: Any) -> RecordT:
-        """A record of options made of the options here that its fields are named after, and of ``own`` values."""
+        """Return a record filled from the options that its fields are named after, and from ``own`` values."""
         names = {item.name for item in fields(record)} - own.keys()  # type: ignore[arg-type]
         return record(**{name: getattr(self, name) for name in names}, **own)
 
@@ -160,7 +160,7 @@ class Common:
         raise_problems(self.verb, self.problems())
 
     def problems(self) -> list[str]:
-        """Every problem of these settings, after setting aside what does not apply and settling the defaults."""
+        """List every problem of these settings, after setting aside what does not apply and settling the defaults."""
         found = self._set_aside()
         self.settle()
         for item in options_of(type(self)):
@@ -173,61 +173,61 @@ class Common:
         """Fill in the defaults that depend on other options."""
 
     def conflicts(self) -> list[str]:
-        """Problems between the options of this verb."""
+        """List problems between the options of this verb."""
         return []
 
     def inapplicable(self) -> dict[str, str]:
-        """Options that mean nothing beside the others, each with the option that makes it so."""
+        """Return options that mean nothing beside the others, each with the option that makes it so."""
         return {}
 
     def given(self, name: str) -> bool:
-        """Whether the option has a value, or was given one that could not be read."""
+        """Return whether the option has a value, or was given one that could not be read."""
         return getattr(self, name) not in (None, []) or name in self.unread
 
     def of_this_verb(self, name: str) -> bool:
-        """Whether the option was given to this verb, and not to all verbs at once."""
+        """Return whether the option was given to this verb, and not to all verbs at once."""
         return self._rank(name) in (VERB_KEY, FLAG)
 
     def where(self, name: str) -> str:
-        """`` (source)`` of an option, empty when it was not given or the settings were built in Python."""
+        """Return `` (source)`` of an option, empty when it was not given or the settings were built in Python."""
         source = self.sources.get(name, "default")
         return "" if source.startswith("default") else f" ({source})"
 
     def called(self, name: str) -> str:
-        """The name of the option in messages."""
+        """Return the name of the option in messages."""
         return _declared(type(self), name).label
 
     def exactly_one(self, *names: str) -> list[str]:
-        """A problem unless exactly one of these options was given."""
+        """Return a problem unless exactly one of these options was given."""
         if any(self.given(name) for name in names):
             return self.at_most_one(*names)
         return [f"{self.verb} needs one of {', '.join(self.called(name) for name in names)}"]
 
     def at_most_one(self, *names: str) -> list[str]:
-        """A problem if several of these options were given."""
+        """Return a problem if several of these options were given."""
         found = [name for name in names if self.given(name)]
         if len(found) < 2:
             return []
         return ["give only one of " + ", ".join(self.called(name) + self.where(name) for name in found)]
 
     def needs(self, name: str, why: str = "") -> list[str]:
-        """A problem unless this option was given; ``why`` follows the name of the verb."""
+        """Return a problem unless this option was given; ``why`` follows the name of the verb."""
         who = f"{self.verb} {why}".strip()
         return [] if self.given(name) else [f"{who} needs {self.called(name)}"]
 
     def goes_with(self, name: str, other: str) -> list[str]:
-        """A problem if the first option was given without the second."""
+        """Return a problem if the first option was given without the second."""
         alone = self.given(name) and not self.given(other)
         return [f"{self.called(name)}{self.where(name)} needs {self.called(other)}"] if alone else []
 
     def twice_named(self, name: str, form: Callable[[str], str] = str) -> list[str]:
-        """A problem for each data set of an option that has, in this form, the name of one before it."""
+        """Return a problem for each data set of an option that has, in this form, the name of one before it."""
         names = [form(text).partition("=")[0].partition(":")[0] for text in getattr(self, name)]
         again = [one for at, one in enumerate(names) if one in names[:at]]
         return [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in again]
 
     def one_from_stdin(self, *names: str) -> list[str]:
-        """A problem if several of these files are standard input."""
+        """Return a problem if several of these files are standard input."""
         read = [self.called(name) for name in names if getattr(self, name) == "-"]
         return [f"standard input can be read once, not for {' and '.join(read)}"] if len(read) > 1 else []
 
@@ -256,7 +256,7 @@ class Common:
         return found
 
     def _rank(self, name: str) -> int:
-        """Rank of the source of an option; 0 for a default, a flag's rank in settings built in Python."""
+        """Return the rank of an option's source; 0 for a default, a flag's rank in settings built in Python."""
         if self.ranks is not None:
             return self.ranks.get(name, 0)
         return FLAG if getattr(self, name) != _declared(type(self), name).default else 0
@@ -277,7 +277,7 @@ class Common:
         return []
 
     def names_export(self) -> bool:
-        """Whether ``--output`` is the name of an exported file, which another check looks at."""
+        """Return whether ``--output`` is the name of an exported file, which another check looks at."""
         return False
 
     def _output_problems(self) -> list[str]:
@@ -331,16 +331,16 @@ class SideBySide(Batched):
 
     @property
     def places(self) -> list[str]:
-        """``--devices`` by their full names, else ``--device`` alone."""
+        """The devices: ``--devices`` by their full names, else ``--device`` alone."""
         return [f"cuda:{device}" if device.isdigit() else device for device in self.devices] or [self.device]
 
     def inapplicable(self) -> dict[str, str]:
-        """Several devices are no device, and jobs run on those of their nodes."""
+        """Return the options set aside: several devices are no device, and jobs run on those of their nodes."""
         unused = {"device": "devices"} if self.given("devices") else {}
         return unused | ({"devices": "slurm"} if self.slurm else {})
 
     def conflicts(self) -> list[str]:
-        """Jobs end in time."""
+        """List problems between the options: jobs end in time."""
         if not self.slurm or any(re.fullmatch("time=[1-9][0-9]{0,5}", item) for item in self.slurm):
             return []
         return [f"--slurm{self.where('slurm')} needs time=MINUTES"]

@@ -125,15 +125,15 @@ class Validated(Measured, Batched):
     )
 
     def val_ood_sets(self) -> list[OodSet]:
-        """The data sets of ``--val-ood``, in order."""
+        """Return the data sets of ``--val-ood``, in order."""
         return [parse_val_ood(text) for text in self.val_ood]
 
     def temperature_of_all(self) -> str | None:
-        """The ``--temperature`` that is not of one row."""
+        """Return the ``--temperature`` that is not of one row."""
         return next((text for text in self.temperature if "=" not in text), None)
 
     def temperatures_of_rows(self) -> dict[str, str]:
-        """The ``--temperature ROW=T`` by row."""
+        """Return the ``--temperature ROW=T`` by row."""
         parts = [text.rpartition("=") for text in self.temperature if "=" in text]
         return {row: value for row, _, value in parts}
 
@@ -145,7 +145,7 @@ class Validated(Measured, Batched):
         ]
 
     def conflicts(self) -> list[str]:
-        """Whatever is chosen needs data to choose on."""
+        """List problems: whatever is chosen needs data to choose on."""
         side = (self.threshold or "").partition(":")[0]
         temperature = self.temperature_of_all()
         chosen = {
@@ -225,22 +225,25 @@ class Shown(Validated):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """With ``--over`` there is a new answer to write."""
+        """Return options that mean nothing beside the others.
+
+        With ``--over``, ``output`` is not among them: there is a new answer to write.
+        """
         return {k: v for k, v in super().inapplicable().items() if k != "output" or not self.given("over")}
 
     def settle(self) -> None:
-        """The default number of passes, if only the rate is given."""
+        """Fill in the default number of passes, if only the rate is given."""
         if self.mc_dropout is not None and self.samples is None:
             self.samples = _PASSES
 
     def passes(self) -> dict[str, Any] | None:
-        """``p``, ``samples`` and ``seed`` of MC dropout; None without."""
+        """Return ``p``, ``samples`` and ``seed`` of MC dropout; None without."""
         if self.mc_dropout is None:
             return None
         return {"p": self.mc_dropout, "samples": self.samples, "seed": self.seed}
 
     def conflicts(self) -> list[str]:
-        """Passes are those of MC dropout, and a row for the card only where there is a card."""
+        """List problems: passes are those of MC dropout, and a row for the card needs a card."""
         found = super().conflicts() + self.goes_with("samples", "mc_dropout") + self.goes_with("card_model", "card")
         found += self.goes_with("over", "from_file")
         if len(self.from_file) > 1 and self.over is None:
@@ -340,28 +343,28 @@ class EvalSettings(Shown):
     ood_root: str | None = eval_option("The folder that holds the data of --ood-suite", metavar="FOLDER")
 
     def ood_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood``, in order."""
+        """Return the data sets of ``--ood``, in order."""
         return [parse_ood_set(text) for text in self.ood]
 
     def scores(self) -> list[ScoreChoice]:
-        """Every ``--ood-score``, in order."""
+        """Return every ``--ood-score``, in order."""
         return [parse_ood_score(text) for text in self.ood_score]
 
     def suite(self) -> SuiteChoice | None:
-        """The parsed ``--ood-suite``."""
+        """Return the parsed ``--ood-suite``."""
         return None if self.ood_suite is None else parse_ood_suite(self.ood_suite)
 
     def corruption_names(self) -> list[str]:
-        """The corruptions asked for, in the order of Hendrycks & Dietterich."""
+        """Return the corruptions asked for, in the order of Hendrycks & Dietterich."""
         every = [name for name in CORRUPTIONS if name != FROST or self.photographs is not None]
         return [name for name in every if _ALL in self.corruptions or name in self.corruptions]
 
     def requirements(self) -> list[Requirement]:
-        """The ``--require`` expressions, in order."""
+        """Return the ``--require`` expressions, in order."""
         return [parse_requirement(text) for text in self.require]
 
     def conflicts(self) -> list[str]:
-        """What each option of the test data needs beside it."""
+        """List problems: what each option of the test data needs beside it."""
         found = super().conflicts() + self.twice_named("ood") + self.goes_with("ood_root", "ood_suite")
         found += self._scores_given_twice() + self._not_with_probe()
         if self.ood_suite is not None and not self.given("ood_root"):
@@ -383,7 +386,7 @@ class EvalSettings(Shown):
         return found + self._without_data()
 
     def _scores_given_twice(self) -> list[str]:
-        """A problem for each name of all rows, and each row, that has been there before; `all` goes alone."""
+        """Return a problem for each name of all rows, and each row, that has been there before; `all` goes alone."""
         parts = [text.rpartition("=") for text in self.ood_score]
         names = [name.strip() for row, _, rest in parts if not row for name in rest.split(",")]
         said = names + [f"{row}=" for row, _, _ in parts if row]
@@ -405,7 +408,7 @@ class EvalSettings(Shown):
         return self.goes_with("probe", "fit") + idle
 
     def _without_data(self) -> list[str]:
-        """Problems of options that would be ignored where the test sets are those of a predictions file."""
+        """List problems of options that would be ignored where the test sets are those of a predictions file."""
         if self.given("data") or self.from_file:
             return []
         unused = [name for name in ("ood", "ood_suite", "corruptions", "fit") if self.given(name)]

@@ -64,7 +64,7 @@ class Prescribed(Batched):
         return RECIPE if self.ranks is None and name in self.from_recipe else super()._rank(name)
 
     def take_recipe(self, recipe: str, may_decide: Sequence[Option]) -> list[str]:
-        """Fill in what a recipe says and nobody gave, of the options it may decide. Returns what is wrong with it."""
+        """Fill in what a recipe says and nobody gave, of the options it may decide; return what is wrong with it."""
         options, source = {item.key: item for item in may_decide}, f"recipe {recipe}"
         contents = read_recipe(recipe, options)
         for key, raw in contents.shared.items():
@@ -317,12 +317,12 @@ class FinetuneSettings(Prescribed, Several):
 
     @property
     def outputs(self) -> int | None:
-        """How many models one training writes: its snapshots, or members; None: one."""
+        """The number of models one training writes: its snapshots, or members; None: one."""
         several = next((value for name in ("snapshots", "swag", *TOGETHER) if (value := getattr(self, name))), None)
         return None if several is None else int(str(several).partition(",")[0])
 
     def problems(self) -> list[str]:
-        """As of all settings, after taking in the recipe."""
+        """List every problem, after taking in the recipe."""
         lr: Any = self.lr
         if isinstance(lr, (int, float)):  # one number, from Python
             self.lr = [float(lr)]
@@ -332,14 +332,14 @@ class FinetuneSettings(Prescribed, Several):
         return prescribed + super().problems()
 
     def settle(self) -> None:
-        """Three epochs unless said otherwise."""
+        """Fill in three epochs unless said otherwise."""
         if not self.given("epochs") and not self.given("steps"):
             self.epochs = 3
 
     def inapplicable(self) -> dict[str, str]:
-        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine, classes to the cross-entropy.
+        """Return the options set aside: momentum belongs to sgd, betas and eps to adamw, the floor to the cosine.
 
-        Of snapshots none is chosen, and no average over part of a training.
+        Classes belong to the cross-entropy. No snapshot is chosen, nor an average over part of a training.
         """
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         unused |= super().inapplicable()
@@ -356,11 +356,11 @@ class FinetuneSettings(Prescribed, Several):
         return unused if self.schedule == "cosine" else {**unused, "lr_floor": "schedule"}
 
     def trackers(self) -> dict[str, str | None]:
-        """Of ``--track``, where each tracker has its runs."""
+        """Return where each tracker of ``--track`` has its runs."""
         return dict(map(parse_tracker, self.track))
 
     def conflicts(self) -> list[str]:
-        """Data, a length, and what belongs together."""
+        """List problems: data, a length, and what belongs together."""
         problems = super().conflicts() + self.needs("data") + self.at_most_one("epochs", "steps")
         problems += self.twice_named("track")
         problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
@@ -388,7 +388,7 @@ class FinetuneSettings(Prescribed, Several):
         return problems
 
     def _several_conflicts(self) -> list[str]:
-        """Names: of several trainings each writes files of its own."""
+        """List problems of names: each of several trainings writes files of its own."""
         problems, log = [], self.log
         if self.several and log not in (None, "-", "beside"):
             problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
@@ -398,7 +398,7 @@ class FinetuneSettings(Prescribed, Several):
         return problems
 
     def _together_conflicts(self) -> list[str]:
-        """Of several members by one training: what is not made for them."""
+        """List the options that do not go with making several members by one training."""
         problems = []
         for name in (name for name in TOGETHER if getattr(self, name)):
             told = f"{self.called(name)}{self.where(name)}"
@@ -413,7 +413,7 @@ class FinetuneSettings(Prescribed, Several):
         return problems
 
     def _caption_conflicts(self) -> list[str]:
-        """Captions where classes are needed, and the reverse."""
+        """List captions where classes are needed, and the reverse."""
         problems, data = [], self.data or ""
         if data.startswith(CAPTIONS) and self.loss != "contrastive" and "loss" not in self.unread:
             problems.append(f"--data {data}{self.where('data')}: captions need --loss contrastive")
@@ -426,7 +426,7 @@ class FinetuneSettings(Prescribed, Several):
         return problems
 
     def effective(self) -> dict[str, dict[str, Any]]:
-        """Every value that a recipe may decide, and where it came from."""
+        """Return every value that a recipe may decide, and where it came from."""
         return {
             item.name: {"value": getattr(self, item.name), "source": self.sources.get(item.name, "default")}
             for item in recipe_options()
@@ -434,7 +434,7 @@ class FinetuneSettings(Prescribed, Several):
 
 
 def recipe_options() -> Iterator[Option]:
-    """The options that a recipe may decide, in the order of the help."""
+    """Yield the options that a recipe may decide, in the order of the help."""
     for item in options_of(FinetuneSettings):
         own = item.name in FinetuneSettings.__annotations__
         if item.name in _RECIPE_ALSO or (own and item.name not in _NOT_IN_RECIPES):

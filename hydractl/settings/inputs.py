@@ -46,7 +46,7 @@ def _inputs(settings: Common) -> Iterator[InputFile]:
 
 
 def _other_outputs(settings: Common) -> Iterator[str]:
-    """What is written beside models, as far as options name it."""
+    """Yield what is written beside models, as far as options name it."""
     for option in options_of(type(settings)):
         if not option.writes or option.many:
             continue
@@ -63,7 +63,7 @@ def _texts(settings: Common, option: Option) -> list[str]:
 
 
 def _paths(text: str, *, members: bool) -> Iterator[str]:
-    """The paths in a value that are there: of ``NAME=PATH``, ``SCHEME:PATH`` and ``PATH?options``, and of ``A+B``."""
+    """Yield the paths in a value that are there: of ``NAME=PATH``, ``SCHEME:PATH``, ``PATH?options`` and ``A+B``."""
     pieces = [text, text.partition("=")[2], text.partition(":")[2], text.partition("=")[2].partition(":")[2]]
     pieces += [piece.partition("?")[0] for piece in pieces]
     if members:

@@ -109,14 +109,14 @@ class Option:
         return "" if self.default in (None, []) else value_text(self.default)
 
     def described(self, *, short: bool = False) -> str:
-        """What the option is, with its unit and default."""
+        """Return what the option is, with its unit and default."""
         default = self.default_words()
         notes = [note for note in (self.unit, f"default: {default}" if default else None) if note]
         text = self.help.partition("; ")[0] if short else self.help
         return text + (f" [{'; '.join(notes)}]" if notes else "")
 
     def parse(self, raw: Raw) -> Any:
-        """The typed value of what was given.
+        """Return the typed value of what was given.
 
         Raises:
             ValueError: with the rest of a sentence that starts with the name of the option.
@@ -167,7 +167,7 @@ class Option:
         return number
 
     def complaints(self, value: Any) -> list[str]:
-        """Problems of a typed value; each a sentence that starts after the name of the option."""
+        """List the problems of a typed value; each a sentence that starts after the name of the option."""
         if value is None:
             return []
         problems = [self._complaint(item) for item in (value if self.many else [value])]
@@ -217,7 +217,7 @@ def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """A value as one would write it after its flag."""
+    """Return a value as one would write it after its flag."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
@@ -226,7 +226,7 @@ def value_text(value: Any) -> str:
 
 
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
-    """A check that a file name has one of these endings."""
+    """Return a check that a file name has one of these endings."""
     wanted = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
 
     def check(name: str) -> None:
@@ -240,7 +240,7 @@ _DECLARED: dict[type, tuple[Option, ...]] = {}
 
 
 def options_of(settings_type: type) -> tuple[Option, ...]:
-    """The options that a settings dataclass declares, its own first, those of its bases after them.
+    """Return the options that a settings dataclass declares, its own first, those of its bases after them.
 
     Those that its ``lacks`` names are none of them: their fields keep the built-in value.
     """
@@ -261,7 +261,7 @@ def _read_declarations(settings_type: type) -> Iterator[Option]:
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:
-    """``list[int]`` -> (int, True); ``int | None`` and ``int`` -> (int, False)."""
+    """Return ``(int, True)`` for ``list[int]``, ``(int, False)`` for ``int | None`` and ``int``."""
     arguments = [a for a in typing.get_args(hint) if a is not type(None)]
     if typing.get_origin(hint) is list:
         return arguments[0], True

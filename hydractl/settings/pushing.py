@@ -50,7 +50,7 @@ class PushSettings(Common):
     message: str | None = hub_option("Commit message [default: Add FILE]", metavar="TEXT", often=True)
 
     def conflicts(self) -> list[str]:
-        """What is pushed, and where to."""
+        """List problems unless the arguments are what is pushed, and where to."""
         if len(self.model) == 2 and self.model[1].startswith("hf:") and len(self.model[1]) > 3:
             return []
         return [f"push takes a file or folder and hf:ORG/NAME, not {' '.join(self.model) or 'nothing'}"]

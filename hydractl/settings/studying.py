@@ -37,7 +37,7 @@ _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
 
 def _unnamed(text: str) -> str:
-    """``SPEC`` as ``NAME=SPEC``; the first set without a name is ``oodval``."""
+    """Return ``SPEC`` as ``NAME=SPEC``; the first set without a name is ``oodval``."""
     return text if _NAMED.match(text) else f"oodval={text}"
 
 
@@ -116,7 +116,7 @@ class StudySettings(SideBySide):
     timed: bool = run_option("Measure the latency of best.st with bench at the end", True)
 
     def ood_val_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood-val``, in order."""
+        """Return the data sets of ``--ood-val``, in order."""
         sets = [parse_ood_set(_unnamed(text)) for text in self.ood_val]
         return [one._replace(spec=self._made) if one.spec == AUTO else one for one in sets]
 
@@ -135,11 +135,11 @@ class StudySettings(SideBySide):
         return with_setting(str(self.val), f"ood={AUTO}")
 
     def seconds(self) -> float | None:
-        """The ``--budget``."""
+        """Return the ``--budget`` in seconds."""
         return None if self.budget is None else float(self.budget[:-1]) * _UNITS[self.budget[-1]]
 
     def common(self, settings_type: type[Common], names: Collection[str]) -> dict[str, str | list[str]]:
-        """What somebody gave to those of these options that another verb has too, as its flags take it."""
+        """Return what somebody gave to those of these options that another verb has too, as its flags take it."""
         given = {}
         for item in options_of(settings_type):
             if item.name in names and self._rank(item.name):
@@ -148,7 +148,7 @@ class StudySettings(SideBySide):
         return given
 
     def conflicts(self) -> list[str]:
-        """All data but the training data, and names that are given once."""
+        """List problems: all data but the training data, and names that are given once."""
         found = super().conflicts() + self.needs("val") + self.needs("test")
         for name in ("ood_val", "ood"):
             found += self.needs(name) + self.twice_named(name, _unnamed)

@@ -161,7 +161,7 @@ class Study:
         return [score for score in available if score in fixed and Rung(SINGLE, score) != rung]
 
     def choice_document(self) -> dict[str, Any]:
-        """What was decided, and why, from validation data alone."""
+        """Return what was decided, and why, from validation data alone."""
         choice, evidence = self._choice, self._evidence
         assert choice is not None and evidence is not None and self._stability is not None
         taken = self.candidates[choice.chosen]
@@ -252,7 +252,7 @@ class Study:
 
     @property
     def note(self) -> str:
-        """What card and provenance of ``best.st`` say of how it was chosen."""
+        """The sentence in card and provenance of ``best.st`` on how it was chosen; empty where test data had no say."""
         if not self.stepped_down:
             return ""
         chosen = self.ladder[0]
@@ -470,7 +470,7 @@ class Study:
 
 
 def _detection(block: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a block of metrics depends on the OOD score."""
+    """Return the entries of a block of metrics that depend on the OOD score."""
     return {key: block[key] for key in ("ood", "near_avg", "far_avg", "ood_avg", "ood_score")}
 
 
@@ -489,7 +489,7 @@ def _search(row: Row) -> dict[str, Any] | None:
 
 
 def _state(step: Mapping[str, Any]) -> dict[str, Any]:
-    """What a search measured at one step."""
+    """Return what a search measured at one step."""
     auroc = None if step["two_u"] is None else step["two_u"] / (2 * step["n_id"] * step["n_ood"])
     return {"score": step["score"], "accuracy": step["correct"] / step["n_id"], "auroc": auroc}
 

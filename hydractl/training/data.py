@@ -31,7 +31,7 @@ declare_operators()
 from torchvision.transforms import InterpolationMode, v2  # noqa: E402
 
 SMALLEST_SHARE = 0.08
-"""Of an image that a crop takes, unless said otherwise: torchvision's and timm's default."""
+"""The smallest share of an image that a crop takes, unless said otherwise: torchvision's and timm's default."""
 
 CACHE_BYTES = 1 << 30
 """Preprocessed inputs up to this size stay in memory instead of being made anew each epoch."""
@@ -41,8 +41,9 @@ COUNTED = 100_000
 _CAPTION_ALONE = ("{label}",)
 
 Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
-"""Given indices and the epoch (from 0), batches of (inputs, labels), or of (images, captions), on the model's device,
-the batch size divided by the number of processes in each, the last one of an epoch smaller."""
+"""From indices and the epoch (from 0) to batches of (inputs, labels), or of (images, captions), on the model's device.
+
+Each has the batch size divided by the number of processes; the last one of an epoch may be smaller."""
 
 
 @dataclass
@@ -57,7 +58,7 @@ class TrainingData:
 def training_data(
     model: AnyModel, train_set: Dataset, val_set: Dataset | None, options: TrainOptions, team: Processes
 ) -> TrainingData:
-    """The part of the data that this process reads.
+    """Return the part of the data that this process reads.
 
     Raises:
         UsageError: for a batch that cannot be divided among the processes, and augmentation of texts.
@@ -110,7 +111,7 @@ def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) ->
 
 
 def open_pairs(source: Source, options: DataOptions, per_step: int) -> Dataset:
-    """The pairs to train on.
+    """Open the pairs to train on.
 
     Raises:
         UsageError: for a model that does not compare images with texts.
@@ -187,7 +188,7 @@ class Augmentation:
         self._finish = v2.Compose(scaled) if "crop" in named else lambda image: collate([image])[0]
 
     def collate(self, epoch: int) -> Callable[[list[tuple[int, Any]]], Tensor]:
-        """From samples of a :class:`Numbered` data set to inputs ``[B, C, H, W]``, as of one epoch."""
+        """Return a function from samples of a :class:`Numbered` data set to one epoch's inputs ``[B, C, H, W]``."""
 
         def collated(samples: list[tuple[int, Any]]) -> Tensor:
             # The generator of dropout goes on as if nothing had been drawn here.
@@ -235,7 +236,7 @@ class Reader:
             yield move(inputs, parameter.device, parameter.dtype), move(targets, parameter.device, parameter.dtype)
 
     def _in_memory(self) -> Tensor | None:
-        """All inputs as one tensor, where they fit."""
+        """Return all inputs as one tensor, where they fit; else None."""
         samples, preprocess = self._samples, self._model.preprocess
         first = preprocess([samples[0]])
         if not isinstance(first, Tensor) or first.nbytes * len(samples) > CACHE_BYTES:
@@ -249,7 +250,7 @@ class Reader:
             yield memory[chunk], self._targets(chunk)
 
     def _prepared(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
-        """In the worker processes."""
+        """Yield batches prepared in the worker processes."""
         preprocess, changes = self._model.preprocess, self._changes
         prepare = None if changes is None else changes.collate(epoch)
 
@@ -261,7 +262,7 @@ class Reader:
             yield batch.inputs
 
     def _targets(self, numbers: list[int]) -> Any:
-        """Labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""
+        """Return labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""
         if self._captions is None:
             assert self._labels is not None  # it was opened with need_labels
             return torch.from_numpy(self._labels[numbers])

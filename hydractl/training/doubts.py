@@ -13,7 +13,7 @@ from hydractl.metrics.plausibility import count_doubt, loss_doubt
 from hydractl.training.start import Opened
 
 _LAST_POINTS = 15
-"""Of the 60 points of a loss curve, those of its last quarter."""
+"""The points in the last quarter of a loss curve, which has 60."""
 
 
 def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
@@ -43,8 +43,9 @@ def course_doubts(outcome: dict[str, Any], val_set: Dataset | None, classes: int
 
 
 def _validation_doubt(outcome: dict[str, Any], val_set: Dataset) -> str | None:
-    """What is odd about the accuracy at the end. The epoch that is kept says less: with labels in another order it is
-    one of the first, before anything was learned.
+    """Return what is odd about the accuracy at the end, or None.
+
+    The epoch that is kept says less: with labels in another order it is one of the first, before anything was learned.
     """
     accuracy = outcome["epochs"][-1].get("val_accuracy")
     if accuracy is None or val_set.labels is None:

@@ -45,7 +45,7 @@ def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
 
 
 def threads_each(at_once: int) -> int | None:
-    """OMP_NUM_THREADS of each of some processes, which share the threads of this one; None: as it is."""
+    """Return OMP_NUM_THREADS for each of some processes, which share the threads of this one; None: as it is."""
     divided = at_once > 1 and not os.environ.get("OMP_NUM_THREADS")
     return max(1, torch.get_num_threads() // at_once) if divided else None
 
@@ -96,7 +96,7 @@ class Job:
         return child.finish()
 
     def checkpoint(self) -> Any:
-        """Let the command save, and give what goes on with it."""
+        """Let the command save, and return what goes on with it."""
         from submitit.helpers import DelayedSubmission
 
         if self._child is not None:
@@ -172,7 +172,7 @@ def run_jobs(
 
 
 def _result(name: str, job: Any, code: int) -> Ended:
-    """What the job gave, or with this exit code that it gave nothing."""
+    """Return what the job gave, or an end with this exit code where it gave nothing."""
     with suppress(Exception):  # submitit's own, of a job that was killed, and those of reading what it left
         return job.result()
     message = f"job {job.job_id} ended without a result: {job.state}"

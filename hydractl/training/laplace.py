@@ -63,28 +63,31 @@ class Curvature:
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, layer: LastLayer) -> Curvature:
-        """From the factors ``[d, d]`` and ``[k, k]``."""
+        """Build it from the factors ``[d, d]`` and ``[k, k]``."""
         (along_a, basis), (along_b, outer) = torch.linalg.eigh(a), torch.linalg.eigh(b)
         squares = float(layer.weight.cpu().double().square().sum())
         return cls(along_a.clamp(min=0), basis, along_b.clamp(min=0), outer, squares)
 
     def precision(self, prior: float, count: float) -> Tensor:
-        """Of the weights along the eigenvectors, ``[d, k]``."""
+        """Return the precision of the weights along the eigenvectors, ``[d, k]``."""
         return count * torch.outer(self.a, self.b) + prior
 
     def posterior(self, prior: float, count: float) -> Posterior:
-        """Of the weights."""
+        """Return the posterior of the weights."""
         return Posterior(self.basis, 1 / self.precision(prior, count), self.outer)
 
     def evidence(self, prior: float, count: float) -> float:
-        """The log marginal likelihood by Laplace's method, but for what no prior changes (Daxberger et al. 2021)."""
+        """Return the log marginal likelihood by Laplace's method, but for what no prior changes.
+
+        See Daxberger et al. 2021.
+        """
         precision = self.precision(prior, count)
         return 0.5 * float((prior / precision).log().sum() - prior * self.squares)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What the posteriors of one member are chosen from.
+    """The curvatures of one member, and the logits that its posteriors are chosen by.
 
     Attributes:
         curvatures: by tower.
@@ -96,7 +99,7 @@ class Fit:
 
     @torch.no_grad()
     def choose(self, count: float, labels: Tensor | None) -> dict[str, float]:
-        """The prior of each tower: of the lowest NLL on validation data, the same for both; else by evidence."""
+        """Choose the prior of each tower: of the lowest NLL on validation data, the same for both; else by evidence."""
         if self.logits is None or labels is None:
             by_evidence = {t: [own.evidence(p, count) for p in PRIORS] for t, own in self.curvatures.items()}
             return {tower: PRIORS[each.index(max(each))] for tower, each in by_evidence.items()}
@@ -109,13 +112,13 @@ class Fit:
         return dict.fromkeys(self.curvatures, min(PRIORS, key=nll))
 
     def posteriors(self, priors: Mapping[str, float], count: float) -> dict[str, Posterior]:
-        """By tower."""
+        """Return the posteriors by tower."""
         return {tower: curvature.posterior(priors[tower], count) for tower, curvature in self.curvatures.items()}
 
 
 @torch.no_grad()
 def fit_classifier(model: HydraModel, batches: Batches, val: Batches | None) -> list[Fit]:
-    """The curvature of each member's classifier.
+    """Compute the curvature of each member's classifier.
 
     Raises:
         InputError: for logits that are no linear function of what enters the last layer.
@@ -139,7 +142,7 @@ def fit_classifier(model: HydraModel, batches: Batches, val: Batches | None) -> 
 
 
 def _outputs(model: HydraModel, batches: Batches) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Logits ``[M, B, C]``, and the features ``[B, D]`` of each member, float64 on the CPU."""
+    """Yield logits ``[M, B, C]``, and the features ``[B, D]`` of each member, float64 on the CPU."""
     linear = list(classifiers(model))
     for inputs, _ in batches:
         logits, features = read_features(model, inputs)
@@ -157,7 +160,7 @@ def _classified(logits: Tensor, x: Tensor) -> Callable[[Sequence[Posterior]], Te
 
 @torch.no_grad()
 def fit_pairs(model: HydraModel, batches: Batches, val: Batches | None, classes: HydraModel | None) -> list[Fit]:
-    """The curvature of both projections of each member, from pairs of images and captions.
+    """Compute the curvature of both projections of each member, from pairs of images and captions.
 
     Args:
         model: the model.
@@ -190,7 +193,7 @@ def fit_pairs(model: HydraModel, batches: Batches, val: Batches | None, classes:
 
 
 def compared_factor(own: Tensor, others: Tensor, scale: float, bias: float, each_alone: bool) -> Tensor:
-    """B ``[D, D]``, float64, of features ``[N, D]`` of one tower before they are normalised.
+    """Compute B ``[D, D]``, float64, of features ``[N, D]`` of one tower before they are normalised.
 
     Args:
         own: features; the same rows of ``others`` belong to them.

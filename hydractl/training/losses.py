@@ -49,7 +49,7 @@ class Loss(nn.Module, ABC):
 
     @abstractmethod
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
-        """What it is called with in one step, one call after another, and the weight of each.
+        """Return the arguments of the calls of one step, in order, each with its weight.
 
         Args:
             batches: what this process has of the batches of the step.
@@ -60,7 +60,7 @@ class Loss(nn.Module, ABC):
         """
 
     def after_step(self) -> None:
-        """Called when the parameters have changed."""
+        """Adjust to parameters that have changed."""
 
     def autocast(self) -> Any:
         """The context that activations are computed in."""
@@ -70,20 +70,20 @@ class Loss(nn.Module, ABC):
 
 
 def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
-    """The loss of this name; of several members that of their method."""
+    """Build the loss of this name; for several members that of their method."""
     if isinstance(model, Together):
         return OfMembers(model, options, team)
     return (Contrastive if options.name == "contrastive" else CrossEntropy)(model, options, team)
 
 
 class CrossEntropy(Loss):
-    """Batches are inputs and labels ``[B]``. Several batches count as one, each sample with the same weight."""
+    """Cross-entropy of inputs and labels ``[B]``. Several batches count as one: each sample has the same weight."""
 
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
         return zip(batches, shares, strict=True)
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """The mean over a batch."""
+        """Return the mean over a batch."""
         inputs, labels = batch
         with self.autocast():
             logits = self.model.member_logits(inputs)[0]
@@ -91,10 +91,10 @@ class CrossEntropy(Loss):
 
 
 class OfMembers(CrossEntropy):
-    """Of members that are trained together."""
+    """Cross-entropy of members that are trained together."""
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """The sum or the mean over members of the mean over a batch."""
+        """Return the sum or the mean over members of the mean over a batch."""
         with self.autocast():
             logits, labels = self.model.answers(*batch)
         loss: Tensor = self.model.loss(_at_least_float32(logits), labels, self.options.label_smoothing)
@@ -102,7 +102,7 @@ class OfMembers(CrossEntropy):
 
 
 class Contrastive(Loss):
-    """Batches are images and their captions. A model with a logit bias is trained by the sigmoid, else by the softmax.
+    """Contrastive loss of images and their captions: sigmoid for a model with a logit bias, else softmax.
 
     The factor of the similarities is trained as all else and kept between 1 and 100, as in open_clip.
     """
@@ -115,7 +115,7 @@ class Contrastive(Loss):
         return [(batches, 1 / self.team.size)]  # every process has all similarities
 
     def forward(self, batches: Sequence[tuple[Any, Any]]) -> Tensor:
-        """The loss of all pairs, of all processes."""
+        """Return the loss of all pairs, of all processes."""
         twice = len(batches) > 1
         images, texts = self.model.chain_of_samples, self.model.chain_of_labels
         of_images = torch.cat([self._features(images, pixels, twice) for pixels, _ in batches])
@@ -129,7 +129,7 @@ class Contrastive(Loss):
         return self.model.logits([images[None], texts[None]])[0]
 
     def _features(self, chain: Callable[[Any], Tensor], inputs: Any, twice: bool) -> Tensor:
-        """``[B, D]``; with ``twice`` nothing is kept for the gradients, which compute it again with the same draws."""
+        """Compute ``[B, D]``; with ``twice``, gradients compute it again with the same draws and nothing is kept."""
 
         def compute() -> Tensor:
             with self.autocast():
@@ -139,7 +139,7 @@ class Contrastive(Loss):
         return _at_least_float32(features)
 
     def _gathered(self, features: Tensor) -> Tensor:
-        """The features of all processes, of which this process's own have gradients."""
+        """Return the features of all processes; only those of this process have gradients."""
         team = self.team
         if team.size == 1:
             return features
@@ -154,7 +154,7 @@ class Contrastive(Loss):
 
 
 def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS) -> Tensor:
-    """CLIP's: the mean of the cross-entropies of the right text for each image and of the right image for each text.
+    """Compute CLIP's loss: the mean cross-entropy of the right text for each image and the right image for each text.
 
     Args:
         compare: features to logits.
@@ -172,7 +172,7 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
 
 def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS) -> Tensor:
-    """SigLIP's: every image with every text is a yes or a no of its own; the sum, divided by the number of pairs.
+    """Compute SigLIP's loss: every image with every text is a yes or no of its own; the sum over the number of pairs.
 
     Args:
         compare, images, texts, rows: as of :func:`softmax_loss`.
@@ -189,7 +189,7 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
 
 def _in_parts(part: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
-    """The sum of ``part(0)``, ``part(rows)``, ...; several keep nothing for their gradients and compute it again."""
+    """Sum ``part(0)``, ``part(rows)``, ...; several keep nothing for their gradients and compute it again."""
     if count <= rows:
         return part(0)
     parts = [checkpoint(part, start, use_reentrant=False) for start in range(0, count, rows)]

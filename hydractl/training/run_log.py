@@ -23,7 +23,7 @@ _BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
 _LINES = 1000
 """About how many steps of a training have a line of their own."""
 _SECONDS = 60.0
-"""After so long there is one anyway."""
+"""The longest time, in seconds, without a line."""
 
 
 class Sink(Protocol):
@@ -36,7 +36,7 @@ class Sink(Protocol):
         """Bytes written so far, all of them on the disk."""
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the place: nothing more will be written."""
 
 
 class RunLog:
@@ -51,7 +51,7 @@ class RunLog:
         self._samples, self._since = 0, time.monotonic()
 
     def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
-        """A step was made on so many samples."""
+        """Record that a step was made on so many samples."""
         self._losses.append(loss)
         self._samples += samples
         now = time.monotonic()
@@ -68,7 +68,10 @@ class RunLog:
             sink.event(event, **values)
 
     def position(self) -> int:
-        """That of the first place; asked for when the run is saved, so that what was logged by then is on the disk."""
+        """Return the position of the first place.
+
+        It is asked for when the run is saved; every place is asked, so what was logged by then is on the disk.
+        """
         positions = [sink.position() for sink in self._sinks]  # each is asked
         return positions[0] if positions else 0
 
@@ -107,11 +110,11 @@ class FileLog:
             self._write({"schema": SCHEMA, "time": _now(), **about})
 
     def position(self) -> int:
-        """Its size in bytes."""
+        """Return its size in bytes."""
         return self._file.seek(0, 2)
 
     def event(self, event: str, **values: Any) -> None:
-        """One line."""
+        """Write one line."""
         self._write({"event": event, "time": _now(), **values})
 
     def close(self) -> None:
@@ -129,7 +132,7 @@ class FileLog:
 
 
 def first_new_step(saved: Saved | None, about: Mapping[str, Any]) -> int:
-    """The first step that a run makes anew: 0, or the one after the step it was saved at.
+    """Return the first step that a run makes anew: 0, or the one after the step it was saved at.
 
     Saved between the last step of an epoch and its validation, the point of that validation comes again.
     """

@@ -105,7 +105,7 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
-    """What a body got that is neither its own nor zeros."""
+    """Return the names of the tensors that a body got and that are not zeros."""
     if body.classes != 0:
         return ()
     zeros = "$." if weights.init == "head" else source.family.named_parts["head"]
@@ -124,7 +124,7 @@ def _validation(
 
 
 def _with_pairs(source: Source, options: TrainOptions) -> Opened:
-    """Pairs have no classes: those of a validation set name them, unless the model or ``--labels`` does."""
+    """Open pairs. They have no classes: those of a validation set name them, unless the model or ``--labels`` does."""
     data = options.data
     train_set = open_pairs(source, data, options.per_step)
     if options.weights.init == "head":
@@ -144,7 +144,7 @@ def _open(spec: str, option: str, source: Source, options: DataOptions, names: S
 
 
 def _classes(dataset: Dataset, asked: int | None) -> int:
-    """Number of classes of a labelled set: by its names, else as asked for, else by its highest label."""
+    """Return the number of classes of a labelled set: by its names, else as asked for, else by its highest label."""
     if dataset.label_names is not None:
         count = len(dataset.label_names)
         if asked not in (None, count):
@@ -163,7 +163,7 @@ def _classes(dataset: Dataset, asked: int | None) -> int:
 
 
 def drawn(source: Source, seed: int) -> Source:
-    """The same architecture with weights as its library draws them; heads that are gone stay gone."""
+    """Return the same architecture with weights as its library draws them; heads that are gone stay gone."""
     description, family = source.description, source.family
     tensors = DictTensors(family.initial(description.config, seed))
     full = HeadMask.full(source.sites)
@@ -173,7 +173,7 @@ def drawn(source: Source, seed: int) -> Source:
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
-    """The model with a classifier of zeros for these classes.
+    """Return the model with a classifier of zeros for these classes.
 
     Args:
         source: a classifier, a body, or a zero-shot model, of which the tower of images stays.
@@ -198,7 +198,7 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
 
 
 def _of_images(source: Source, classes: int) -> Source:
-    """The tower of images of a zero-shot model, as that of a classifier whose last layer is still missing."""
+    """Return the tower of images of a zero-shot model, as that of a classifier whose last layer is still missing."""
     family, description = source.family, source.description
     arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
     mask = description.mask.at(site.path for site in family.sites(config))
@@ -210,7 +210,7 @@ def _of_images(source: Source, classes: int) -> Source:
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
-    """The model with its classifier as the library draws it.
+    """Return the model with its classifier as the library draws it.
 
     Raises:
         UsageError: for a model without a classifier.
@@ -220,7 +220,11 @@ def with_drawn_head(source: Source, seed: int) -> Source:
 
 
 def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
-    """Of the tensors of a model those of its classifier."""
+    """Return the classifier's tensors among those of a model.
+
+    Raises:
+        UsageError: for a model without a classifier.
+    """
     pattern = source.family.named_parts.get("head", "$.")
     head = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
     if not head:
@@ -230,7 +234,7 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
 
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
-    """The weights with some of them replaced, each in the dtype it has, or added."""
+    """Return the weights with some of them replaced, each in the dtype it has, or added."""
     there, info = set(source.tensors.names()), source.tensors.info
     return replaced(
         source.tensors, {n: tensor.to(torch_dtype(info(n))) if n in there else tensor for n, tensor in tensors.items()}
@@ -238,7 +242,7 @@ def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
 
 
 def with_dropout(source: Source, rate: float | None) -> Source:
-    """The model with dropout in each layer, for training; None: as it is."""
+    """Return the model with dropout in each layer, for training; None: as it is."""
     if rate is None:
         return source
     config = source.family.with_dropout(source.description.config, rate)
@@ -309,7 +313,7 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
 
 
 def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
-    """Of a model with pruned weights, the matrices that are trained, each with where it is not zero; else nothing.
+    """Return the trained matrices of a model with pruned weights, each with where it is not zero; empty for others.
 
     A classifier that starts from zeros is no pruned one. Weights of zero without a gradient stay zero: no optimizer
     moves them, nor does weight decay.
@@ -324,7 +328,7 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
-    """Of the names of the parameters of a model, those of one part; none where it has no such part."""
+    """Return the parameter names of one part of a model; none where it has no such part."""
     family = model.family
     if part == "stem":
         prefixes = tuple(p for stages in family.stages(model.networks[0]) for p in stages.stem_prefixes)
@@ -344,7 +348,7 @@ def _part(model: HydraModel, name: str) -> str:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    """AdamW or SGD; no weight decay on biases, norms and other vectors. On CUDA the fused kernels, which are faster."""
+    """Build AdamW or SGD, without weight decay on biases, norms and other vectors; with fused kernels on CUDA."""
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

@@ -60,7 +60,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
 
 
 def _again(settings: EvalSettings, log: Log) -> Outcome:
-    """The document of an earlier eval, or the means of several: its table, its reports, and what is required of it."""
+    """Return the document of an earlier eval, or the means of several: its table, reports, and requirements."""
     from hydractl.report.eval_document import read_eval
 
     documents = {path: read_eval(path) for path in settings.from_file}
@@ -80,7 +80,7 @@ def _again(settings: EvalSettings, log: Log) -> Outcome:
 
 
 def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
-    """What an evaluation needs of the settings; the OOD sets of a suite come behind those of ``--ood``."""
+    """Return the options of an evaluation from the settings; the OOD sets of a suite come behind those of ``--ood``."""
     data = settings.fill(
         DataOptions,
         ood=[*settings.ood_sets(), *([] if suite is None else suite.sets)],
@@ -110,7 +110,7 @@ def _scores_of(settings: EvalSettings) -> ScoreOptions:
 
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
-    """Everything that can be found and checked before any work."""
+    """Find and check everything that can be, before any work."""
     from hydractl.evaluation.answer import known_keys
     from hydractl.evaluation.doubts import data_doubts
     from hydractl.evaluation.rows import check_scores, check_writable, find_rows
@@ -149,13 +149,13 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
 
 
 def _default_name(first: str, settings: EvalSettings) -> str:
-    """After the first row, and another seed where it decides."""
+    """Name the answer after the first row, and another seed where it decides."""
     drawn = settings.bootstrap or settings.mc_dropout is not None
     return f"{first}{settings.seed_mark if drawn else ''}.eval.json"
 
 
 def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
-    """The sets of ``--ood-suite``, found below ``--ood-root``."""
+    """Find the sets of ``--ood-suite`` below ``--ood-root``."""
     choice = settings.suite()
     if choice is None:
         return None
@@ -175,7 +175,7 @@ def _check_distinct(files: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one command measures and writes.
+    """The measurements and outputs of one command.
 
     Attributes:
         models: the rows.
@@ -198,12 +198,12 @@ class Plan:
     doubts: Sequence[str] = ()
 
     def files(self, settings: EvalSettings) -> list[Path]:
-        """Every file that is written, the answer first."""
+        """Return every file that is written, the answer first."""
         own = [] if settings.calibrated is None else [Path(settings.calibrated)]
         return [*([self.path] if self.path else []), *self.predictions.values(), *own]
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
-        """Whether a file that exists may be claimed: with ``--resume`` predictions, and the answer they all lead to."""
+        """Return whether an existing file may be claimed: with ``--resume`` predictions, and their answer."""
         finished = [value for value in self.predictions.values() if is_predictions(value)]
         answered = file == self.path and len(finished) == len(self.predictions)
         return settings.force or (settings.resume and (file in finished or answered))

@@ -72,7 +72,7 @@ class Prepared:
 
     @cached_property
     def decisive(self) -> dict[str, Any]:
-        """Settings and data that decide the result, for the provenance; reads all data."""
+        """The settings and data that decide the result, for the provenance; reads all data."""
         source, settings = self.opened.source, self.settings
         decisive = {key: getattr(settings, key) for key in DECISIVE}
         if len(settings.lr) == 1:
@@ -90,7 +90,7 @@ class Prepared:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Tells one unfinished run, or one output, from another; hashes the model."""
+        """The record that tells one unfinished run, or one output, from another; hashes the model."""
         return {"model": self.opened.source.sha256, "seed": self.options.seed, **self.decisive}
 
 
@@ -189,7 +189,7 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> d
 
 
 def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
-    """One of several trainings before they begin: its plan, and what computes its fingerprint."""
+    """Check one of several trainings before they begin: its plan, and what computes its fingerprint."""
     prepared = _prepared(settings, log)
     return prepared.plan, lambda: prepared.fingerprint
 
@@ -234,7 +234,7 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 
 
 def train_options(settings: FinetuneSettings) -> TrainOptions:
-    """The options of the verb as those of a training."""
+    """Return the options of the verb as those of a training."""
     weights = settings.fill(
         WeightOptions,
         labels=tuple(model_options(settings).labels or ()) or None if settings.new_head else None,
@@ -267,7 +267,7 @@ def _average(settings: FinetuneSettings) -> AverageOptions | None:
 
 
 def _adapter(settings: FinetuneSettings) -> Adapter | None:
-    """The adapter that the options ask for; they exclude each other."""
+    """Return the adapter that the options ask for; they exclude each other."""
     for name in ADAPTERS:
         value = getattr(settings, name)
         if value is not None and value is not False:  # 0.0 is a value
@@ -297,7 +297,7 @@ def _one_model(prepared: Prepared, source: Source) -> HydraModel:
 
 
 def _maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
-    """Gives the model to start from, again and again, and the data of the first one, which suit all."""
+    """Return a function that gives the model to start from, again and again, and the data of the first one."""
     data = training_data(first, prepared.opened.train_set, prepared.opened.val_set, prepared.options, team)
     waiting = [first]
 
@@ -311,7 +311,7 @@ def _maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[],
 
 
 def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
-    """Surroundings that may change the rounding, and so the weights by a little."""
+    """Return surroundings that may change the rounding, and so the weights by a little."""
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -329,7 +329,7 @@ def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
 
 
 def _classes_of_loss(prepared: Prepared) -> int | None:
-    """Of how many classes the loss is the cross-entropy of one model; None where it is another loss."""
+    """Return the number of classes where the loss is the cross-entropy of one model; None where it is another."""
     options = prepared.options
     if options.loss.name == "contrastive" or options.together is not None:
         return None
@@ -347,7 +347,7 @@ def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[
 
 
 def _finished(files: RunFiles, made_by: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    """The answer for a training that was finished before."""
+    """Return the answer for a training that was finished before."""
     settings = made_by["settings"]
     outcome = {key: settings.get(key) for key in ("kept_epoch", "stopped_early")} | {"epochs": settings["history"]}
     grid = {"grid": settings["grid"]} if "grid" in settings else {}

@@ -98,7 +98,7 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 
 @dataclass(frozen=True)
 class _Validation:
-    """What a cascade is fitted on: labelled ID data, OOD data by name, and what is odd about them."""
+    """The data a cascade is fitted on: labelled ID data, OOD data by name, and what is odd about them."""
 
     inside: Dataset
     outside: Mapping[str, Dataset]
@@ -109,14 +109,14 @@ class _Validation:
         return fit_cascade(model, tensors, self.inside, self.outside, options, run, log)
 
     def noted(self, description: Description) -> Description:
-        """With these samples among those that the model has seen."""
+        """Return the description with these samples among those that the model has seen."""
         used = [("val", self.inside), *(("val_ood", data) for data in self.outside.values())]
         entries = [entry("fuse", role, part) for role, data in used for part in data.origins()]
         return replace(description, seen=tuple(merged(description.seen, entries)))
 
 
 def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
-    """The data of ``--cascade``, opened; None without."""
+    """Open the data of ``--cascade``; None without."""
     if settings.cascade is None:
         return None
     inside, named = _opened(settings, sources, settings.cascade, "--cascade")
@@ -140,7 +140,7 @@ def _given(outside: Mapping[str, Dataset]) -> list[GivenSet]:
 
 
 def _doubts(sources: Sequence[Source], inside: Dataset, outside: Mapping[str, Dataset]) -> list[str]:
-    """What is odd about the data that a cascade is fitted on."""
+    """List what is odd about the data that a cascade is fitted on."""
     doubts = sample_doubts(inside)
     for dataset in outside.values():
         doubts += [] if isinstance(dataset, PseudoOod) else sample_doubts(dataset)
@@ -154,7 +154,7 @@ def _doubts(sources: Sequence[Source], inside: Dataset, outside: Mapping[str, Da
 def _opened(
     settings: FuseSettings, sources: Sequence[Source], spec: str | None, option: str = "--data"
 ) -> tuple[Dataset | None, list[Source]]:
-    """Labelled data, if any, and the members with their classes named for it."""
+    """Return labelled data, if any, and the members with their classes named for it."""
     if spec is None:
         return None, list(sources)
     named = [named_by_data(source, spec, settings.limit) for source in sources]
@@ -168,7 +168,7 @@ def _opened(
 
 
 def _check_data(settings: FuseSettings, inside: Dataset | None) -> CheckData | None:
-    """What rounded weights are measured on, if anything."""
+    """Open the data that rounded weights are measured on; None without."""
     if inside is None or not settings.rounds_weights:
         return None
     how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "reads": {"the model": inside.kind}}
@@ -212,7 +212,7 @@ def _write(
 
 
 def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
-    """Say what was decided and what it costs; the warnings, which are said too, are given back."""
+    """Say what was decided and what it costs; return the warnings, which are said too."""
     for line in (averaging_words(document), sharing_words(document)):
         if line is not None:
             log.info(line)
@@ -230,7 +230,7 @@ def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
 
 
 def _say_rounded(exports: Sequence[dict[str, Any]], log: Log) -> list[str]:
-    """Say what rounding weights does; the warnings, which are said too, are given back."""
+    """Say what rounding weights does; return the warnings, which are said too."""
     found = []
     for export in exports:
         words, harmful = rounding_words(export)
@@ -243,7 +243,7 @@ def _say_rounded(exports: Sequence[dict[str, Any]], log: Log) -> list[str]:
 def _document(
     plan: FusionPlan, sources: Sequence[Source], path: Path, targets: Sequence[Target], *, dry_run: bool
 ) -> dict[str, Any]:
-    """The answer so far; a dry run, which reads no weights, says neither what is equal in them nor their digests."""
+    """Return the answer so far; a dry run, which reads no weights, names neither equal weights nor their digests."""
     dense = dense_macs(plan.description)
     fused = cost_of(plan.description, plan.tensors)
     counts = {
@@ -280,7 +280,7 @@ def _document(
 
 
 def stem_alone(settings: FuseSettings, source: Source) -> Path:
-    """What ``-o``, else the name of the model, calls the exported files of a model that is only exported.
+    """Return the stem of the exported files of a model that is only exported, by ``-o`` or the model's name.
 
     Raises:
         UsageError: for an ending of ``-o`` that none of the files has.
@@ -371,5 +371,5 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
 
 
 def _of_cascade(cascade: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file holds of a cascade: it, and the OOD score that it was fitted to serve."""
+    """Return what a file holds of a cascade: it, and the OOD score that it was fitted to serve."""
     return {"cascade": cascade, "ood_score": {"score": cascade["score"]}}

@@ -23,11 +23,11 @@ INFO_SCHEMA = "hydractl.info/1"
 TRAINING_SCHEMA = "hydractl.training/1"
 OVERLAP_SCHEMA = "hydractl.overlap/1"
 _MOST_COMPARED = 1 << 21
-"""Heads that are compared with each other: of two thousand pairs of masks with a thousand heads each."""
+"""The most heads that are compared with each other: those of two thousand pairs of masks with a thousand heads each."""
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint, a predictions file or a JSON artefact holds.
+    """Describe what a checkpoint, a predictions file or a JSON artefact holds.
 
     Raises:
         InputError: for a file that is none of these.
@@ -50,7 +50,7 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def _describe_folder(path: Path) -> dict[str, Any]:
-    """What a published folder holds."""
+    """Describe what a published folder holds."""
     from hydractl.model.source import ModelOptions, open_source
 
     source = open_source(str(path), ModelOptions(bodies=True))
@@ -59,7 +59,7 @@ def _describe_folder(path: Path) -> dict[str, Any]:
 
 
 def _describe_export(path: Path) -> dict[str, Any]:
-    """What an exported file says of itself; it is checked as ``bench`` checks it, and nothing in it is run."""
+    """Describe an exported file by what it says; it is checked as ``bench`` checks it, and nothing in it is run."""
     from hydractl.exports.formats import EXPORT_SCHEMA
     from hydractl.exports.opened import exported_at
 
@@ -99,7 +99,7 @@ def _describe_json(path: Path) -> dict[str, Any]:
 
 
 def _head_map(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The heads of all sites, or a word on why they are not shown."""
+    """Return the heads of all sites, or a word on why they are not shown."""
     heads = sum(entry["heads"] or 0 for entry in entries)
     if heads > MOST_HEADS_OF_ALL:
         return {"note": f"{heads} heads, too many to be shown"}
@@ -107,7 +107,7 @@ def _head_map(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _circuit_map(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The heads that a circuit leaves; empty where the file does not say of how many."""
+    """Return the heads that a circuit leaves; empty where the file does not say of how many."""
     steps = [step for step in document["removed"] if isinstance(step, dict)]
     # Of text and number alone: lists, which a broken file may hold, are in no set.
     gone = {(str(step.get("site")), step["head"]) for step in steps if type(step.get("head")) is int}
@@ -125,12 +125,12 @@ def _circuit_map(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _count(value: Any) -> int | None:
-    """A number of heads as a file gives it, if it can be one."""
+    """Return a number of heads as a file gives it, if it can be one."""
     return value if type(value) is int and 0 <= value <= MOST_HEADS else None
 
 
 def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """How far the heads of several files overlap: ``hydractl.overlap/1`` of all pairs of masks of the same sites.
+    """Say how far the heads of several files overlap: ``hydractl.overlap/1`` of all pairs of masks of the same sites.
 
     Args:
         documents: what :func:`describe` gave. Members of one fused file are compared in its own document.
@@ -168,7 +168,7 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
 
 
 def _model(description: Description) -> dict[str, Any]:
-    """What a model says of itself."""
+    """Describe a model by what it says."""
     info: dict[str, Any] = {
         "kind": description.kind,
         "family": f"{description.family} {description.family_version}",
@@ -203,7 +203,7 @@ def _model(description: Description) -> dict[str, Any]:
 
 
 def _predictions(path: Path) -> dict[str, Any]:
-    """Of which model and data sets the predictions are."""
+    """Return the model and the data sets that the predictions are of."""
     found = read_predictions(path)
     members, _, classes = found.shape(0)
     sets = [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in found.sets]
@@ -212,13 +212,13 @@ def _predictions(path: Path) -> dict[str, Any]:
 
 
 def _few_enough(masks: Sequence[HeadMask]) -> bool:
-    """Whether each of these masks can be compared with each other one in a moment."""
+    """Return whether each of these masks can be compared with each other one in a moment."""
     heads = max((sum(mask.heads.values()) for mask in masks), default=0)
     return heads * math.comb(len(masks), 2) <= _MOST_COMPARED
 
 
 def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:
-    """The masks behind the head maps of a document, by name; broken ones of an untrusted file are left out."""
+    """Yield the masks behind the head maps of a document, by name; broken ones of an untrusted file are left out."""
     if "head_maps" in document:
         named = [(f"{file} member {index}".lstrip(), entries) for index, entries in enumerate(document["head_maps"])]
     else:
@@ -231,19 +231,19 @@ def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, Head
 
 
 def _is_part(kept: Any, heads: int | None) -> bool:
-    """Whether ``kept`` lists some of ``heads`` heads, each once."""
+    """Return whether ``kept`` lists some of ``heads`` heads, each once."""
     if heads is None or not isinstance(kept, list) or not all(type(head) is int for head in kept):
         return False
     return len(set(kept)) == len(kept) and all(0 <= head < heads for head in kept)
 
 
 def _pair(a: tuple[str, HeadMask], b: tuple[str, HeadMask]) -> dict[str, Any]:
-    """Two named masks as they stand in ``hydractl.overlap/1``."""
+    """Return two named masks as they stand in ``hydractl.overlap/1``."""
     return {"a": a[0], "b": b[0], **mask_overlap(a[1], b[1])}
 
 
 def _readable(preprocess: Mapping[str, Any]) -> dict[str, Any]:
-    """Preprocessing with the length of a tokenizer's vocabulary file in the place of its text."""
+    """Return preprocessing with the length of a tokenizer's vocabulary file in place of its text."""
     tokenizer = preprocess.get("tokenizer")
     if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("json"), str):
         return dict(preprocess)

@@ -29,7 +29,7 @@ from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 FITTED = ("calibration", "threshold", "ood_score", "cascade")
-"""What a checkpoint may hold that was fitted to its logits as they were."""
+"""The entries of a checkpoint that were fitted to its logits as they were."""
 
 
 def run(settings: LaplaceSettings, log: Log) -> Outcome:
@@ -72,7 +72,7 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
 def _prior(
     member: int, fit: Fit, count: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
 ) -> dict[str, float]:
-    """The prior of each tower of a member, and a warning where it stands at an end of what was tried."""
+    """Choose the prior of each tower of a member, and warn where it is the first or last of what was tried."""
     if settings.prior is not None:
         return dict.fromkeys(fit.curvatures, settings.prior)
     chosen = fit.choose(count, labels)
@@ -99,7 +99,7 @@ def _described(
 
 
 def _opened(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
-    """The data, the validation data, and the source with the classes of these."""
+    """Open the data and the validation data, and return the source with their classes."""
     pairs = source.family.classes(source.description.config) is None
     how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed}
     reads = {source.name: PAIRS if pairs else source.description.reads}
@@ -118,7 +118,7 @@ def _opened(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Datase
 
 
 def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
-    """What is odd about the data."""
+    """List what is odd about the data."""
     doubts = sample_doubts(data, in_passing=in_passing)
     if val is None:
         return doubts
@@ -142,7 +142,7 @@ def _fits(
 
 
 def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Inputs on the model's device, in the order of the data."""
+    """Yield inputs on the model's device, in the order of the data."""
     parameter = next(model.parameters())
     with log.progress(data.where, len(data), "samples") as progress:
         for batch in batches(
@@ -153,7 +153,7 @@ def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log)
 
 
 def _read_pairs(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Images and captions on the model's device."""
+    """Yield images and captions on the model's device."""
     read = Reader(model, data, settings.batch_size, settings.workers)
     with log.progress(data.where, len(data), "pairs") as progress:
         for images, captions in read(range(len(data)), 0):

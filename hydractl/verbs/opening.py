@@ -18,7 +18,7 @@ _LONG = 200_000_000
 
 
 def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
-    """The options of a verb that are about its models; reads the files of ``--labels`` and ``--prompt``.
+    """Return the options of a verb about its models; reads the files of ``--labels`` and ``--prompt``.
 
     Raises:
         InputError: for a file that holds no class names or templates.
@@ -29,7 +29,7 @@ def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
 
 
 def start_options(settings: FinetuneSettings) -> ModelOptions:
-    """As :func:`model_options`, of a training: a body may start it, and ``--labels`` name the classes of a new head."""
+    """Return :func:`model_options` for a training: a body may start it, and ``--labels`` name a new head's classes."""
     options = model_options(settings, bodies=True)
     return replace(options, labels=None) if settings.new_head else options
 

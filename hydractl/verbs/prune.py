@@ -73,7 +73,10 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
 
 
 def default_name(source: Source, settings: PruneSettings) -> str:
-    """``vit.taylor-8.st``, ``vit.taylor-8.seed1.st``: the input, what was done, and another seed where it decides."""
+    """Name the output by the input, what was done, and another seed where it decides.
+
+    For example ``vit.taylor-8.st``, ``vit.taylor-8.seed1.st``.
+    """
     if settings.method:
         how = settings.method
     elif settings.scores:
@@ -90,7 +93,7 @@ def default_name(source: Source, settings: PruneSettings) -> str:
 
 
 def mask_name(path: Path) -> Path:
-    """``a.st`` has its mask in ``a.mask.json``."""
+    """Return where the mask of a checkpoint is: ``a.mask.json`` for ``a.st``."""
     return path.with_name(re.sub(r"\.(st|safetensors)$", "", path.name) + ".mask.json")
 
 
@@ -98,7 +101,7 @@ def mask_name(path: Path) -> Path:
 
 
 def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
-    """The mask of the pruned model, what decided it, and the samples that the model and what decided it have seen."""
+    """Choose the mask of the pruned model, what decided it, and the samples that model and decision have seen."""
     documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
     if settings.max_drop is None:
         return _chosen(source, settings, documents, log)
@@ -127,7 +130,7 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
 def _chosen(
     source: Source, settings: PruneSettings, documents: Mapping[str, Any], log: Log, scores: HeadScores | None = None
 ) -> Choice:
-    """The choice of a budget that is known, from the files that decide it or from ``scores`` where they are known."""
+    """Return the choice of a known budget, from the files that decide it or from ``scores`` where they are known."""
     whole, sites = source.description.mask, source.sites
     scored: Sequence[Entry] = ()
     fixed: Fixed = {}
@@ -163,8 +166,10 @@ def _chosen(
 def _from_scores(
     source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> tuple[HeadMask, dict[str, Any], Sequence[Entry]]:
-    """The mask that scores decide, those of a file, known ones or ones measured now, what is to be said of them, and
-    what they saw."""
+    """Return the mask that scores decide, what is to be said of them, and what they saw.
+
+    The scores are those of a file, known ones or ones measured now.
+    """
     whole = source.description.mask
     if settings.scores:
         document = read_json_file(settings.scores)
@@ -216,7 +221,7 @@ def _check_beside(path: str, mask: HeadMask, log: Log) -> None:
 
 
 def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
-    """Whether the scores of a file are those that this scope and budget ask for."""
+    """Check whether the scores of a file are those that this scope and budget ask for."""
     source = scores.info.get("source")
     made: Any = source.get("settings") if isinstance(source, Mapping) else None
     order = made.get("order") if isinstance(made, Mapping) else None
@@ -240,7 +245,7 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
 
 
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
-    """The settings with the scope and the order that the model decides where the user did not.
+    """Return the settings with the scope and the order that the model decides where the user did not.
 
     Scores of one tower are compared over all its sites, those of a model of one tower within each site (method of the
     paper for CLIP and for ViT). One-shot is the only order that makes sense across sites.
@@ -269,7 +274,7 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
 def _from_circuit(
     document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
 ) -> tuple[HeadMask, dict[str, Any]]:
-    """The mask that a circuit decides, and what is to be said of it."""
+    """Return the mask that a circuit decides, and what is to be said of it."""
     ranking = ranking_from_json(document, source.sites, path)
     whole = source.description.mask
     # A circuit of one tower says so; a budget then counts the heads of that tower.
@@ -341,7 +346,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
 
 
 def _stock_config(source: Source, counts: Sequence[int]) -> dict[str, Any]:
-    """The library's configuration of a model with so many heads at each site."""
+    """Return the library's configuration of a model with so many heads at each site."""
     hint = "use --layout zeroed, or write a .st file"
     config = source.family.with_heads(source.description.config, counts[0]) if counts[0] else None
     if len({*counts}) > 1 or not counts[0]:
@@ -354,7 +359,7 @@ def _stock_config(source: Source, counts: Sequence[int]) -> dict[str, Any]:
 
 
 def _saving(before: HeadMask, after: HeadMask, cost: dict[str, Any]) -> str:
-    """How many heads went, and what that saves."""
+    """Say how many heads went, and what that saves."""
     there, left = len(before.kept_heads), len(after.kept_heads)
     saved = {key: signed_change(cost["before"][key], cost["after"][key]) for key in ("params", "macs")}
     return f"{there - left} of {there} heads removed: parameters {saved['params']}, mult-adds {saved['macs']}"
@@ -366,7 +371,7 @@ def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:
 
 
 def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
-    """What would happen. The mask itself is known beforehand only when no data has to be read."""
+    """Say what would happen. The mask itself is known beforehand only when no data has to be read."""
     whole = source.description.mask
     present = whole.at(site.path for site in sites_of(source, settings.tower))
     document: dict[str, Any] = {

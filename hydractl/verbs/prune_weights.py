@@ -29,7 +29,7 @@ from hydractl.verbs.score import with_data
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is removed.
+    """The weights to remove.
 
     Attributes:
         prefixes: how the names of the parameters start whose tower is meant.
@@ -109,7 +109,7 @@ def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output,
 def _chosen(
     source: Source, settings: PruneSettings, plan: _Plan, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[Entry]]:
-    """The weights to remove as masks, and of the samples they were scored on what the provenance says and is seen."""
+    """Return the weights to remove as masks, with provenance and seen samples of what they were scored on."""
     criterion = WEIGHT_CRITERIA.get(settings.method or "")
     assert criterion is not None  # the settings see to it
     weights = {name: source.tensors.read(name) for name in plan.names}
@@ -132,7 +132,11 @@ def _chosen(
 
 
 def _lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """As :func:`lowest_weights`; what is zero has the lowest score of all, so that it stays away."""
+    """Return the masks of the lowest weights, see :func:`lowest_weights`; zeros score lowest, so that they stay away.
+
+    Raises:
+        NonFiniteError: the scores of some weights are not finite.
+    """
     for name, own in scores.items():
         if not bool(own.isfinite().all()):
             raise NonFiniteError(f"the scores of the weights in {name} are not finite")
@@ -141,7 +145,7 @@ def _lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: 
 
 
 def _with_zeros(source: Source, masks: Mapping[str, Tensor]) -> MappedTensors:
-    """The tensors of a source with zeros where a mask is true."""
+    """Return the tensors of a source with zeros where a mask is true."""
 
     def read(name: str) -> Tensor:
         tensor = source.tensors.read(name)

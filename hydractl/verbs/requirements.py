@@ -43,7 +43,7 @@ def unmet_in(
 
 
 def _failure(requirement: Requirement, name: str, row: Mapping[str, Any]) -> str | None:
-    """Why a requirement does not hold in one row; None where it does."""
+    """Return why a requirement does not hold in one row; None where it does."""
     key, value = requirement.key, lookup(row, requirement.key)
     if value is _MISSING:
         return f"{name} has no {key}{did_you_mean(key, _number_keys(row))}"
@@ -86,7 +86,7 @@ def check_known(
 
 
 def _guess(key: str, keys: Sequence[str]) -> str:
-    """What may have been meant by an unknown key: one that ends in it, else one that is like it."""
+    """Guess what an unknown key meant: a key that ends in it, else one that is like it."""
     whole = [known for known in keys if known.endswith(f".{key}")]
     if whole:
         return f"; did you mean {' or '.join(whole[:3])}?"
@@ -102,7 +102,7 @@ _MISSING = object()
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; names with dots of their own are found too, entries of lists by their place.
+    """Return the value of a dotted key; names with dots of their own are found too, list entries by their place.
 
     A marker object where there is none.
     """
@@ -125,7 +125,7 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _number_keys(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """All dotted keys that hold a number, or null where a number may stand."""
+    """Yield all dotted keys that hold a number, or null where a number may stand."""
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from _number_keys(value, f"{prefix}{key}.")

@@ -205,7 +205,7 @@ class Plan:
         return in_order([*map(self.choosing, self.rows), *map(self.testing, self.rows)])
 
     def ends(self, study: Study) -> list[Step]:
-        """What is left to do when the verdict is there."""
+        """Return the steps that are left to do when the verdict is there."""
         row, score = study.row(study.used.row), study.used.score
         return [self.together(study), self.best(row, score, study.note), *self.timing(row, score)]
 
@@ -276,7 +276,7 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
 
 
 def _training_steps(settings: StudySettings) -> int:
-    """Of a row that is trained."""
+    """Return the number of steps of a row that is trained."""
     return settings.epochs * -(-_samples(str(settings.data)) // settings.batch_size)
 
 

@@ -23,14 +23,14 @@ Batches = Sequence[tuple[Any, Tensor]]
 
 MOST_PAIRS = 1000
 LEAST_SAMPLES = 3
-"""Of a class, for its Gaussian: from two samples Ledoit and Wolf's formula shrinks nothing, and the covariance is
-singular."""
+"""The least number of samples of a class, for its Gaussian: from two samples Ledoit and Wolf's formula shrinks nothing,
+and the covariance is singular."""
 
 DEGREES = (2, 3, 4, 5)
 """The degrees whose knees are reported beside that of the degree asked for."""
 
 MOST_SIZES = 40
-"""How many numbers of heads are tried at most; a model with no more heads than that has every number tried."""
+"""The most numbers of heads that are tried; a model with no more heads than that has every number tried."""
 
 _SPLIT, _PAIRS, _MEDOIDS = 1, 2, 3  # what is drawn by the seed, each independently of the others
 _PARTS_OF_ONE = 2**32  # the grid of distances; they are below 64, so their sums stay far within 64 bits
@@ -44,7 +44,7 @@ Place = tuple[int, int]
 
 
 def decide(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
-    """One pass over a part of the sample for the signatures, then one over the rest for each number of heads.
+    """Choose the heads: one pass over a part of the sample for the signatures, then one over the rest for each size.
 
     Raises:
         InputError: where there are no heads, fewer than two classes, or too few samples of a class.
@@ -89,7 +89,7 @@ def decide(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -
 
 
 def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
-    """Labels as positions among the classes that occur, and those classes."""
+    """Return the labels as positions among the classes that occur, and those classes."""
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("--method cahp compares classes, and the samples drawn are all of one class")
@@ -106,7 +106,10 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
 
 
 def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Which samples make signatures: a drawn half of each class, at least ``LEAST_SAMPLES``; the rest measures."""
+    """Draw the samples that make signatures, bool ``[N]``; the others measure accuracy.
+
+    They are half of each class, and at least ``LEAST_SAMPLES`` of it.
+    """
     first = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         shuffled = random.permutation(np.flatnonzero(labels == label))
@@ -115,7 +118,7 @@ def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.
 
 
 def part_of(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
-    """The chosen samples, counted through all batches in order; batches of which nothing is left are dropped."""
+    """Return the chosen samples, counted through all batches in order; batches of which nothing is left are dropped."""
     parts, start = [], 0
     for inputs, labels in batches:
         here = np.flatnonzero(chosen[start : start + len(labels)])
@@ -139,7 +142,7 @@ def part_of(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, 
 def _distances(
     model: ScoredModel, calibration: Calibration, batches: Batches, labels: Ints, pairs: Ints, sites: Sequence[int]
 ) -> Floats:
-    """The Euclidean distance between the signatures of each two heads."""
+    """Return the Euclidean distance between the signatures of each two heads."""
     outputs = head_outputs(model, batches, sites, calibration.log)
     parts = []
     with calibration.log.progress("cahp: signatures", len(sites), "sites") as progress:
@@ -154,7 +157,7 @@ def _distances(
 def head_outputs(
     model: ScoredModel, batches: Batches, sites: Sequence[int], log: Log
 ) -> dict[int, npt.NDArray[np.floating]]:
-    """The outputs of the heads of a model of one member, before the output projection.
+    """Return the outputs of the heads of a model of one member, before the output projection.
 
     They are taken at the tokens that the model reads out (the class token of most); where it reads several, their mean.
 
@@ -204,14 +207,14 @@ def head_outputs(
 
 
 def _at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
-    """The mean over some tokens of each sample, all of them for None: ``[B, T, D]`` to ``[B, D]``."""
+    """Average over some tokens of each sample, or over all with None: ``[B, T, D]`` to ``[B, D]``."""
     if positions is not None:
         joined = joined.gather(1, positions[:, :, None].expand(-1, -1, joined.shape[2]))
     return joined.mean(dim=1)
 
 
 def class_pairs(classes: int, random: np.random.Generator) -> Ints:
-    """All pairs of classes, or ``MOST_PAIRS`` of them drawn without replacement where there are more: ``[P, 2]``."""
+    """Return all pairs of classes ``[P, 2]``, or where there are more, ``MOST_PAIRS`` drawn without replacement."""
     pairs = np.stack(np.triu_indices(classes, 1), axis=1).astype(np.int64)
     if len(pairs) > MOST_PAIRS:
         pairs = pairs[np.sort(random.choice(len(pairs), MOST_PAIRS, replace=False))]
@@ -219,7 +222,7 @@ def class_pairs(classes: int, random: np.random.Generator) -> Ints:
 
 
 def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> Floats:
-    """The separability signature of every head: its Jeffries-Matusita distance for each pair of classes.
+    """Compute the separability signature of every head: its Jeffries-Matusita distance for each pair of classes.
 
     Args:
         outputs: ``[N, heads, head_dim]``, finite.
@@ -276,7 +279,7 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
 
 
 def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
-    """Of matrices by their Cholesky factors ``[..., d, d]``."""
+    """Return the log-determinants of matrices from their Cholesky factors ``[..., d, d]``."""
     return 2 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum(axis=-1)
 
 
@@ -284,12 +287,12 @@ def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
 
 
 def sizes_to_try(heads: int) -> list[int]:
-    """1 to ``heads``; of more than ``MOST_SIZES`` numbers, as many spread evenly, the first and the last among them."""
+    """Return 1 to ``heads``, or with more than ``MOST_SIZES`` of these as many spread evenly, the ends among them."""
     return sorted({round(k) for k in np.linspace(1, heads, min(heads, MOST_SIZES)).tolist()})
 
 
 def representatives(distances: Floats, count: int, seed: int) -> set[int]:
-    """The medoids of ``count`` clusters by FasterPAM, started from a draw by ``seed``."""
+    """Return the medoids of ``count`` clusters by FasterPAM, started from a draw by ``seed``."""
     from kmedoids import fasterpam
 
     # Either of two heads can stand for both, a tie that sums of floats would leave to rounding; integers are exact.
@@ -302,7 +305,7 @@ def representatives(distances: Floats, count: int, seed: int) -> set[int]:
 def _curve(
     model: ScoredModel, log: Log, batches: Batches, heads: Sequence[Place], medoids: Sequence[set[int]]
 ) -> list[int]:
-    """How many samples are classified right with only the medoids, for each number of them."""
+    """Count the samples classified right with only the medoids, for each number of them."""
     correct = []
     with log.progress("cahp: accuracy", len(medoids), "numbers of heads") as progress:
         for members in medoids:
@@ -314,7 +317,7 @@ def _curve(
 
 @contextmanager
 def _only(model: ScoredModel, heads: Sequence[Place], members: set[int]) -> Iterator[None]:
-    """Of these heads, gate off all but the members."""
+    """Gate off all of these heads but the members, inside this context."""
     parameter = next(model.parameters())
     gates: dict[int, list[float]] = {}
     for number, (i, _) in enumerate(heads):
@@ -327,7 +330,7 @@ def _only(model: ScoredModel, heads: Sequence[Place], members: set[int]) -> Iter
 
 @torch.inference_mode()
 def count_correct(model: ScoredModel, batches: Batches) -> int:
-    """How many samples a model of one member classifies right.
+    """Count the samples that a model of one member classifies right.
 
     Raises:
         NonFiniteError: where a logit is not finite.
@@ -363,8 +366,8 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
     """Fit a polynomial by least squares and take the point of it that is furthest above its chord.
 
     The chord joins the first and the last point of the fitted curve, both axes scaled to 0..1. Only points above it
-    count: below it lie those numbers of heads from which on accuracy begins to rise. Of points as far, that with the
-    fewest heads counts.
+    count: below it lie those numbers of heads from which on accuracy begins to rise. Among equally distant points, the
+    one with the fewest heads is taken.
 
     Args:
         heads: numbers of heads, ascending.
@@ -391,7 +394,7 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
 def _knee(
     calibration: Calibration, sizes: Sequence[int], correct: Sequence[int], total: int
 ) -> tuple[int, dict[str, Any]]:
-    """The number of heads at the knee, and as JSON the curve and the knees of all degrees."""
+    """Return the number of heads at the knee, and as JSON the curve and the knees of all degrees."""
     degree = calibration.options["degree"]
     accuracy = [count / total for count in correct]
     knees = {d: find_knee(sizes, accuracy, d) for d in sorted({*DEGREES, degree})}

@@ -19,7 +19,7 @@ class Magnitude(WeightCriterion):
     needs_data = False
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """From the weights alone."""
+        """Score weights by their absolute values alone."""
         return {name: weight.float().abs() for name, weight in weights.items()}
 
 

@@ -42,17 +42,17 @@ class Predictions:
 
     @property
     def sha256(self) -> str:
-        """Of the file."""
+        """The SHA-256 of the file, as hex."""
         return self._tensors.scan().sha256
 
     def shape(self, index: int) -> tuple[int, int, int]:
-        """``(members, N, classes)`` of a set."""
+        """Return ``(members, N, classes)`` of a set."""
         members, samples, classes = self._tensors.info(tensor_names(index)["logits"]).shape
         return members, samples, classes
 
     @property
     def origin(self) -> str:
-        """What to call it in messages."""
+        """The name of the file in messages."""
         return str(self.path)
 
     @property
@@ -61,7 +61,7 @@ class Predictions:
         return list(self.model.get("feature_scores") or ())
 
     def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
-        """The logits ``[members, rows, classes]`` of neighbouring samples of a set, those that are missing too.
+        """Return the logits ``[members, rows, classes]`` of neighbouring samples of a set, missing ones too.
 
         Args:
             index: of the set.
@@ -75,7 +75,7 @@ class Predictions:
         return np.stack([piece.numpy().reshape(len(rows), classes) for piece in pieces])
 
     def batches(self, index: int) -> Iterator[Piece]:
-        """A set in pieces.
+        """Yield a set in pieces.
 
         Samples that could not be read (``--on-bad skip``) have no logits, and are left out.
         """
@@ -85,7 +85,7 @@ class Predictions:
 def in_pieces(
     shape: tuple[int, int, int], piece: Callable[[range, str | None], npt.NDArray[Any]], scores: Sequence[str]
 ) -> Iterator[Piece]:
-    """Pieces that memory has room for, without the samples that a member has no logits of.
+    """Yield pieces that memory has room for, without the samples that a member has no logits of.
 
     Args:
         shape: ``(members, N, classes)``.
@@ -101,7 +101,7 @@ def in_pieces(
 
 
 def is_predictions(path: str | Path) -> bool:
-    """Whether a file describes itself as predictions; False for what is no safetensors file."""
+    """Return whether a file describes itself as predictions; False for what is no safetensors file."""
     if not str(path).endswith((".st", ".safetensors")) or not os.path.isfile(path):
         return False
     try:
@@ -164,7 +164,7 @@ def _read_sets(
 
 
 def _set_problem(entry: Mapping[str, Any], index: int, header: Header, scores: Sequence[str]) -> str | None:
-    """In what the tensors of a set are not what the header says of it; None where they are."""
+    """Return where the tensors of a set are not what the header says of it; None where they are."""
     names, n = tensor_names(index), entry["n"]
     logits = header.tensors.get(names["logits"])
     if logits is None or logits.dtype not in KINDS or len(logits.shape) != 3 or logits.shape[1] != n:
@@ -182,7 +182,11 @@ def _set_problem(entry: Mapping[str, Any], index: int, header: Header, scores: S
 
 
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
-    """What is wrong with the data sets (role and name) taken together; shapes are ``(members, N, classes)``."""
+    """List what is wrong with the data sets (role and name) taken together.
+
+    Args:
+        shapes: ``(members, N, classes)`` of each.
+    """
     problems = []
     if len(set(sets)) < len(sets) or [role for role, _ in sets].count("id") != 1:
         problems.append("it has no one ID set, or two sets of one name")
@@ -203,10 +207,10 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
 # --- several as one ensemble ------------------------------------------------------------------------------------------
 
 _OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score", "training")
-"""What the models of an ensemble may differ in. All else in a header decides logits, or names classes."""
+"""The entries in which the models of an ensemble may differ. All else in a header decides logits, or names classes."""
 
 _OF_ONE = ("calibration", "threshold", "ood_score")
-"""What was chosen for the predictions of one model alone."""
+"""The entries that were chosen for the predictions of one model alone."""
 
 _MOST_PROBLEMS = 20
 
@@ -244,12 +248,12 @@ class Concatenated:
         ]
 
     def _of_parts(self, index: int) -> list[tuple[Predictions, int]]:
-        """Every file, and the place of a set in it."""
+        """Return every file, and the place of a set in it."""
         places = zip(self._parts, self._places[index], strict=True)
         return [(part, at) for part, at in places if at is not None]
 
     def shape(self, index: int) -> tuple[int, int, int]:
-        """``(members, N, classes)`` of a set."""
+        """Return ``(members, N, classes)`` of a set."""
         shapes = [part.shape(at) for part, at in self._of_parts(index)]
         return sum(members for members, _, _ in shapes), *shapes[0][1:]
 
@@ -259,7 +263,7 @@ class Concatenated:
         return self._parts[0].scores
 
     def batches(self, index: int) -> Iterator[Piece]:
-        """As of one file, without the samples that a part has no logits of."""
+        """Yield a set in pieces, as for one file, without the samples that a part has no logits of."""
 
         def piece(rows: range, score: str | None) -> npt.NDArray[Any]:
             return np.concatenate([part.piece(at, rows, score) for part, at in self._of_parts(index)])
@@ -268,13 +272,13 @@ class Concatenated:
 
 
 def _place(part: Predictions, one: SetEntry) -> int | None:
-    """Where a file has a set; None where it has none of that role and name."""
+    """Return where a file has a set; None where it has none of that role and name."""
     places = (i for i, other in enumerate(part.sets) if (other.role, other.name) == (one.role, one.name))
     return next(places, None)
 
 
 def _differences(first: Predictions, other: Predictions) -> list[str]:
-    """In what two files differ and must not."""
+    """List where two files differ and must not."""
     problems = []
     if first.shape(0)[2] != other.shape(0)[2]:
         problems.append(f"{other.origin}: {other.shape(0)[2]} classes, not {first.shape(0)[2]}")
@@ -302,12 +306,12 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
 
 
 def _common(value: Any) -> Any:
-    """A value of a header without ``c``, which is each member's own choice in a probe."""
+    """Return a value of a header without ``c``, which is each member's own choice in a probe."""
     return {key: part for key, part in value.items() if key != "c"} if isinstance(value, Mapping) else value
 
 
 def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
-    """What the header of the ensemble says of its model: no calibration, as none was fitted for it."""
+    """Return the model entry of the ensemble's header: no calibration, as none was fitted for it."""
     digests = [model.get("sha256") for model in models]
     costs = [model.get("cost") or {} for model in models]
     document = {key: value for key, value in models[0].items() if key not in _OF_ONE}
@@ -326,7 +330,7 @@ def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -
 
 
 def _heads(parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The heads of all members at every site; none where the sites of the models differ."""
+    """Return the heads of all members at every site; none where the sites of the models differ."""
     sites = [[{key: value for key, value in site.items() if key != "kept"} for site in part] for part in parts]
     if any(site != sites[0] for site in sites):
         return []

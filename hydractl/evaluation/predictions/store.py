@@ -51,30 +51,30 @@ class SetEntry:
     seen: int = 0
 
     def header(self) -> dict[str, Any]:
-        """What the header of a predictions file says of it."""
+        """Return the entry of this set in the header of a predictions file."""
         own = {"name": self.name, "role": self.role, "group": self.group, "n": len(self.ids)}
         return {**own, "fingerprint": self.fingerprint, "labelled": self.labels is not None, "seen": self.seen}
 
 
 def tensor_names(index: int) -> dict[str, str]:
-    """What the tensors of a set are called in the file."""
+    """Return the names of a set's tensors in the file."""
     return {part: f"sets.{index}.{part}" for part in ("logits", "labels", "ids", "id_ends")}
 
 
 def score_tensor(index: int, score: str) -> str:
-    """What the tensor ``[members, N, 1]`` of an OOD score on features is called."""
+    """Return the name of the tensor ``[members, N, 1]`` of an OOD score on features."""
     return f"sets.{index}.scores.{score}"
 
 
 def ranges(shape: Sequence[int]) -> list[range]:
-    """Runs of neighbouring samples of ``[members, N, classes]`` that memory has room for."""
+    """Return runs of neighbouring samples of ``[members, N, classes]`` that memory has room for."""
     members, samples, classes = shape
     step = max(1, BLOCK_BYTES // (members * classes * 4))
     return [range(start, min(samples, start + step)) for start in range(0, samples, step)]
 
 
 def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
+    """Return which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
     raw = np.ascontiguousarray(logits).view(np.uint8).reshape(*logits.shape, logits.itemsize)
     return (raw == EMPTY).all(axis=3).any(axis=(0, 2))
 
@@ -173,14 +173,14 @@ class PredictionsWriter:
         os.fsync(self._file.fileno())
 
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
-        """Which samples of a set have no logits yet, ``[N]``."""
+        """Return which samples of a set have no logits yet, ``[N]``."""
         shape = self._infos[tensor_names(index)["logits"]].shape
         name = tensor_names(index)["logits"]
         parts = [is_empty(self._piece(name, rows)) for rows in ranges(shape)]
         return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
 
     def _piece(self, name: str, rows: range) -> npt.NDArray[Any]:
-        """The part ``[members, rows, columns]`` of neighbouring samples in a tensor."""
+        """Return the part ``[members, rows, columns]`` of neighbouring samples in a tensor."""
         members, samples, classes = self._infos[name].shape
         kind = KINDS[self._infos[name].dtype]
         size = classes * kind.itemsize
@@ -195,7 +195,7 @@ class PredictionsWriter:
         logits: npt.NDArray[Any],
         scores: Mapping[str, npt.NDArray[np.float64]] = {},
     ) -> None:
-        """The logits ``[members, len(rows), classes]`` and scores ``[members, len(rows)]`` of some samples of a set."""
+        """Write the logits ``[members, len(rows), classes]`` and scores ``[members, len(rows)]`` of some samples."""
         for score in self._scores:  # before the logits, which say that a sample is whole
             self._write(score_tensor(index, score), rows, scores[score][:, :, None])
         self._write(tensor_names(index)["logits"], rows, logits)
@@ -215,11 +215,11 @@ class PredictionsWriter:
                 self._write_at(values[member, run].tobytes(), position)
 
     def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
-        """What :meth:`write` wrote of some samples, ``[members, len(rows), classes]``."""
+        """Return what :meth:`write` wrote of some samples, ``[members, len(rows), classes]``."""
         return self._read(tensor_names(index)["logits"], rows)
 
     def read_scores(self, index: int, rows: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
-        """By name the scores ``[members, len(rows)]`` of the same samples."""
+        """Return the scores ``[members, len(rows)]`` of the same samples, by name."""
         return {score: self._read(score_tensor(index, score), rows)[:, :, 0] for score in self._scores}
 
     def _read(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
@@ -245,7 +245,7 @@ class PredictionsWriter:
 
 
 def _begun(path: Path) -> bool:
-    """Whether there is an unfinished file that had got its size and its header."""
+    """Return whether there is an unfinished file that had got its size and its header."""
     try:
         with open(path, "rb") as file:
             return any(file.read(8))
@@ -254,7 +254,11 @@ def _begun(path: Path) -> bool:
 
 
 def _check_same(path: Path, description: Mapping[str, Any]) -> None:
-    """Whether an unfinished file is of the same model, data and settings."""
+    """Refuse an unfinished file of another model, other data or settings.
+
+    Raises:
+        InputError: listing the differences.
+    """
     there = read_header(path).description or {}
     if there == description:
         return
@@ -266,7 +270,7 @@ def _check_same(path: Path, description: Mapping[str, Any]) -> None:
 
 
 def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the model beside the rest."""
+    """Return a description with the entries of the model beside the rest."""
     model = description.get("model")
     rest = {key: value for key, value in description.items() if key != "model"}
     return {**(model if isinstance(model, dict) else {}), **rest}

@@ -271,7 +271,7 @@ OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
 
 
 def is_decoder(model: Any) -> bool:
-    """Whether a token sees only those before it."""
+    """Return whether a token sees only those before it."""
     name = type(model).__name__
     return name in ARCHITECTURES and ARCHITECTURES[name][1] is last_token
 
@@ -286,9 +286,9 @@ def _last_token(model: Any, base: Any, state: State) -> Tensor:
 
 
 def readout_of(model: Any) -> tuple[Readout, int | None]:
-    """What the library does after the last layer, and the number of first tokens it uses (None: all).
+    """Return what the library does after the last layer, and the number of first tokens it uses (None: all).
 
-    Of a body it is the first token, or the mean where there is none for that. Of decoders it is always the last one.
+    A body reads its first token, or the mean where it has none for that; a decoder always its last token.
     """
     readout = ARCHITECTURES[type(model).__name__][1]
     if readout is _mean:
@@ -307,13 +307,13 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
 
 
 def without_traces(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what says how it was written, how it is to be computed, or what the labels are."""
+    """Return a configuration without what says how it was written, how it is to be computed, or what the labels are."""
     return {k: v for k, v in config.items() if k not in _NOT_THE_MODEL and not k.startswith("_")}
 
 
 @kept
 def meta_model(config: Mapping[str, Any]) -> Any:
-    """The library's model of a configuration, in eval mode: parameters on the meta device, buffers real.
+    """Build the library's model of a configuration, in eval mode: parameters on the meta device, buffers real.
 
     Raises:
         InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
@@ -326,7 +326,7 @@ def meta_model(config: Mapping[str, Any]) -> Any:
 
 
 def library_model(config: Mapping[str, Any]) -> Any:
-    """The library's model of a configuration with weights of its own initialisation, on the default device.
+    """Build the library's model of a configuration with weights of its own initialisation, on the default device.
 
     With no labels it is a body: the library's classifier without the modules that its configuration calls ``absent``.
 
@@ -352,17 +352,19 @@ def library_model(config: Mapping[str, Any]) -> Any:
 
 
 def _no_warning(*_: Any) -> None:
-    """In the place of a warning for which GPT-2 looks at the numbers of its inputs, which may be on the meta device."""
+    """Do nothing, in place of a GPT-2 warning that reads the values of inputs, which may be on the meta device."""
 
 
 def implementation(cls: Any) -> str:
-    """How a class of the library attends where it is not replaced."""
+    """Return how a class of the library attends where it is not replaced."""
     return "sdpa" if cls._supports_sdpa else "eager"
 
 
 def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """The modules of a classifier that a body does not have, given the names of its stored tensors: the last layer,
-    which is always one of other classes, and what no tensor belongs to."""
+    """Return the modules of a classifier that a body does not have, given the names of its stored tensors.
+
+    These are the last layer, which is always one of other classes, and what no tensor belongs to.
+    """
     model = meta_model({**config, "num_labels": 2})
     ((prefix, base, _),) = towers_of(model)
     others = [name for name, child in model.named_children() if child is not base and list(child.parameters())]
@@ -450,7 +452,7 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
 
 
 def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
-    """The layers of an encoder, which may be in stages, by their paths within it."""
+    """Return the layers of an encoder, which may be in stages, by their paths within it."""
     if layout.staged:
         return [(path, layer) for path, layer, *_ in relative.swin_layers(base)]
     return [(f"{layout.layers}.{i}", layer) for i, layer in enumerate(base.get_submodule(layout.layers))]
@@ -464,14 +466,14 @@ def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
 
 
 def layouts_of(model: Any) -> Sequence[str]:
-    """Of each tower, its key in :data:`LAYOUTS`."""
+    """Return the key of each tower in :data:`LAYOUTS`."""
     name = type(model).__name__
     return ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The library without progress bars and without warnings of what is checked here."""
+    """Run the library without progress bars and without warnings of what is checked here."""
     level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
@@ -484,7 +486,7 @@ def quiet() -> Iterator[None]:
 
 
 def class_name(config: Mapping[str, Any]) -> str:
-    """The classifier of the library that a configuration names, or that it names the body of.
+    """Return the classifier of the library that a configuration names, or that it names the body of.
 
     Raises:
         InputError: for one whose heads cannot be taken apart, naming its attention.
@@ -505,14 +507,14 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 
 def _reason(name: str) -> str:
-    """Why a class is refused, behind its name."""
+    """Say why a class is refused, behind its name."""
     tower = re.match(r"(CLIP|MetaClip2|Siglip2?)(Vision|Text)Model", name)
     met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
     return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 
 
 def _attention_of(name: str) -> str | None:
-    """The attention class in the file of some model of the library, or None where there is none.
+    """Find the attention class in the file of some model of the library, or None where there is none.
 
     The model itself is not built: its configuration may name another one that the library would ask the hub for.
     """

@@ -22,7 +22,7 @@ NAMES = {"vision_model": "visual", "text_model": "text"}
 
 
 def stages(model: Any, stem: Callable[[Any, Any], State]) -> list[Stages]:
-    """The tower of images, then that of texts.
+    """Return the tower of images, then that of texts.
 
     Args:
         model: the library's.
@@ -71,7 +71,7 @@ def _projection(layer: Any, pooled: Callable[[State], Tensor]) -> Projection:
 
 
 def is_causal(model: Any) -> bool:
-    """Whether this is a CLIP, which reads texts up to their end; a SigLIP reads them whole, padding included."""
+    """Return whether this is a CLIP, which reads texts up to their end; a SigLIP reads them whole, padding included."""
     return model.config.model_type in ("clip", "metaclip_2")
 
 
@@ -106,7 +106,7 @@ def _text_stem(base: Any, stem: Callable[[Any, Any], State], causal: bool, input
 
 
 def _pooled_tokens(model: Any, ids: Tensor) -> Tensor:
-    """The position ``[N, 1]`` of the token that the library reads of texts ``[N, T]``."""
+    """Return the position ``[N, 1]`` of the token that the library reads of texts ``[N, T]``."""
     if not is_causal(model):
         return torch.full_like(ids[:, :1], ids.shape[1] - 1)
     end = model.text_model.eos_token_id
@@ -117,13 +117,13 @@ def _pooled_tokens(model: Any, ids: Tensor) -> Tensor:
 
 
 def _class_features(model: Any, state: State) -> Tensor:
-    """``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
+    """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
     layer = model.text_projection if is_causal(model) else model.text_model.head
     return mean_features(layer(_pooled_texts(model, state)), state.context["ids"].shape[1])
 
 
 def _pooled_texts(model: Any, state: State) -> Tensor:
-    """``[classes * prompts, d_model]``."""
+    """Compute ``[classes * prompts, d_model]``, the features that the library reads of each text."""
     hidden, ids = state.hidden, state.context["ids"]
     if "read" not in state.context:
         hidden = hidden.take_along_dim(_pooled_tokens(model, ids.flatten(0, 1))[..., None], dim=1)
@@ -131,7 +131,7 @@ def _pooled_texts(model: Any, state: State) -> Tensor:
 
 
 def text_preprocess_of(folder: Path, model: Any) -> dict[str, Any]:
-    """The tokenizer of a published folder, as what it makes is given to the model.
+    """Read the tokenizer of a published folder, with the settings by which the model takes its tokens.
 
     Raises:
         InputError: for one whose texts end where a CLIP does not look.
@@ -149,7 +149,7 @@ def text_preprocess_of(folder: Path, model: Any) -> dict[str, Any]:
 def prompts(
     model: Any, preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
 ) -> Mapping[str, Tensor]:
-    """What the tokenizer makes of every template of every class, ``[classes, templates, T]`` each.
+    """Tokenize every template of every class, ``[classes, templates, T]`` each.
 
     A CLIP is given no more tokens than its longest text has, because what lies behind the end of a text changes
     nothing; a SigLIP always as many as it was trained with.

@@ -21,11 +21,11 @@ from hydractl.jsonio import shown
 _ORIGINAL = "original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
-"""As of :attr:`hydractl.families.base.Stages.per_sample`."""
+"""The entries of :attr:`hydractl.families.base.Stages.per_sample`."""
 
 
 def problem_of(config: Any) -> str | None:
-    """Why a configuration cannot be opened, or None."""
+    """Return why a configuration cannot be opened, or None."""
     heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     kinds = {*(getattr(config, "layer_types", None) or ())} - {_FULL, _SLIDING}
     window = getattr(config, "sliding_window", None)
@@ -49,23 +49,23 @@ def problem_of(config: Any) -> str | None:
 
 
 def _rotations(config: Any) -> list[Mapping[str, Any]]:
-    """Parameters of rotary positions, of each kind of layer or of all."""
+    """Return the parameters of rotary positions, of each kind of layer or of all."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return [one for one in (parameters, *parameters.values()) if isinstance(one, Mapping)]
 
 
 def _short(config: Any) -> list[Any]:
-    """Up to how many tokens a text is short, where longer ones have other angles (LongRoPE)."""
+    """Return up to how many tokens a text is short, where longer ones have other angles (LongRoPE)."""
     return [one.get(_ORIGINAL) for one in _rotations(config) if one.get("rope_type") == "longrope"]
 
 
 def longest(config: Any) -> int:
-    """Tokens of a text at most: all texts have the angles of short ones."""
+    """Return the largest number of tokens of a text: all texts have the angles of short ones."""
     return min([config.max_position_embeddings, *_short(config)])
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
-    """Of each layer, whether its tokens see all before them or those in a window."""
+    """Return for each layer whether its tokens see all before them or those in a window."""
     if hasattr(type(config), "layer_types"):
         return list(config.layer_types)
     kind = _FULL if getattr(config, "sliding_window", None) is None else _SLIDING
@@ -73,7 +73,7 @@ def kinds_of_layers(config: Any) -> Sequence[str]:
 
 
 def stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
-    """Embeddings, the masks and angles of each kind of layer, and where each sample ends."""
+    """Compute the embeddings, the masks and angles of each kind of layer, and where each sample ends."""
     ids, tokens, config = inputs["input_ids"], inputs.get("attention_mask"), base.config
     positions = torch.arange(ids.shape[1], device=ids.device)[None]  # [1, T]: padding has positions too
     hidden = base.drop(base.wte(ids) + base.wpe(positions)) if hasattr(base, "wpe") else base.embed_tokens(ids)
@@ -89,7 +89,7 @@ def stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
 
 
 def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
-    """Which tokens each token sees, ``[B, 1, T, T]``; None: all."""
+    """Return which tokens each token sees, bool ``[B, 1, T, T]``; None: all."""
     samples, length = ids.shape
     seen = None if tokens is None else tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
     if not causal:
@@ -106,7 +106,7 @@ def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) 
 
 
 def _last(config: Any, ids: Tensor) -> Tensor:
-    """The last token of each sample that is none of padding, ``[B, 1]``, as the library finds it."""
+    """Return the last token of each sample that is not padding, ``[B, 1]``, as the library finds it."""
     length = torch.arange(ids.shape[1], device=ids.device)
     if config.pad_token_id is None:
         if ids.shape[0] > 1:
@@ -119,7 +119,7 @@ def _last(config: Any, ids: Tensor) -> Tensor:
 
 
 def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
-    """From cosines and sines ``[1, 1, T, width]`` of the library to how an attention of it turns; None: not at all."""
+    """Return how an attention turns by the library's cosines and sines ``[1, 1, T, width]``; None: not at all."""
     kind = type(attention).__name__
     if kind in ("GlmAttention", "HeliumAttention"):  # neighbouring dimensions, with the angles of halves
         return lambda cos, sin: Rotary(_interleaved(cos), _interleaved(sin), neighbours=True)
@@ -132,7 +132,7 @@ def _interleaved(angles: Tensor) -> Tensor:
 
 
 def run(layer: Any, kind: str, state: State) -> State:
-    """One layer of the library."""
+    """Run one layer of the library."""
     given = {"attention_mask": state.context[kind]}
     if "angles" in state.context:
         given["position_embeddings"] = state.context["angles"][kind]
@@ -140,24 +140,24 @@ def run(layer: Any, kind: str, state: State) -> State:
 
 
 def normed(base: Any, state: State) -> Tensor:
-    """The state after the last norm."""
+    """Return the state after the last norm."""
     return (base.ln_f if hasattr(base, "ln_f") else base.norm)(state.hidden)
 
 
 def at_last(state: State, values: Tensor) -> Tensor:
-    """Of something of every token ``[B, T, n]``, that of the last: ``[B, n]``."""
+    """Return the values of the last token of each sample: ``[B, n]`` of ``[B, T, n]``."""
     if "read" in state.context:
         return values[:, 0]
     return values.gather(1, state.context["last"][:, :, None].expand(-1, -1, values.shape[2]))[:, 0]
 
 
 def last_token(model: Any, base: Any, state: State) -> Tensor:
-    """As ``GenericForSequenceClassification`` of the library."""
+    """Compute logits as the library's ``GenericForSequenceClassification``."""
     return model.score(at_last(state, normed(base, state)))
 
 
 def pooled(model: Any, base: Any, state: State) -> Tensor:
-    """As ``EuroBertForSequenceClassification`` of the library."""
+    """Compute logits as the library's ``EuroBertForSequenceClassification``."""
     hidden, tokens = normed(base, state), state.context["tokens"]
     late = model.classifier_pooling == "late"
     if late:  # the library takes the mean of logits, which are linear in these features
@@ -171,7 +171,7 @@ def pooled(model: Any, base: Any, state: State) -> Tensor:
 
 
 def with_padding(config: Mapping[str, Any], padding: int, origin: str) -> dict[str, Any]:
-    """A configuration that knows by which token texts are padded; the library looks for the last other one.
+    """Return a configuration that knows by which token texts are padded; the library looks for the last other one.
 
     Raises:
         InputError: it names another.

@@ -81,8 +81,10 @@ class _InPlace(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Attend ``[M * B, T, d_model]``, with cosines and sines ``[1, T, head_dim]`` where positions are rotary; the
-        weights that the library's own would return are never looked at."""
+        """Attend ``[M * B, T, d_model]``, with cosines and sines ``[1, T, head_dim]`` where positions are rotary.
+
+        In place of the attention weights, which nothing reads, None is returned.
+        """
         rotary = None
         if position_embeddings is not None and self.turn is not None:
             # In float32 at least, as the library does: [1, T, head_dim] -> [1, 1, T, head_dim]
@@ -150,7 +152,7 @@ class HFEncoder(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """A folder with transformers' ``config.json`` and ``model.safetensors``."""
+        """Load a folder with transformers' ``config.json`` and ``model.safetensors``."""
         published = read_config(folder / "config.json")
         if published is None or "architectures" not in published or "model_type" not in published:
             return None
@@ -180,7 +182,7 @@ class HFEncoder(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
-        """``hf:ORG/NAME[@REVISION]``, a published model; or ``[/FILE.st]``, a checkpoint that hydractl wrote.
+        """Load ``hf:ORG/NAME[@REVISION]``, a published model; or ``[/FILE.st]``, a checkpoint that hydractl wrote.
 
         Safetensors only, never any code of the repository.
         """
@@ -216,7 +218,7 @@ class HFEncoder(ModelFamily):
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
-        """The library's model with its parameters on the meta device and its buffers real."""
+        """Build the library's model with its parameters on the meta device and its buffers real."""
         return copy.deepcopy(meta_model(config))
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
@@ -236,30 +238,30 @@ class HFEncoder(ModelFamily):
         return sites
 
     def classes(self, config: Mapping[str, Any]) -> int | None:
-        """Number of classes of the classifier; None for a CLIP or SigLIP."""
+        """Return the number of classes of the classifier; None for a CLIP or SigLIP."""
         model = meta_model(config)
         return None if type(model).__name__ in TWO_TOWERS else int(model.config.num_labels)
 
     def prompts(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """``{"input_ids": [classes, templates, tokens]}`` by the tokenizer of the checkpoint, perhaps with its mask."""
+        """Tokenize prompts as the checkpoint does: ``{"input_ids": [classes, templates, tokens]}``, perhaps a mask."""
         if self.classes(config) is not None:
             return super().prompts(config, preprocess, labels, templates)
         return clip.prompts(meta_model(config), preprocess, labels, templates)
 
     def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
-        """Of the patch embedding; DINOv2 stretches its positions to any size."""
+        """Return the image shape of the patch embedding; None for DINOv2, which stretches its positions to any size."""
         model = meta_model(config)
         (prefix, base, _), size = towers_of(model)[0], _image_size(model)
         return None if size is None or prefix.startswith("dinov2") else [int(base.config.num_channels), *size]
 
     def layout(self, site: Site) -> AttentionLayout:
-        """By the kind of encoder."""
+        """Return the layout of this kind of encoder."""
         return LAYOUTS[site.layout].heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """The rate of the attention weights, and of the output where the attention itself drops of it."""
+        """Return the rate of the attention weights, and of the output where the attention itself drops of it."""
         return dropouts_of(model, site.path, LAYOUTS[site.layout])
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
@@ -269,7 +271,7 @@ class HFEncoder(ModelFamily):
         put_in_place(model, site.path, layout, attention, relative.stand_in(attention, layer))
 
     def stages(self, model: Any) -> list[Stages]:
-        """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
+        """Cut the model. Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         if type(model).__name__ in TWO_TOWERS:
             return clip.stages(model, encoder_stem)
         if type(model).__name__ == dinov3.NAME:
@@ -298,57 +300,57 @@ class HFEncoder(ModelFamily):
         return [replace(tower, **relative.swin_parts(base, prefix, layout.norm)) if layout.staged else tower]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
-        """Of a CLIP or SigLIP, ``[B, classes]`` from features of images and classes."""
+        """Return ``[B, classes]``; a CLIP or SigLIP computes them from features of images and classes."""
         return scaled_cosines(model, *outputs) if len(outputs) > 1 else outputs[0]
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
-        """By ``get_image_features``."""
+        """Compute normalised features by ``get_image_features``."""
         given = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
         return torch.nn.functional.normalize(model.get_image_features(**given).pooler_output, dim=-1)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
-        """The library's tokenizer on texts or pairs of texts, its image processor on PIL images."""
+        """Return the library's tokenizer on texts or pairs of texts, its image processor on PIL images."""
         if "texts" in preprocess:
             text_collate(preprocess["texts"])  # refuses what it does not understand
         return text_collate(preprocess) if _is_text(preprocess) else image_collate(preprocess)
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
-        """Random tokens without padding, or random pixels."""
+        """Draw random tokens without padding, or random pixels."""
         if _is_text(preprocess):
             return random_tokens(preprocess, batch, seed)
         return random_images(preprocess, batch, seed)
 
     def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
-        """From the settings of the tokenizer."""
+        """Return the tokenizer's setting; None for images."""
         return int(preprocess["tokenizer"]["model_max_length"]) if _is_text(preprocess) else None
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """From the settings of the library's image processor."""
+        """Read the image format off the settings of the library's image processor."""
         return super().image_format(preprocess) if _is_text(preprocess) else image_format(preprocess)
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
-        """By transformers' own initialisation."""
+        """Draw weights by transformers' own initialisation."""
         return library_model(config)
 
     def too_long(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
     ) -> tuple[int, int]:
-        """By the tokenizer of the checkpoint, whose marks of start and end count."""
+        """Count by the tokenizer of the checkpoint, whose marks of start and end count."""
         if self.classes(config) is not None:
             return super().too_long(config, preprocess, texts)
         collate = text_collate(preprocess["texts"])
         return collate.cut(texts), collate.max_length
 
     def judges_each_pair(self, model: Any) -> bool:
-        """Of SigLIP."""
+        """Return whether this is a SigLIP."""
         return hasattr(model, "logit_bias")
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
-        """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
+        """Set ``num_labels`` and drop the old names; add a pooler where the body of a classifier has one."""
         if class_name(config) == dinov3.NAME:
             raise UsageError("transformers has no classifier for DINOv3", hint="eval --probe; or its model of timm")
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
@@ -357,13 +359,16 @@ class HFEncoder(ModelFamily):
     def image_classifier(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], classes: int
     ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """The library's own, of the mean of all patches."""
+        """Return the library's own classifier, of the mean of all patches."""
         name = class_name(config).replace("Model", "ForImageClassification")
         images = {key: value for key, value in preprocess.items() if key != "texts"}
         return name, {**config, "architectures": [name], "num_labels": classes}, images
 
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
-        """With ``head_dim``, which the library's vision transformers read; those that do not get other widths."""
+        """Set the number of heads, with ``head_dim``: the library's vision transformers read it.
+
+        None where the heads would get other widths.
+        """
         sites = self.sites(config)
         small = {**config, "num_attention_heads": heads, "head_dim": sites[0].head_dim}
         try:
@@ -372,7 +377,7 @@ class HFEncoder(ModelFamily):
             return None
 
     def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
-        """By the names of the library for width, heads (of keys as well) and MLP."""
+        """Scale width, heads (of keys as well) and MLP, by the library's names for them."""
         names = next((names for names in _WIDTHS if set(names) <= set(config)), None)
         if names is None:
             return None
@@ -384,7 +389,7 @@ class HFEncoder(ModelFamily):
         return narrow
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""
+        """Set ``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""
         if class_name(config).startswith("GPT2"):
             return {**config, "resid_pdrop": rate, "embd_pdrop": rate}
         key = next((name for name in ("hidden_dropout_prob", "dropout") if name in config), None)
@@ -394,7 +399,7 @@ class HFEncoder(ModelFamily):
 
 
 def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, float]:
-    """As :meth:`HFEncoder.dropouts`, of the attention at ``path``."""
+    """Return the dropout rates of the attention at ``path``, see :meth:`HFEncoder.dropouts`."""
     core: Any = model.get_submodule(path).get_submodule(layout.core)
     if hasattr(core, "resid_dropout"):
         return float(core.attn_dropout.p), float(core.resid_dropout.p)
@@ -407,8 +412,11 @@ def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, flo
 def put_in_place(
     model: nn.Module, path: str, layout: Layout, attention: nn.Module, stand_in: nn.Module | None = None
 ) -> None:
-    """As :meth:`HFEncoder.install`, of the attention at ``path``; ``stand_in`` calls it where the library calls other
-    than usually."""
+    """Replace the attention at ``path``, see :meth:`HFEncoder.install`.
+
+    Args:
+        stand_in: calls ``attention`` where the library calls its own in an unusual way.
+    """
     block: Any = model.get_submodule(path)
     inside = stand_in or _InPlace(attention, block.get_submodule(layout.core))
     if not layout.core:
@@ -420,7 +428,7 @@ def put_in_place(
 
 
 def encoder_stem(base: Any, inputs: Any) -> State:
-    """The part of the library's own forward before its first layer."""
+    """Run the part of the library's own forward before its first layer."""
     pixels = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
     shapes = inputs.get("spatial_shapes") if isinstance(inputs, Mapping) else None
     if pixels is None:
@@ -479,7 +487,7 @@ def _is_text(preprocess: Mapping[str, Any]) -> bool:
 
 
 def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """The configuration of a folder that a checkpoint keeps: without traces of who wrote it, and without labels."""
+    """Return the configuration of a folder as a checkpoint keeps it: without labels and traces of who wrote it."""
     for key, what, hint in _NEVER:
         if published.get(key):
             raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses", hint=hint)
@@ -499,10 +507,10 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
-    """Weights under the library's present names, read by the library itself, in the dtypes of the file.
+    """Read weights by the library itself, under its present names, in the dtypes of the file.
 
     Returns:
-        Beside them, of a body the names in the file of what belongs to another task.
+        Besides the weights, for a body the names in the file of what belongs to another task.
 
     Raises:
         InputError: listing every tensor that is missing, unexpected or of another shape.
@@ -545,14 +553,14 @@ def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTen
 
 
 def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, stored: Mapping[str, TensorInfo]) -> torch.dtype:
-    """The dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
+    """Return the dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
     published = revert_weight_conversion(loaded, {name: tensor})
     infos = [stored[n] for n in published if n in stored]
     return torch_dtype(infos[0]) if len(infos) == 1 else tensor.dtype
 
 
 def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
-    """The tokenizer or the image processor of a folder."""
+    """Read the tokenizer or the image processor of a folder."""
     (prefix, base, _), config = towers_of(model)[0], model.config
     if config.model_type not in _PROCESSORS:
         # RoBERTa counts positions from behind the padding token's number, MPNet from behind 1.
@@ -569,7 +577,7 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
 
 
 def _image_size(model: Any) -> tuple[int, int] | None:
-    """Height and width of the patch embedding; None for a model of texts, and of images of any size."""
+    """Return height and width of the patch embedding; None for a model of texts, and of images of any size."""
     if model.config.model_type not in _PROCESSORS or model.config.model_type in ("dinov3_vit", "siglip2"):
         return None
     _, base, _ = towers_of(model)[0]
@@ -580,7 +588,7 @@ def _image_size(model: Any) -> tuple[int, int] | None:
 
 
 def _labels(published: Mapping[str, Any], classes: int) -> list[str] | None:
-    """The names of the classes; the library's own placeholders are no names."""
+    """Return the names of the classes; the library's own placeholders are no names."""
     names = published.get("id2label")
     if not isinstance(names, Mapping) or sorted(names) != sorted(map(str, range(classes))):
         return None

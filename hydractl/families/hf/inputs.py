@@ -49,7 +49,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
 )
-"""What a folder of the hub may hold of its tokenizer."""
+"""The files of a tokenizer that a folder of the hub may hold."""
 
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
@@ -75,7 +75,7 @@ def text_preprocess(
     padding: int | None = None,
     ends: bool = False,
 ) -> dict[str, Any]:
-    """The tokenizer of a published folder with its settings.
+    """Read the tokenizer of a published folder with its settings.
 
     Args:
         folder: holds ``tokenizer.json``, or what the library can make one of.
@@ -134,7 +134,7 @@ def text_preprocess(
 
 
 def _opened(folder: Path) -> Any:
-    """The tokenizer of a folder as the library opens it; of SigLIP's, which runs in Python, the one of its file."""
+    """Open the tokenizer of a folder as the library does; for SigLIP's, which runs in Python, the one of its file."""
     named = (read_config(folder / "tokenizer_config.json") or {}).get("tokenizer_class")
     with quiet():  # the library's warnings quote the files, control characters and all
         if named != "SiglipTokenizer" or not (folder / "tokenizer.json").exists():
@@ -146,7 +146,7 @@ def _opened(folder: Path) -> Any:
 
 
 def tokenizer_of(preprocess: Any) -> Any:
-    """The tokenizer that :func:`text_preprocess` describes.
+    """Return the tokenizer that :func:`text_preprocess` describes.
 
     Raises:
         InputError: for what describes none.
@@ -155,7 +155,9 @@ def tokenizer_of(preprocess: Any) -> Any:
 
 
 def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
-    """From a list of ``str`` or ``(str, str)`` to ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
+    """Return the function from a list of ``str`` or ``(str, str)`` to token tensors.
+
+    These are ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
 
     Raises:
         InputError: for preprocessing that describes no tokenizer, or a length that the model cannot take.
@@ -169,7 +171,7 @@ def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
 
 
 def padding_of(preprocess: Mapping[str, Any]) -> int:
-    """The number of the padding token."""
+    """Return the number of the padding token."""
     return int(_tokenizer(_settings(preprocess)).pad_token_id)
 
 
@@ -185,7 +187,7 @@ class TextCollate:
         self.max_length = max_length
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
-        """Tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
+        """Return tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
 
         Raises:
             InputError: for what is no text or has no token, and for one text alone.
@@ -205,7 +207,7 @@ class TextCollate:
         return dict(batch)
 
     def cut(self, samples: Iterable[Any]) -> int:
-        """Number of samples with more than ``max_length`` tokens, which are truncated.
+        """Count the samples with more than ``max_length`` tokens, which are truncated.
 
         Raises:
             InputError: for what is no text.
@@ -221,7 +223,7 @@ class TextCollate:
 
 
 def _row(sample: Any) -> tuple[str, ...]:
-    """A sample as one or two texts."""
+    """Return a sample as one or two texts."""
     row = (sample,) if isinstance(sample, str) else tuple(sample)
     if len(row) not in (1, 2) or not all(map(_is_text, row)):
         raise InputError(f"this is no text that can be tokenized: {shown(row)}")
@@ -229,7 +231,7 @@ def _row(sample: Any) -> tuple[str, ...]:
 
 
 def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[str, Tensor]:
-    """Tokens int64 ``[len(texts), T]`` of the prompts of classes.
+    """Return tokens int64 ``[len(texts), T]`` of the prompts of classes.
 
     Args:
         preprocess: as of :func:`text_preprocess`.
@@ -245,7 +247,7 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[st
 
 
 def random_tokens(preprocess: Mapping[str, Any], batch: int, seed: int) -> dict[str, Tensor]:
-    """Random token ids ``[batch, T]`` without padding, T at most 128."""
+    """Draw random token ids ``[batch, T]`` without padding, T at most 128."""
     settings = _settings(preprocess)
     shape = (batch, min(preprocess["max_length"], _EXAMPLE_TOKENS))
     generator = torch.Generator().manual_seed(seed)
@@ -298,7 +300,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _inside(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object at any depth."""
+    """Yield every object at any depth."""
     for part in _parts(value):
         if isinstance(part, dict):
             yield part
@@ -306,7 +308,7 @@ def _inside(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _packed(text: str, folder: Path) -> str:
-    """A tokenizer as the header of a checkpoint holds it: as it is, or compressed where that would be too large.
+    """Return a tokenizer as the header of a checkpoint holds it: as it is, or compressed where that would be too large.
 
     Raises:
         InputError: now, for one that would make a checkpoint that cannot be opened again.
@@ -329,7 +331,7 @@ def _size(text: str) -> int:
 
 
 def _unpacked(text: str) -> str:
-    """The inverse of :func:`_packed`; a file that would fill the memory is refused."""
+    """Return the tokenizer, the inverse of :func:`_packed`; a file that would fill the memory is refused."""
     if not text.startswith(_PACKED):
         return text
     inflate = zlib.decompressobj()
@@ -340,7 +342,7 @@ def _unpacked(text: str) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether this is a string without half characters."""
+    """Return whether this is a string without lone surrogates."""
     try:
         return isinstance(value, str) and value.encode("utf-8") is not None
     except UnicodeEncodeError:
@@ -348,7 +350,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The checked description of the tokenizer."""
+    """Return the checked description of the tokenizer."""
     settings = preprocess.get("tokenizer")
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
@@ -369,7 +371,7 @@ def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @kept
 def _tokenizer(settings: Mapping[str, Any]) -> Any:
-    """One tokenizer per description: reading a large vocabulary takes a second."""
+    """Build one tokenizer per description: reading a large vocabulary takes a second."""
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
         text = _unpacked(settings["json"])
         _check_ids(json.loads(text), "the stored tokenizer")
@@ -386,7 +388,7 @@ def _tokenizer(settings: Mapping[str, Any]) -> Any:
 def image_preprocess(
     folder: Path, default: str, channels: int, size: tuple[int, int] | None, patch: int | None = None
 ) -> dict[str, Any]:
-    """The image processor of a published folder, else the default of the architecture.
+    """Read the image processor of a published folder, else the default of the architecture.
 
     Args:
         folder: may hold ``preprocessor_config.json``.
@@ -423,8 +425,9 @@ def image_preprocess(
 
 
 def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
-    """From a list of PIL images to pixels ``[B, C, H, W]``, or to patches, which of them are none of padding, and rows
-    and columns of them.
+    """Return the function from a list of PIL images to pixels ``[B, C, H, W]``, or to patches.
+
+    With patches come which of them are not padding, and their rows and columns.
 
     Raises:
         InputError: for preprocessing that describes no known image processor.
@@ -455,7 +458,7 @@ def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
 
 
 def random_images(preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
-    """Random pixels as :func:`image_collate` gives them; of patches, a square and perhaps some of padding."""
+    """Draw random pixels as :func:`image_collate` gives them; of patches, a square and perhaps some of padding."""
     settings, size = preprocess["processor"], preprocess["input_size"]
     if (most := settings.get("max_num_patches")) is None:
         return random_pixels(size, batch, seed)
@@ -472,7 +475,7 @@ def write_processor(folder: Path, preprocess: Mapping[str, Any]) -> None:
 
 
 def _processor(settings: Any) -> Any:
-    """The library's processor from its settings."""
+    """Build the library's processor from its settings."""
     name = settings.get("image_processor_type") if isinstance(settings, Mapping) else None
     if name not in PROCESSORS:
         raise InputError(
@@ -490,8 +493,10 @@ def _processor(settings: Any) -> Any:
 
 
 def _try(processor: Any, channels: int) -> list[int]:
-    """The shape ``[C, H, W]`` that a processor gives: what the library checks only when it meets an image. Of one that
-    gives patches, that of the largest square of them."""
+    """Return the shape ``[C, H, W]`` that a processor gives: the library checks this only when it meets an image.
+
+    Where the processor gives patches, it is the shape of the largest square of them.
+    """
     with refused_as("the image processor cannot be used"):
         pixels = _pixels(processor, [Image.new(mode_of(channels), (8, 8))])
     if isinstance(pixels, dict):

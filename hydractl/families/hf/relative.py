@@ -17,7 +17,7 @@ from hydractl.heads.relative import Relative
 
 
 class _Tables(nn.Module):
-    """Of heads with a number for each distance, as BEiT, Swin and MPNet have them."""
+    """Attention whose heads have a number for each distance, as in BEiT, Swin and MPNet."""
 
     index: Tensor | None
 
@@ -29,7 +29,7 @@ class _Tables(nn.Module):
 
 
 class BeitInPlace(_Tables):
-    """With what all layers share as the mask, ``[heads, T, T]`` or ``[M, heads, T, T]``."""
+    """BEiT's attention; what all layers share comes as the mask, ``[heads, T, T]`` or ``[M, heads, T, T]``."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend ``[M * B, T, d_model]``."""
@@ -39,7 +39,7 @@ class BeitInPlace(_Tables):
 
 
 class Data2VecInPlace(BeitInPlace):
-    """As :class:`BeitInPlace`, given what all layers share under another name."""
+    """The same as :class:`BeitInPlace`, given what all layers share under another name."""
 
     def forward(  # type: ignore[override]
         self,
@@ -54,7 +54,7 @@ class Data2VecInPlace(BeitInPlace):
 
 
 class SwinInPlace(_Tables):
-    """With the masks of windows, ``[W, T, T]``."""
+    """Swin's attention, with the masks of windows, ``[W, T, T]``."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend ``[M * B * W, T, d_model]``."""
@@ -62,7 +62,7 @@ class SwinInPlace(_Tables):
 
 
 class Swinv2InPlace(_Tables):
-    """With the masks of windows, ``[W, T, T]``, and the coordinates of distances, ``[R, 2]``."""
+    """Swin v2's attention, with the masks of windows, ``[W, T, T]``, and the coordinates of distances, ``[R, 2]``."""
 
     coordinates: Tensor
 
@@ -80,7 +80,7 @@ class Swinv2InPlace(_Tables):
 
 
 class MPNetInPlace(_Tables):
-    """With what all layers share, ``[heads, T, T]`` or ``[M, heads, T, T]``."""
+    """MPNet's attention, with what all layers share, ``[heads, T, T]`` or ``[M, heads, T, T]``."""
 
     def forward(
         self,
@@ -94,7 +94,7 @@ class MPNetInPlace(_Tables):
 
 
 class DisentangledInPlace(nn.Module):
-    """With distances and their vectors, ``[R, d_model]`` or ``[M, R, d_model]``."""
+    """DeBERTa's attention, with distances and their vectors, ``[R, d_model]`` or ``[M, R, d_model]``."""
 
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class DisentangledInPlace(nn.Module):
 
 
 def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
-    """The module that takes the place of the attention of a layer; None for one without relative terms.
+    """Return the module that takes the place of the attention of a layer; None for one without relative terms.
 
     A table that the library keeps beside its attention is taken out of the layer.
     """
@@ -151,7 +151,7 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
 
 
 def context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict[str, Any]:
-    """What the layers of an encoder with relative terms are given beside the state.
+    """Return what the layers of an encoder with relative terms are given beside the state, by the library's names.
 
     Args:
         base: the encoder.
@@ -180,11 +180,11 @@ def context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict
 
 _ARGUMENTS = ("attention_mask", "resolution", "position_bias", "relative_pos", "rel_embeddings")
 PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
-"""What of the context comes of weights."""
+"""The entries of the context that come of weights."""
 
 
 def run(layer: Any, state: State) -> State:
-    """One layer of an encoder."""
+    """Run one layer of an encoder."""
     shared = state.context.get("shared_position_bias")
     beit = type(layer).__name__ != "Data2VecVisionLayer"
     attention = getattr(layer, "attention", None)
@@ -220,14 +220,14 @@ def _scaled(factor: Any, x: Tensor) -> Tensor:
 
 
 def _shared_table(base: Any) -> Any:
-    """What makes the numbers that all layers of a BEiT share, or None."""
+    """Return the module that makes the numbers that all layers of a BEiT share, or None."""
     if type(base).__name__ == "BeitModel":
         return base.shared_position_bias
     return getattr(base.encoder, "relative_position_bias", None)
 
 
 def per_member(base: Any) -> tuple[str, ...]:
-    """Which of :data:`PER_MEMBER` the layers of an encoder are given."""
+    """Return those of :data:`PER_MEMBER` that the layers of an encoder are given."""
     kind = type(base).__name__
     if kind in ("BeitModel", "Data2VecVisionModel"):
         return PER_MEMBER[:1] if _shared_table(base) is not None else ()
@@ -235,7 +235,7 @@ def per_member(base: Any) -> tuple[str, ...]:
 
 
 def problems(base: Any) -> list[str]:
-    """Why the heads of an encoder with relative terms cannot be taken apart, or are not what they say."""
+    """List why the heads of an encoder with relative terms cannot be taken apart, or are not what they say."""
     kind, config, found = type(base).__name__, base.config, []
     if kind == "DebertaV2Model":
         if base.encoder.conv is not None:
@@ -263,7 +263,7 @@ Grid = tuple[int, int]
 
 
 def swin_layers(base: Any) -> list[tuple[str, Any, str | None, Grid, Grid]]:
-    """The layers of a Swin: path, module, path of the merging before it, and the tokens before and behind that."""
+    """List the layers of a Swin: path, module, path of the merging before it, and the tokens before and behind that."""
     found: list[tuple[str, Any, str | None, Grid, Grid]] = []
     grid, merging = tuple(base.embeddings.patch_grid), None
     for number, stage in enumerate(base.encoder.layers):
@@ -278,7 +278,7 @@ def swin_layers(base: Any) -> list[tuple[str, Any, str | None, Grid, Grid]]:
 
 
 def swin_parts(base: Any, prefix: str, norm: str) -> dict[str, Any]:
-    """What :class:`hydractl.families.base.Stages` says of the layers of a Swin, whose tokens get fewer."""
+    """Return the fields of :class:`hydractl.families.base.Stages` for the layers of a Swin, whose tokens get fewer."""
     layers, window = swin_layers(base), base.config.window_size
     given = [
         (layer, None if merging is None else base.get_submodule(merging), before, grid)

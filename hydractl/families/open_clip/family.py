@@ -69,7 +69,7 @@ class _InPlace(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Self-attention of ``query`` ``[M * B, T, d_model]``: the blocks give it as key and value too."""
+        """Attend from ``query`` ``[M * B, T, d_model]`` to itself: the blocks give it as key and value too."""
         return self.attention(query, attn_mask=attn_mask), None
 
 
@@ -101,7 +101,7 @@ class OpenClip(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """A folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``."""
+        """Load a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``."""
         published = read_config(folder / CONFIG)
         if published is None:
             return None
@@ -134,7 +134,7 @@ class OpenClip(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """``open_clip:ARCH/TAG`` from the hub, or random weights with ``pretrained=0`` and any setting of the model.
+        """Load ``open_clip:ARCH/TAG`` from the hub, or random weights with ``pretrained=0`` and any model setting.
 
         Random weights take a tag too, which then only says how images are prepared and which activation is used.
         """
@@ -193,8 +193,8 @@ class OpenClip(ModelFamily):
     ) -> str:
         """Write ``open_clip_config.json``; the weights belong into ``open_clip_model.safetensors``.
 
-        Beside it, of towers and tokenizers of transformers, what transformers reads of them. open_clip's own tokenizer
-        comes with the library, and its folders know no class names.
+        For towers and tokenizers of transformers, what transformers reads of them is written beside it. open_clip's own
+        tokenizer comes with the library, and its folders know no class names.
         """
         published = {key: value for key, value in config.items() if key != "hf_config"}
         document = {"model_cfg": published, "preprocess_cfg": published_preprocess(preprocess)}
@@ -208,7 +208,7 @@ class OpenClip(ModelFamily):
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
-        """The library's model with its parameters on the meta device and its causal mask real."""
+        """Build the library's model with its parameters on the meta device and its causal mask real."""
         return copy.deepcopy(skeleton(config))
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
@@ -231,13 +231,13 @@ class OpenClip(ModelFamily):
         return sites
 
     def classes(self, config: Mapping[str, Any]) -> None:
-        """None: the classes are given by name."""
+        """Return None: the classes are given by name."""
         return None
 
     def prompts(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """``{"text": [classes, templates, tokens]}``, by open_clip's own tokenizer.
+        """Return ``{"text": [classes, templates, tokens]}``, by open_clip's own tokenizer.
 
         Where no token behind the end of a text counts (a causal tower that pools there), what lies behind the longest
         of these texts is left out: the features are the same, for a small part of the work.
@@ -248,13 +248,13 @@ class OpenClip(ModelFamily):
         return {"text": text.reshape(len(labels), len(templates), -1)}
 
     def layout(self, site: Site) -> AttentionLayout:
-        """Of a tower of another library as of the family of that library."""
+        """Return the layout; for a tower of another library, that of the family of that library."""
         if is_of_transformers(site.path):
             return LAYOUT.heads
         return timm.FAMILY.layout(site) if site.path.startswith(TRUNK) else self.attention
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
-        """Of a tower of another library as of the family of that library."""
+        """Return the part; for a tower of another library, that of the family of that library."""
         if is_of_transformers(name):
             return hf.FAMILY.part(f"bert.{name.removeprefix(TRANSFORMER)}", sites)
         if name.startswith(TRUNK):
@@ -262,7 +262,7 @@ class OpenClip(ModelFamily):
         return super().part(name, sites)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Rates of the attention weights and of the output; no configuration of open_clip sets them."""
+        """Return the rates of the attention weights and of the output; no configuration of open_clip sets them."""
         if site.path.startswith(TRUNK):
             return timm.FAMILY.dropouts(model, site)
         if is_of_transformers(site.path):
@@ -289,40 +289,40 @@ class OpenClip(ModelFamily):
         return [visual_stages(model), text_stages(model)]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
-        """``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
+        """Return ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
         return scaled_cosines(model, *outputs)
 
     def sample_features(self, model: Any, inputs: Tensor) -> Tensor:
-        """By ``encode_image``."""
+        """Compute normalised features by ``encode_image``."""
         return model.encode_image(inputs, normalize=True)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
-        """open_clip's own evaluation transform on PIL images; returns ``[B, 3, H, W]``."""
+        """Return open_clip's own evaluation transform on PIL images, which gives ``[B, 3, H, W]``."""
         if "texts" in preprocess:
             text_collate(preprocess["texts"])  # refuses what it does not understand
         return image_collate(preprocess)
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
-        """Standard normal pixels ``[B, 3, H, W]``."""
+        """Draw standard normal pixels ``[B, 3, H, W]``."""
         return random_pixels((3, *preprocess["size"]), batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """From open_clip's ``PreprocessCfg``."""
+        """Read the image format off open_clip's ``PreprocessCfg``."""
         return ImageFormat.of((3, *preprocess["size"]), preprocess)
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
-        """By open_clip's own initialisation."""
+        """Draw weights by open_clip's own initialisation."""
         skeleton(config)  # refuses what cannot be built
         return library_model(config)
 
     def too_long(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
     ) -> tuple[int, int]:
-        """By open_clip's own tokenizer or that of the checkpoint, whose marks of start and end count."""
+        """Count by open_clip's own tokenizer or that of the checkpoint, whose marks of start and end count."""
         if not own_tokenizer(config):
             collate = text_collate(preprocess["texts"])
             return collate.cut(cleaned(config, texts)), collate.max_length
@@ -331,11 +331,11 @@ class OpenClip(ModelFamily):
         return sum(len(tokenizer.encode(text)) + 2 > most for text in texts), most
 
     def judges_each_pair(self, model: Any) -> bool:
-        """A model with a bias of its logits is one of SigLIP's."""
+        """Return whether the logits have a bias: such a model is one of SigLIP's."""
         return model.logit_bias is not None
 
     def bound_scale(self, model: Any) -> None:
-        """Between 1 and 100, as ``open_clip_train`` does after each step."""
+        """Keep the scale between 1 and 100, as ``open_clip_train`` does after each step."""
         if model.logit_scale.requires_grad:
             with torch.no_grad():
                 model.logit_scale.clamp_(0, math.log(100))
@@ -345,8 +345,10 @@ class OpenClip(ModelFamily):
     adds_dropout = True
 
     def add_dropout(self, model: Any, rate: float) -> None:
-        """Behind ``ls_1`` and ``ls_2`` of the visual blocks (of timm's, ``drop_path1`` and ``drop_path2``): what these
-        give is added to the residual stream."""
+        """Put dropout behind ``ls_1`` and ``ls_2`` of the visual blocks (``drop_path1`` and ``drop_path2`` of timm's).
+
+        The outputs of these are added to the residual stream.
+        """
         tower = visual_stages(model)
         for block in map(model.get_submodule, tower.block_paths):
             for name in ("drop_path1", "drop_path2") if TRUNK in tower.stem_prefixes[0] else ("ls_1", "ls_2"):
@@ -357,7 +359,7 @@ class OpenClip(ModelFamily):
 
 
 def _known_config(arch: str) -> dict[str, Any]:
-    """The configuration of one of open_clip's architectures.
+    """Return the configuration of one of open_clip's architectures.
 
     Raises:
         InputError: for an unknown one, with names near to it.
@@ -375,7 +377,7 @@ def _known_config(arch: str) -> dict[str, Any]:
 
 
 def _published(arch: str, tag: str) -> Mapping[str, Any]:
-    """open_clip's entry for a pretrained tag: the location of the weights and the preprocessing."""
+    """Return open_clip's entry for a pretrained tag: the location of the weights and the preprocessing."""
     published = open_clip.get_pretrained_cfg(arch, tag)
     if published:
         return published
@@ -389,7 +391,7 @@ def _published(arch: str, tag: str) -> Mapping[str, Any]:
 
 
 def _changed(config: Mapping[str, Any], options: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A configuration with other values."""
+    """Return a configuration with other values."""
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
     known = {(section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
     known |= {("", key) for key in _TOP}
@@ -406,7 +408,7 @@ def _changed(config: Mapping[str, Any], options: Mapping[str, Any], name: str) -
 
 
 def _arch_of(config: Mapping[str, Any]) -> str:
-    """The name that open_clip gives to this architecture, else that of its class."""
+    """Return the name that open_clip gives to this architecture, else that of its class."""
     own = _filled(config)
     names = (name for name, known in _known_architectures().items() if known == own)
     return next(names, "CustomTextCLIP" if config.get("custom_text") else "CLIP")
@@ -418,7 +420,7 @@ def _known_architectures() -> dict[str, Any]:
 
 
 def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in which every setting is there, so that two of the same model are equal."""
+    """Return a configuration in which every setting is there, so that two of the same model are equal."""
     filled = {key: value for key, value in config.items() if value not in (None, False) and key != "hf_config"}
     return filled | {section: dataclasses.asdict(cls(**config[section])) for section, cls in SECTIONS.items()}
 

@@ -26,25 +26,25 @@ from hydractl.families.reading import read_config, write_config
 from hydractl.jsonio import shown
 
 TRANSFORMER = "text.transformer."
-"""How the names start of what such a tower is built of."""
+"""The start of the names of what such a tower is built of."""
 LAYOUT = LAYOUTS["bert"]
 _KINDS = ("bert", "roberta", "xlm-roberta")
 _POOLERS = {"MeanPooler": None, "ClsPooler": 1, "ClsLastHiddenStatePooler": 1}  # tokens that they look at
 
 
 def hf_text(model: Any) -> HFTextEncoder | None:
-    """The text tower of a model, if it is one of transformers."""
+    """Return the text tower of a model, if it is one of transformers."""
     text = getattr(model, "text", None)
     return text if isinstance(text, HFTextEncoder) else None
 
 
 def is_of_transformers(name: str) -> bool:
-    """Whether a module or parameter of this name is one of transformers' text tower, not of open_clip's own."""
+    """Return whether a module or parameter of this name is of transformers' text tower, not of open_clip's own."""
     return name.startswith(TRANSFORMER) and not name.startswith(f"{TRANSFORMER}resblocks.")
 
 
 def config_in(folder: Path, name: str) -> dict[str, Any]:
-    """The configuration of the text tower that a folder names.
+    """Read the configuration of the text tower that a folder names.
 
     Raises:
         InputError: where its ``config.json`` is not there.
@@ -59,7 +59,7 @@ def config_in(folder: Path, name: str) -> dict[str, Any]:
 
 
 def check_config(config: Any) -> str | None:
-    """Why a text tower cannot be built of a configuration, or None; before it is built."""
+    """Return why a text tower cannot be built of a configuration, or None; before it is built."""
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     if kind not in _KINDS:
         return f"its text tower is {shown(kind)} of transformers, expected {', '.join(_KINDS)}"
@@ -82,7 +82,7 @@ def named(text_cfg: Mapping[str, Any], config: Mapping[str, Any] | None) -> Iter
 
 
 def obstacles(text: HFTextEncoder) -> Iterator[str]:
-    """Reasons why a built tower cannot be used."""
+    """Yield the reasons why a built tower cannot be used."""
     pooler = type(text.pooler).__name__
     if pooler not in _POOLERS:
         yield f"its text tower ends in a {pooler}, expected {', '.join(_POOLERS)}"
@@ -93,7 +93,7 @@ def obstacles(text: HFTextEncoder) -> Iterator[str]:
 
 
 def stages(text: HFTextEncoder) -> Stages:
-    """As ``HFTextEncoder.forward``, and ``build_zero_shot_classifier`` over the prompts of a class."""
+    """Cut the text tower: ``HFTextEncoder.forward``, and ``build_zero_shot_classifier`` over the prompts of a class."""
     base: Any = text.transformer
     layers, count = base.encoder.layer, _POOLERS[type(text.pooler).__name__]
     return Stages(
@@ -119,7 +119,7 @@ def _stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
 
 
 def _class_features(text: Any, state: State) -> Tensor:
-    """``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
+    """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
     pooler = text.transformer.pooler
     output = BaseModelOutputWithPooling(state.hidden, None if pooler is None else pooler(state.hidden))
     features = text.proj(text.pooler(output, state.context["tokens"]))

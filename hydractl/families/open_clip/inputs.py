@@ -39,7 +39,7 @@ _PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
 
 
 def image_preprocess(size: Any, published: Any) -> dict[str, Any]:
-    """open_clip's whole ``PreprocessCfg`` as plain JSON.
+    """Return open_clip's whole ``PreprocessCfg`` as plain JSON.
 
     Args:
         size: of the images that the model takes, a number or height and width.
@@ -61,7 +61,7 @@ def published_preprocess(preprocess: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
-    """From a list of PIL images to pixels ``[B, 3, H, W]``: open_clip's own transform for evaluation.
+    """Return open_clip's own evaluation transform, from a list of PIL images to pixels ``[B, 3, H, W]``.
 
     As there, an image is resized in its own mode before it becomes RGB. Only 16-bit images are made 8-bit first,
     because Pillow would clip them.
@@ -87,7 +87,7 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
 
 
 def _problems(preprocess: Mapping[str, Any]) -> list[str]:
-    """Problems of the preprocessing that a file describes."""
+    """List the problems of the preprocessing that a file describes."""
     if preprocess.get("kind") != "image":
         return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
     missing = [key for key in _FIELDS if key not in preprocess]
@@ -121,12 +121,12 @@ def _is_number(value: Any) -> bool:
 
 
 def own_tokenizer(config: Mapping[str, Any]) -> bool:
-    """Whether texts are read by open_clip's own SimpleTokenizer, not by one of transformers."""
+    """Return whether texts are read by open_clip's own SimpleTokenizer, not by one of transformers."""
     return not config["text_cfg"].get("hf_tokenizer_name")
 
 
 def text_settings(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer of transformers in a folder, as of :func:`hydractl.families.hf.inputs.text_preprocess`.
+    """Read the tokenizer of transformers in a folder, as of :func:`hydractl.families.hf.inputs.text_preprocess`.
 
     Raises:
         InputError: for a folder without one, and for one of another model.
@@ -150,13 +150,13 @@ def _hf_settings(text: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def cleaned(config: Mapping[str, Any], texts: Sequence[str]) -> list[str]:
-    """Texts as open_clip gives them to a tokenizer of transformers."""
+    """Return texts as open_clip gives them to a tokenizer of transformers."""
     clean = get_clean_fn(_hf_settings(config["text_cfg"]).get("clean", "whitespace"))
     return [clean(text) for text in texts]
 
 
 def tokens_of(config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]) -> Tensor:
-    """Tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer`` does it."""
+    """Return tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer``."""
     if own_tokenizer(config):
         return tokenizer_of(config)(list(texts))
     ids = prompt_tokens(preprocess.get("texts"), cleaned(config, texts), whole=True)["input_ids"]
@@ -166,7 +166,7 @@ def tokens_of(config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: S
 
 
 def tokenizer_of(config: Mapping[str, Any]) -> Any:
-    """open_clip's own tokenizer with the settings of a model.
+    """Build open_clip's own tokenizer with the settings of a model.
 
     Raises:
         InputError: for settings that are not plain.
@@ -192,5 +192,5 @@ def _tokenizer(settings: Mapping[str, Any]) -> Any:
 
 
 def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
-    """Token positions of ``argmax`` and ``eos`` pooling, for tokens ``[..., L]``."""
+    """Return the token positions of ``argmax`` and ``eos`` pooling, for tokens ``[..., L]``."""
     return (text if pool == "argmax" else torch.eq(text, -1 if eos is None else eos).int()).argmax(dim=-1)

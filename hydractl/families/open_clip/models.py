@@ -47,9 +47,9 @@ _SUPPORTED = (
     "ViT-B-32, PE-Core-B-16, ViT-B-16-SigLIP"
 )
 TRUNK = "visual.trunk."
-"""How the names start of what an image tower of timm is built of."""
+"""The start of the names of what an image tower of timm is built of."""
 DECODER = "text_decoder."
-"""How the names of what a CoCa has beside its two towers start."""
+"""The start of the names of what a CoCa has beside its two towers."""
 # Settings that make open_clip build something else than its own transformers, and what that is.
 _FOREIGN = (
     ("text_cfg", "tokenizer_mode", "its HFTokenizer has a mode of its own (tokenizer_mode)"),
@@ -81,7 +81,7 @@ class TextTower:
 
 
 def text_tower(model: Any) -> TextTower:
-    """The text tower of a model."""
+    """Return the text tower of a model."""
     if isinstance(model, open_clip.CLIP):
         return TextTower(model, "", model.text_pool_type, getattr(model, "text_eos_id", None))
     pool = model.text.pool_type if model.text.cls_emb is None else "last"
@@ -90,7 +90,7 @@ def text_tower(model: Any) -> TextTower:
 
 @kept
 def skeleton(config: dict[str, Any]) -> Any:
-    """The model of a configuration, its parameters on the meta device.
+    """Build the model of a configuration, its parameters on the meta device.
 
     Raises:
         InputError: for a configuration that open_clip cannot build, or that holds attention of another kind.
@@ -111,7 +111,7 @@ def skeleton(config: dict[str, Any]) -> Any:
 
 
 def library_model(config: Mapping[str, Any]) -> Any:
-    """The library's model of a configuration, on the default device, with weights of its own initialisation."""
+    """Build the library's model of a configuration, on the default device, with weights of its own initialisation."""
     custom = config.get("custom_text") or config["text_cfg"].get("hf_model_name")
     settings = {key: value for key, value in config.items() if key not in ("custom_text", "hf_config")}
     if "timm_model_name" in config["vision_cfg"]:  # the library would ask the hub for weights
@@ -122,7 +122,7 @@ def library_model(config: Mapping[str, Any]) -> Any:
 
 
 def towers_of_coca(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the two towers of a CoCa, which are those of a CustomTextCLIP; of any other model its own.
+    """Return the configuration of the two towers of a CoCa, which are those of a CustomTextCLIP; any other's own.
 
     Left out is the decoder that writes captions: it attends across the towers, and no classifier by names needs it.
     """
@@ -166,7 +166,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
 
 
 def _obstacles(model: Any, config: Mapping[str, Any]) -> Iterator[str]:
-    """Reasons why the heads of a built model cannot be separated, or its features not be compared."""
+    """Yield the reasons why the heads of a built model cannot be separated, or its features not be compared."""
     visual, width = model.visual, config["embed_dim"]
     if isinstance(visual, TimmModel):
         yield from _trunk_obstacles(visual, width)
@@ -196,7 +196,11 @@ def _text_obstacles(text: TextTower, config: Mapping[str, Any]) -> Iterator[str]
 
 
 def _trunk_obstacles(visual: TimmModel, width: int) -> Iterator[str]:
-    """Of an image tower of timm, as the family of timm reads it; ``width`` is that of the features."""
+    """Yield the reasons why an image tower of timm cannot be used as the family of timm reads it.
+
+    Args:
+        width: of the features.
+    """
     try:
         timm.check_model(visual.trunk)
     except InputError as error:
@@ -228,7 +232,7 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
 
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
-    """Module path and block of open_clip's own transformers and of a text tower of transformers, visual tower first."""
+    """List open_clip's own transformer blocks and those of a text tower of transformers, visual first, by path."""
     own = not isinstance(model.visual, TimmModel)
     images = "visual.transformer.resblocks", model.visual.transformer.resblocks if own else ()
     if (encoder := hf_text(model)) is not None:
@@ -258,7 +262,7 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 
 def visual_stages(model: Any) -> Stages:
-    """Stem and pooling are the library's own."""
+    """Cut the visual tower; its stem and pooling are the library's own."""
     visual = model.visual
     if isinstance(visual, TimmModel):
         return _trunk_stages(visual)
@@ -282,7 +286,7 @@ def visual_stages(model: Any) -> Stages:
 
 
 def _trunk_stages(visual: TimmModel) -> Stages:
-    """Of an image tower of timm: those of the family of timm, and the projection behind them."""
+    """Cut an image tower of timm: the stages of the family of timm, and the projection behind them."""
     (trunk,) = timm.FAMILY.stages(visual.trunk)
     return dataclasses.replace(
         trunk,
@@ -296,7 +300,7 @@ def _trunk_stages(visual: TimmModel) -> Stages:
 
 
 def text_stages(model: Any) -> Stages:
-    """As ``encode_text`` of the library, and its ``build_zero_shot_classifier`` over the prompts of a class."""
+    """Cut the text tower: the library's ``encode_text``, and ``build_zero_shot_classifier`` over a class's prompts."""
     if (encoder := hf_text(model)) is not None:
         return stages(encoder)
     tower = text_tower(model)
@@ -339,7 +343,7 @@ def text_stages(model: Any) -> Stages:
 
 
 def _class_features(tower: TextTower, state: State) -> Tensor:
-    """``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
+    """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
     features, projection = _pooled_texts(tower, state), tower.module.text_projection
     if isinstance(projection, nn.Linear):
         features = projection(features)
@@ -349,7 +353,7 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
 
 
 def _pooled_texts(tower: TextTower, state: State) -> Tensor:
-    """``[classes * prompts, d_model]``."""
+    """Compute ``[classes * prompts, d_model]``, the pooled features of the prompts."""
     text, holder = state.context["text"], tower.module
     if "read" in state.context:
         return holder.ln_final(state.hidden[:, 0])
@@ -368,7 +372,7 @@ def _text_projection(tower: TextTower) -> Projection | None:
 
 
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
-    """The position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
+    """Return the position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
     text = state.context["text"].flatten(0, 1)
     positions = torch.arange(state.hidden.shape[1], device=text.device).expand(len(text), -1)
     return text_global_pool(positions[:, :, None], text, tower.pool, eos_token_id=tower.eos)

@@ -30,18 +30,18 @@ class Adapter(Protocol):
         ...
 
     def trains(self, model: HydraModel) -> set[str]:
-        """Of the parameters of the network, by name, those that are trained; the classifier is, beside them."""
+        """Return the names of the network's parameters that are trained; the classifier is too, beside them."""
         ...
 
 
 def make_adapter(option: str, value: Any) -> Adapter:
-    """The adapter of an option, such as ``lora``, that has this value."""
+    """Return the adapter of an option, such as ``lora``, that has this value."""
     adapter: Adapter = import_module(f"hydractl.training.adapters.{option}").adapter(value)
     return adapter
 
 
 def added_names(model: HydraModel) -> set[str]:
-    """Of the parameters of the network, by name, those that parametrisations have brought."""
+    """Return the names of the network's parameters that parametrisations have brought."""
     names = (name for name, _ in model.networks[0].named_parameters())
     return {name for name in names if _INSIDE in name and not name.endswith(".original")}
 

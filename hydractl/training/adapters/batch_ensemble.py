@@ -35,7 +35,7 @@ class RankOne(nn.Module):
         self.s = nn.Parameter(weight.new_ones(weight.shape[0]))
 
     def draw(self, std: float, generator: torch.Generator) -> None:
-        """Normal around 1."""
+        """Draw both from a normal distribution around 1."""
         with torch.no_grad():
             for factor in (self.r, self.s):
                 factor.copy_(1 + std * torch.randn(factor.shape, generator=generator))
@@ -45,7 +45,7 @@ class RankOne(nn.Module):
 
 
 class OnProjections(RankOne):
-    """For a bank's queries, keys and values, a pair of factors each."""
+    """A pair of factors each for a bank's queries, keys and values."""
 
     def __init__(self, weight: Tensor, packing: Packing) -> None:
         super().__init__(weight, 3)
@@ -67,7 +67,7 @@ class BatchEnsemble:
         self.std = std
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """As of :class:`hydractl.training.adapters.base.Adapter`."""
+        """Put factors on the layers, see :class:`hydractl.training.adapters.base.Adapter`; the seed draws them."""
         generator = torch.Generator().manual_seed(seed)
 
         def put(module: nn.Module, name: str, factors: RankOne) -> None:
@@ -86,7 +86,7 @@ class BatchEnsemble:
             put(layer, "weight", RankOne(layer.weight.detach()))
 
     def trains(self, model: HydraModel) -> set[str]:
-        """The factors, and the biases of their layers."""
+        """Return the factors, and the biases of their layers."""
         return added_names(model) | _biases(model)
 
 
@@ -111,5 +111,5 @@ def _biases(model: HydraModel) -> set[str]:
 
 
 def adapter(value: float) -> BatchEnsemble:
-    """As ``--batch-ensemble`` says: a standard deviation."""
+    """Return the adapter that ``--batch-ensemble`` asks for by a standard deviation."""
     return BatchEnsemble(value)

@@ -35,7 +35,7 @@ class LowRank(nn.Module):
         self.b = nn.Parameter(weight.new_zeros((count, weight.shape[0] // count, rank)))
 
     def draw(self, generator: torch.Generator) -> None:
-        """A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
+        """Draw A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
         bound = 1 / math.sqrt(self.a.shape[-1])
         drawn = torch.empty(self.a.shape).uniform_(-bound, bound, generator=generator)
         with torch.no_grad():
@@ -46,7 +46,7 @@ class LowRank(nn.Module):
 
 
 class OnProjections(LowRank):
-    """For a bank's queries, keys and values; B ``[n, r]`` of all their rows, where heads share keys."""
+    """Low-rank matrices for a bank's queries, keys, values; B ``[n, r]`` of all their rows, where heads share keys."""
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__(weight, rank, alpha, 3)
@@ -71,7 +71,7 @@ class LoRA:
         self.rank, self.alpha = rank, alpha
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """As of :class:`hydractl.training.adapters.base.Adapter`; the seed draws A."""
+        """Put matrices on the heads, see :class:`hydractl.training.adapters.base.Adapter`; the seed draws A."""
         generator = torch.Generator().manual_seed(seed)
         for attention in model.attentions:
             bank = attention.only.bank
@@ -85,11 +85,11 @@ class LoRA:
                 parametrize.register_parametrization(bank, name, added)
 
     def trains(self, model: HydraModel) -> set[str]:
-        """A and B."""
+        """Return A and B."""
         return added_names(model)
 
 
 def adapter(value: str) -> LoRA:
-    """As ``--lora`` says: ``R,ALPHA``."""
+    """Return the adapter that ``--lora`` asks for by ``R,ALPHA``."""
     rank, alpha = value.split(",")
     return LoRA(int(rank), float(alpha))

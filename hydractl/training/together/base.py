@@ -38,33 +38,33 @@ class Together(nn.Module):
         return list(self.models)  # type: ignore[arg-type]
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """``[M, B, classes]``."""
+        """Return logits ``[M, B, classes]``."""
         return torch.cat([model.member_logits(inputs) for model in self.each])
 
     def forward(self, inputs: Any) -> Tensor:
-        """As of :class:`hydractl.model.runtime.HydraModel`: log p ``[B, classes]``."""
+        """Return log p ``[B, classes]``, as :class:`hydractl.model.runtime.HydraModel`."""
         return pooled_log_probs(self.member_logits(inputs))
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[M, B, classes]`` of a training batch, and the labels ``[M, B]`` that they are compared with."""
+        """Return logits ``[M, B, classes]`` of a training batch, and labels ``[M, B]`` that they are compared with."""
         return self.member_logits(inputs), labels.expand(self.members, -1)
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """The sum over members of the mean over the batch."""
+        """Return the sum over members of the mean over the batch."""
         rows = logits.flatten(0, 1)  # [M, B, classes] -> [M * B, classes]
         return self.members * F.cross_entropy(rows, labels.flatten(), label_smoothing=smoothing)
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
-        """The weights of one member as those of an ordinary model."""
+        """Return the weights of one member as those of an ordinary model."""
         return self.each[member].stock_tensors()
 
 
 AnyModel = HydraModel | Together
-"""What the loop trains."""
+"""The models that the loop trains."""
 
 
 class Method(Protocol):
-    """How one training makes members.
+    """A way of making members by one training.
 
     Attributes:
         members: how many.
@@ -75,7 +75,7 @@ class Method(Protocol):
     passes: int
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """The start of each model of :class:`Together`, given that of an ordinary training.
+        """Return the start of each model of :class:`Together`, given that of an ordinary training.
 
         Raises:
             UsageError: for a model that the method does not fit.
@@ -83,11 +83,11 @@ class Method(Protocol):
         ...
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """What is trained, of the models of these sources, made ready; they may be changed in place."""
+        """Make the model that is trained from the models of these sources, which may be changed in place."""
         ...
 
 
 def make_method(option: str, value: Any) -> Method:
-    """The method of an option, such as ``mimo``, that has this value."""
+    """Return the method of an option, such as ``mimo``, that has this value."""
     method: Method = import_module(f"hydractl.training.together.{option}").method(value)
     return method

@@ -35,23 +35,23 @@ class OneBody(Together):
             replaced(model, name, torch.cat([tensors[name] for tensors in drawn]))  # M of [classes, ...]
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """``[M, B, classes]``."""
+        """Return logits ``[M, B, classes]``."""
         logits = self.each[0].member_logits(inputs)[0]
         return logits.unflatten(-1, (self.members, -1)).transpose(0, 1)  # [B, M * classes] -> [M, B, classes]
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """The mean over members and batch."""
+        """Return the mean over members and batch."""
         return super().loss(logits, labels, smoothing) / self.members
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
-        """The body with the classifier of one member."""
+        """Return the body with the classifier of one member."""
         tensors = super().stock_tensors(0)
         own = {name: tensors[name].chunk(self.members)[member].clone() for name in self._heads}
         return {**tensors, **own}
 
 
 def head_names(model: HydraModel, names: Any) -> list[str]:
-    """The tensors of the last layer of the classifier.
+    """Return the tensors of the last layer of the classifier.
 
     Raises:
         UsageError: for a model that has none.
@@ -79,19 +79,19 @@ class Classifiers:
     passes = 1
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """One body."""
+        """Return one body."""
         return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """As of :class:`hydractl.training.together.base.Method`."""
+        """Make the body with all classifiers, see :class:`hydractl.training.together.base.Method`."""
         return OneBody(models[0], drawn(source, self.members, seed))
 
 
 def drawn(source: Source, members: int, seed: int) -> list[dict[str, Tensor]]:
-    """Of each member, weights as the library draws them by a seed of its own."""
+    """Draw each member's weights as the library does, by a seed of its own."""
     return [source.family.initial(source.description.config, seed + member) for member in range(members)]
 
 
 def method(value: int) -> Classifiers:
-    """As ``--classifiers`` says: their number."""
+    """Return the method that ``--classifiers`` asks for by the number of classifiers."""
     return Classifiers(value)

@@ -30,7 +30,7 @@ from hydractl.training.together.classifiers import OneBody, drawn, replaced
 
 @dataclass(frozen=True)
 class Mimo:
-    """How many inputs, and how a batch is dealt to them.
+    """The number of inputs, and how a batch is dealt to them.
 
     Attributes:
         members: inputs, and answers.
@@ -44,13 +44,14 @@ class Mimo:
 
     @property
     def passes(self) -> int:
-        """As of :class:`hydractl.training.together.base.Method`."""
+        """The passes of :class:`hydractl.training.together.base.Method`: one for each repeat of a sample."""
         return self.repeats
 
     def deal(self, samples: int) -> Tensor:
-        """Which sample of a batch each input of each row is: int64 ``[M, samples * repeats]``, by torch's generator.
+        """Draw which sample of a batch each input of each row is: int64 ``[M, samples * repeats]``.
 
-        All samples are shuffled, ``repeats`` times over; of the rows a first part is shuffled again for each input.
+        All samples are shuffled, ``repeats`` times over, by torch's generator; of the rows a first part is shuffled
+        again for each input.
         """
         main = torch.randperm(samples * self.repeats) % samples
         count = int(samples * self.repeats * (1 - self.equal))
@@ -58,11 +59,11 @@ class Mimo:
         return torch.stack([torch.cat([apart[torch.randperm(count)], rest]) for _ in range(self.members)])
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """One network."""
+        """Return one network."""
         return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """As of :class:`hydractl.training.together.base.Method`."""
+        """Make the network of many inputs, see :class:`hydractl.training.together.base.Method`."""
         return ManyInputs(models[0], drawn(source, self.members, seed), self, scratch=source.drawn_by is not None)
 
 
@@ -106,18 +107,20 @@ class ManyInputs(OneBody):
             layer.given = None
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """The sum over members, as in the authors' code."""
+        """Return the sum over members, as in the authors' code."""
         return self.members * super().loss(logits, labels, smoothing)
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
-        """The network that takes M equal inputs, with the classifier of one member."""
+        """Return the network that takes M equal inputs, with the classifier of one member."""
         tensors = super().stock_tensors(member)
         return {**tensors, self._stem: tensors[self._stem].sum(0)}
 
 
 def united(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Texts that are read at once, all else than their words: a token is there where one of the texts has one, and
-    what is said of it is what the first of these says."""
+    """Unite texts that are read at once, in all but their words.
+
+    A token is there where one of the texts has one, and what is said of it is what the first of these says.
+    """
     whole = dict(parts[-1])
     for part in reversed(parts[:-1]):
         there = part.get("attention_mask", torch.ones_like(part["input_ids"])).bool()
@@ -126,7 +129,7 @@ def united(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _stem(model: HydraModel) -> str:
-    """The path of the one layer that inputs go through first.
+    """Return the path of the one layer that inputs go through first.
 
     Raises:
         UsageError: for a model that has no such layer.
@@ -141,7 +144,7 @@ def _stem(model: HydraModel) -> str:
 
 
 def _embedded(layer: Any, x: Tensor) -> Tensor:
-    """The sum of the embeddings of the inputs that were dealt, else of as many copies of x."""
+    """Return the sum of the embeddings of the inputs that were dealt, else of as many copies of x."""
     weight: Tensor = layer.weight
     inputs = [x] * weight.shape[0] if layer.given is None else layer.given
     if isinstance(layer, nn.Embedding):
@@ -152,6 +155,6 @@ def _embedded(layer: Any, x: Tensor) -> Tensor:
 
 
 def method(value: str) -> Mimo:
-    """As ``--mimo`` says: ``M[,RHO[,REPEATS]]``."""
+    """Return the method that ``--mimo`` asks for by ``M[,RHO[,REPEATS]]``."""
     members, equal, repeats, *_ = [*value.split(","), None, None]
     return Mimo(int(members or 3), float(equal or 0.5), int(repeats or 4))

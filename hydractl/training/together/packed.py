@@ -29,7 +29,7 @@ from hydractl.training.together.base import Together
 
 @dataclass(frozen=True)
 class Packed:
-    """How many members, how wide all of them are together, and the groups within a member."""
+    """The number of members, the width of all of them together, and the groups within a member."""
 
     members: int
     alpha: Fraction
@@ -37,12 +37,15 @@ class Packed:
 
     @property
     def passes(self) -> int:
-        """As of :class:`hydractl.training.together.base.Method`."""
+        """The passes of :class:`hydractl.training.together.base.Method`: one for each member."""
         return self.members
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """As of :class:`hydractl.training.together.base.Method`: drawn by the seed and those after it where the model
-        is drawn, else parts of its weights (:func:`part_of`)."""
+        """Return the narrow members, see :class:`hydractl.training.together.base.Method`.
+
+        They are drawn by the seed and those after it where the model is drawn, else parts of its weights
+        (:func:`part_of`).
+        """
         narrow = self._narrowed(source)
         family, config, sites = source.family, narrow.description.config, narrow.sites
         shapes = dict(family.build(config).state_dict())
@@ -65,11 +68,11 @@ class Packed:
         return tuple(replace(one, description=description) for one in each)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """As of :class:`hydractl.training.together.base.Method`."""
+        """Join the members, see :class:`hydractl.training.together.base.Method`."""
         return Together(models, self.members)
 
     def _narrowed(self, source: Source) -> Source:
-        """The model with the width of a member, its tensors not yet changed.
+        """Return the model with the width of a member, its tensors not yet changed.
 
         Raises:
             UsageError: it has none.
@@ -97,7 +100,7 @@ class Packed:
 
 
 def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
-    """Heads and width of each site, and the sides of the matrices of the MLPs.
+    """Return the heads and width of each site, and the sides of the matrices of the MLPs.
 
     Raises:
         UsageError: an MLP has layers of several sizes: two layers in one are no neighbouring parts of one whole.
@@ -112,7 +115,7 @@ def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
 def part_of(
     wide: dict[str, Tensor], source: Source, shapes: dict[str, Tensor], sites: Sequence[Site], start: Fraction
 ) -> dict[str, Tensor]:
-    """Of the weights of a wide model those of a narrow one: neighbouring heads, channels and neurons.
+    """Cut a narrow model's weights out of a wide one's: neighbouring heads, channels and neurons.
 
     They begin at this share of the whole and go on at its beginning when they reach its end. This is hydractl's own
     rule: the paper trains from scratch. The narrow model does not compute what the wide one does.
@@ -143,13 +146,13 @@ def part_of(
 
 
 def _changed(weights: HeadWeights, change: Any) -> HeadWeights:
-    """With each of its own tensors changed, given the name of its field and itself."""
+    """Return the weights with each of its own tensors changed, given the name of its field and itself."""
     own = {f.name: t for f in fields(weights) if isinstance(t := getattr(weights, f.name), Tensor)}
     return replace(weights, **{name: change(name, tensor) for name, tensor in own.items()})
 
 
 def _group(tensors: dict[str, Tensor], source: Source, gamma: int) -> None:
-    """Set what lies between groups to zero, in place: in attention heads and channels, in MLPs neurons and channels."""
+    """Zero what lies between groups, in place: in attention heads and channels, in MLPs neurons and channels."""
 
     def diagonal(rows: int, columns: int) -> Tensor:
         row, column = (torch.arange(size) * gamma // size for size in (rows, columns))
@@ -174,6 +177,6 @@ def _of_mlp(name: str, tensor: Tensor, source: Source) -> bool:
 
 
 def method(value: str) -> Packed:
-    """As ``--packed`` says: ``M,ALPHA[,GAMMA]``."""
+    """Return the method that ``--packed`` asks for by ``M,ALPHA[,GAMMA]``."""
     members, alpha, *gamma = value.split(",")
     return Packed(int(members), Fraction(alpha), *map(int, gamma))
