@@ -101,6 +101,10 @@ def gradients(
     return loss, {name: tensor.clone() for name, tensor in model.stock_tensors().items()}
 
 
+FLOAT32 = 1e-5
+"""A gradient adds up some hundred terms of size one, each rounded to 6e-8; the sums themselves may be small."""
+
+
 def agree(ours: dict[str, Tensor], theirs: dict[str, Tensor], within: float) -> None:
     """Each tensor to ``within``, times the largest gradient of all where that is more than 1."""
     largest = max(float(t.abs().max()) for t in theirs.values() if t.numel())
@@ -117,7 +121,7 @@ def test_loss_and_gradients_are_those_of_open_clip(variant: str, dtype: torch.dt
     model = HydraModel(source.description, source.tensors, dtype=dtype)
     found, ours = gradients(model, pairs(variant, dtype))
     assert found == pytest.approx(loss, rel=1e-6)
-    agree(ours, theirs, 1e-6 if dtype == torch.float32 else 1e-12)
+    agree(ours, theirs, FLOAT32 if dtype == torch.float32 else 1e-12)
     assert float(theirs["logit_scale"].abs().max()) > 1e-3
 
 
@@ -160,7 +164,7 @@ def test_four_batches_of_eight_are_one_of_thirty_two(variant: str, published: An
     loss, theirs = stock_gradients(pico_clip(variant), variant, torch.float32)
     found, ours = gradients(HydraModel(source.description, source.tensors), pairs(variant, torch.float32, 8))
     assert found == pytest.approx(loss, rel=1e-6)
-    agree(ours, theirs, 1e-6)
+    agree(ours, theirs, FLOAT32)
     # Added up, the losses of small batches are something else.
     model = HydraModel(source.description, source.tensors).train()
     alone = [
