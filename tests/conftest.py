@@ -13,6 +13,7 @@ import pytest
 from packaging.version import Version
 
 from tests import rounding
+from tests.extras import pytest_ignore_collect, pytest_runtest_makereport  # noqa: F401  hooks
 from tests.spread import LONG_VARIANTS
 
 THREADS = "1"
