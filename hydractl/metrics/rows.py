@@ -104,7 +104,8 @@ def measured(
         samples: the ID samples, named ``id``, and those of each OOD data set.
         groups: "near", "far" or None for each OOD data set.
         curves: of the OOD score that leads.
-        beside: of each score that is reported beside, by its name; ``scores`` is left out where there are none.
+        beside: of each score that is reported beside, by its name; ``scores`` is left out where there are none. The
+            one that leads may be among them: given the very curves that lead, it is measured once.
     """
 
     def detection(curves: Curves) -> dict[str, Any]:
@@ -113,11 +114,13 @@ def measured(
         }
         return {"ood": sets, **group_averages(sets)}
 
+    leading = detection(curves)
+    scores = {score: leading if own is curves else detection(own) for score, own in beside.items()}
     return {
         "id": id_block(samples["id"]),
-        **detection(curves),
+        **leading,
         "diversity": {name: diversity_block(own) for name, own in samples.items()},
-        **({"scores": {score: detection(own) for score, own in beside.items()}} if beside else {}),
+        **({"scores": scores} if beside else {}),
     }
 
 
