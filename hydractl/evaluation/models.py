@@ -13,6 +13,7 @@ import torch
 
 from hydractl.data import batches
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import FitOptions, RunOptions
 from hydractl.evaluation.predictions.reading import Concatenated, Predictions
@@ -30,7 +31,14 @@ from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.cost import dense_macs, macs, parameters, staged_macs, total_nonzero
-from hydractl.model.detection import Detector, ensemble_features, fit_detector, readout
+from hydractl.model.detection import (
+    Detector,
+    TrainingFeatures,
+    ensemble_features,
+    fit_detector,
+    read_training,
+    readout,
+)
 from hydractl.model.loading import ModelArgument
 from hydractl.model.runtime import HydraModel, move
 
@@ -149,7 +157,9 @@ class Model(ABC):
         """Predictions that hold its logits of a data set; None where there are none."""
         return None
 
-    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:  # noqa: B027
+    def fit_scores(  # noqa: B027
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
+    ) -> None:
         """Fit OOD scores on features, which predictions hold already."""
 
     def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:  # noqa: B027
@@ -330,22 +340,41 @@ class RunningModel(Model):
         """The models that run one after another."""
         return list(getattr(self.loaded(), "models", [self.loaded()]))
 
-    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:
+    def fit_scores(
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
+    ) -> None:
         """Fit OOD scores on features, where there are training data; take what the checkpoint holds where not."""
         stored = self._parts()[0].detector if data is None else None
         fresh = [name for name in names if stored is None or name not in stored.names]
         if fresh or stored is None:
-            fitted = self._fitted(fresh, data, neighbours)
+            fitted = self._fitted(fresh, data, neighbours, kept)
             stored = fitted if stored is None else stored.with_scores(fitted)
         self.detector = stored
 
-    def _fitted(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
+    def _fitted(
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
+    ) -> Detector:
         about = {} if data is None else {**data.to_json(), "knn_k": neighbours}
         if self._probes is not None:
             return self._probes.detector(names, neighbours, about)
         with torch.inference_mode():
             known = None if data is None else data.labels
-            return fit_detector(names, self._parts(), self._inputs(data), known, neighbours, about)
+            return fit_detector(names, self._parts(), self._training(data, kept), known, neighbours, about)
+
+    def _training(self, data: EvalSet | None, kept: FeaturesFile | None) -> TrainingFeatures:
+        """What the members make of training data: from the file that keeps it, or by running them."""
+        if data is None or kept is None:
+            return read_training(self._parts(), self._inputs(data))
+        known = {"fingerprint": data.fingerprint, "n": len(data)}
+        about = {"model": {"sha256": self.sha256, **self.decisive()}, "data": known}
+        found = kept.read(about, self.members, len(data))
+        if found is not None:
+            self._log.info(f"{self.name}: its features of --fit are those in {kept.path}")
+            return found
+        found = read_training(self._parts(), self._inputs(data))
+        if len(found.rows) == len(data):  # what could not be read is noted when it is tried alone
+            kept.write(found, about)
+        return found
 
     def _inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
         """The rows and the inputs of what something is fitted on, with progress."""

@@ -138,13 +138,19 @@ class Plan:
     def _eval(self, row: Row, of: str, more: Mapping[str, Any]) -> Step:
         options: dict[str, Value] = {
             **more,
-            **(self.fitted if row.stored else {}),
+            **self._fitted_for(row),
             **row.options,
             "predictions": str(self.predictions(row, of)),
             "resume": True,
         }
         outputs = [f"{of}/{row.name}.pred.st", f"{of}/{row.name}.json"]
         return self.shop.step("eval", [f"{row.name}={row.model}"], options, outputs, row.steps, outputs[-1])
+
+    def _fitted_for(self, row: Row) -> dict[str, Value]:
+        """Options for OOD scores on features, whose passes over the training data are made once for all commands."""
+        if not self.fitted or not row.stored:
+            return {}
+        return {**self.fitted, "features": str(self.shop.folder / "choose" / f"{row.name}.features.st")}
 
     def choosing(self, row: Row) -> Step:
         """Its logits on the second halves. What the model was trained with is no secret there: nothing is reported."""
@@ -175,7 +181,7 @@ class Plan:
         if note:
             options["note"] = note
         if score in ON_FEATURES:
-            options |= {name: value for name, value in self.fitted.items() if name != "ood_score"}
+            options |= {name: value for name, value in self._fitted_for(row).items() if name != "ood_score"}
         outputs = ["best.json", "best.md", "best.st"]
         needs = [self.choosing(row), self.testing(row)]
         return self.shop.step("eval", [f"best={row.model}"], options, outputs, needs, "best.json")
@@ -398,7 +404,7 @@ def _estimate(plan: Plan, blocks: int) -> float:
     per_block = probes[0].seconds / probes[0].sample_blocks
     specs = [str(settings.val), str(settings.test), *(parse_ood_set(text).spec for text in settings.ood)]
     specs += [one.spec for one in settings.ood_val_sets()]
-    specs += 2 * ([str(plan.fitted["fit"])] if plan.fitted else [])  # read for both evaluations of a row
+    specs += [str(plan.fitted["fit"])] if plan.fitted else []
     samples = sum(_samples(spec, settings.limit) for spec in specs)
     # A row takes about twice the single model's time.
     forward = sum(10 if "mc_dropout" in row.options else 2 for row in plan.rows) * samples

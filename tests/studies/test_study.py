@@ -12,7 +12,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ import pytest
 from rich.console import Console
 
 from hydractl.cli.app import main
+from hydractl.evaluation.models import RunningModel
+from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import open_source
@@ -63,8 +66,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         training = ["--data", "train.npz", "--steps", "20", "--lr", "1e-2", "-o", "vit.st", "-q"]
         assert main(["finetune", TINY, *training]) == 0
+        passes = counted(patch)
         assert study() == 0
+    (folder / "passes.json").write_text(json.dumps([[*one, count] for one, count in passes.items()]))
     return folder
+
+
+def counted(patch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
+    """How often each model, by its SHA-256, begins to run on each data set, by its fingerprint, in any eval."""
+    passes: Counter[tuple[str, str]] = Counter()
+
+    def counting(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def begun(model: RunningModel, one: EvalSet | None, *more: Any) -> Iterator[Any]:
+            if one is not None:
+                passes[model.sha256, one.fingerprint] += 1
+            yield from method(model, one, *more)
+
+        return begun
+
+    for name in ("batches", "_inputs"):
+        patch.setattr(RunningModel, name, counting(getattr(RunningModel, name)))
+    return passes
 
 
 def study(*more: str, **options: str) -> int:
@@ -107,6 +129,27 @@ def test_what_a_study_leaves(made: Path) -> None:
     for step, data in zip(document["steps"], used, strict=True):
         assert step[0] != "extract-circuit" or data == {"val.npz?part=1/2", "seen.npz?part=1/2"}
         assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--calibrated" in step
+
+
+def test_each_row_runs_once_on_each_set(made: Path) -> None:
+    passes = json.loads((made / "passes.json").read_text())
+    rows = json.loads((made / "runs/study.json").read_text())["rows"]
+    # To choose: ID, OOD and made OOD; to test: ID and OOD; and once what scores on features are fitted to.
+    assert len(passes) == len(rows) * (3 + 2 + 1)
+    assert {count for _, _, count in passes} == {1}
+
+
+@pytest.mark.parametrize("of", ["choose", "test"])
+def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: str) -> None:
+    steps = json.loads(Path("runs/study.json").read_text())["steps"]
+    for row in ("single", "whole-avg@2", "circuits"):
+        (step,) = (words for words in steps if f"runs/{of}/{row}.pred.st" in words and "--predictions" in words)
+        place = step.index("--features")
+        alone = [*step[:place], *step[place + 2 :]]
+        renamed = ["alone.pred.st" if word == f"runs/{of}/{row}.pred.st" else word for word in alone]
+        assert main([*renamed[:-1], f"alone.{row}.json", "-q"]) == 0
+        assert Path("alone.pred.st").read_bytes() == Path(f"runs/{of}/{row}.pred.st").read_bytes()
+        Path("alone.pred.st").unlink()
 
 
 def shown(document: dict[str, Any], width: int) -> str:
