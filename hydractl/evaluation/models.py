@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hydractl.data import batches
+from hydractl.data.batching import Batch
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import FitOptions, RunOptions
 from hydractl.evaluation.predictions.reading import Concatenated, Predictions
@@ -309,11 +310,8 @@ class RunningModel(Model):
         """Run the model."""
         model, options = self.loaded(), self.options
         parameter = next(model.parameters())
-        assert one.dataset is not None  # a model that runs needs --data
         with torch.inference_mode():
-            for batch in batches(
-                one.dataset, model.preprocess, options.batch_size, workers=options.workers, indices=rows
-            ):
+            for batch in self._batches_of(one, rows):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 scores: dict[str, Floats] = {}
                 if self._passes is not None:
@@ -325,6 +323,13 @@ class RunningModel(Model):
                     scores = {} if self.detector is None else self.detector.scores(logits, features)
                 wide = torch.float64 if options.dtype == "float64" else torch.float32
                 yield batch.indices, logits.to("cpu", wide).numpy(), scores
+
+    def _batches_of(self, one: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
+        """A data set as the model reads it; ``rows`` are some samples in an order."""
+        options, description = self.options, self.argument.sources[0].description
+        preprocess = {"family": description.family, **description.preprocess}
+        collate = self.loaded().preprocess
+        return read_batches(one, collate, preprocess, options.batch_size, workers=options.workers, rows=rows)
 
     def _outputs(self, inputs: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Logits and features of every member."""
@@ -380,11 +385,9 @@ class RunningModel(Model):
         """The rows and the inputs of what something is fitted on, with progress."""
         if data is None or data.dataset is None:
             return
-        model, options = self.loaded(), self.options
-        parameter = next(model.parameters())
-        every = batches(data.dataset, model.preprocess, options.batch_size, workers=options.workers)
+        parameter = next(self.loaded().parameters())
         with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
-            for batch in every:
+            for batch in self._batches_of(data):
                 yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
                 progress.advance(len(batch.indices))
 

@@ -15,6 +15,7 @@ from hydractl.circuit.session import Session
 from hydractl.data import open_data
 from hydractl.distributed import processes
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
+from hydractl.evaluation.inputs import keeping_batches
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
@@ -83,6 +84,8 @@ _NEIGHBOURS = 50
 """The default of ``eval --knn-k``, for a thousand samples or more."""
 _SAMPLES_A_NEIGHBOUR = 20
 """Of fewer samples the distance to one neighbour in so many is taken."""
+_KEPT_BYTES = 1 << 30
+"""Memory for data as models read them, so that rows that run in this process share what was decoded."""
 _DECIDE = (
     *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx"),
     *("fit_samples", "epochs", "lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt"),
@@ -105,7 +108,8 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     try:
         plan = _claimed(settings, sets, source, folder, log)
         settings = sets.settings
-        return _carry_out(plan, settings, source, log)
+        with keeping_batches(_KEPT_BYTES):
+            return _carry_out(plan, settings, source, log)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 

@@ -23,6 +23,9 @@ import pytest
 from rich.console import Console
 
 from hydractl.cli.app import main
+from hydractl.data.base import Dataset
+from hydractl.data.batching import Batch
+from hydractl.evaluation import inputs
 from hydractl.evaluation.models import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
@@ -66,15 +69,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         training = ["--data", "train.npz", "--steps", "20", "--lr", "1e-2", "-o", "vit.st", "-q"]
         assert main(["finetune", TINY, *training]) == 0
-        passes = counted(patch)
+        passes, decoded = counted(patch)
         assert study() == 0
-    (folder / "passes.json").write_text(json.dumps([[*one, count] for one, count in passes.items()]))
+    counts = {"passes": [[*one, count] for one, count in passes.items()], "decoded": decoded}
+    (folder / "counts.json").write_text(json.dumps(counts))
     return folder
 
 
-def counted(patch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
-    """How often each model, by its SHA-256, begins to run on each data set, by its fingerprint, in any eval."""
+def counted(patch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    """How often, in any eval, each model (SHA-256) begins to run on each data set (fingerprint), and each is read."""
     passes: Counter[tuple[str, str]] = Counter()
+    decoded: Counter[str] = Counter()
 
     def counting(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def begun(model: RunningModel, one: EvalSet | None, *more: Any) -> Iterator[Any]:
@@ -86,7 +91,17 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
 
     for name in ("batches", "_inputs"):
         patch.setattr(RunningModel, name, counting(getattr(RunningModel, name)))
-    return passes
+
+    read = inputs.batches
+
+    def batches(dataset: Dataset, *more: Any, **options: Any) -> Iterator[Batch]:
+        every = read(dataset, *more, **options)
+        yield next(every)
+        decoded[dataset.fingerprint()] += 1  # behind the first batch: nothing runs before somebody reads
+        yield from every
+
+    patch.setattr(inputs, "batches", batches)
+    return passes, decoded
 
 
 def study(*more: str, **options: str) -> int:
@@ -131,12 +146,14 @@ def test_what_a_study_leaves(made: Path) -> None:
         assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--calibrated" in step
 
 
-def test_each_row_runs_once_on_each_set(made: Path) -> None:
-    passes = json.loads((made / "passes.json").read_text())
+def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path) -> None:
+    counts = json.loads((made / "counts.json").read_text())
+    passes = counts["passes"]
     rows = json.loads((made / "runs/study.json").read_text())["rows"]
     # To choose: ID, OOD and made OOD; to test: ID and OOD; and once what scores on features are fitted to.
     assert len(passes) == len(rows) * (3 + 2 + 1)
     assert {count for _, _, count in passes} == {1}
+    assert list(counts["decoded"].values()) == [1] * (3 + 2 + 1)
 
 
 @pytest.mark.parametrize("of", ["choose", "test"])
