@@ -22,7 +22,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 DIGITS = (
@@ -70,18 +72,23 @@ def main() -> None:
             rounds.append({side: taken[side] for side in sides})
             ratio = taken["after"] / taken["before"]
             print(f"| {number} | {taken['before']:.1f} s | {taken['after']:.1f} s | {ratio:.3f} |", flush=True)
+            if arguments.output:  # after each round: a benchmark that is stopped keeps what it has
+                arguments.output.write_text(json.dumps(document(arguments, rounds), indent=2) + "\n", encoding="utf-8")
+    found = document(arguments, rounds)
+    low, high = found["range"]
+    print(f"\nafter over before: {found['ratio']:.3f} ({low:.3f} to {high:.3f} in {len(rounds)} rounds)")
+
+
+def document(arguments: argparse.Namespace, rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What was measured, as JSON."""
     ratios = [one["after"] / one["before"] for one in rounds]
-    median, low, high = statistics.median(ratios), min(ratios), max(ratios)
-    print(f"\nafter over before: {median:.3f} ({low:.3f} to {high:.3f} in {len(ratios)} rounds)")
-    if arguments.output:
-        document = {
-            "model": Path(arguments.model).name,
-            "study": arguments.study,
-            "rounds": rounds,
-            "ratio": median,
-            "range": [low, high],
-        }
-        arguments.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return {
+        "model": Path(arguments.model).name,
+        "study": arguments.study,
+        "rounds": list(rounds),
+        "ratio": statistics.median(ratios),
+        "range": [min(ratios), max(ratios)],
+    }
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Curve
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import measured, row_blocks
+from hydractl.metrics.rows import Names, measured, row_blocks
 from hydractl.metrics.samples import Resample, Samples
 
 CONVENTIONS = {
@@ -65,6 +65,7 @@ def resample(
     *,
     rounds: int = 1000,
     seed: int = 0,
+    names: Names = None,
     advance: Callable[[int], None] = lambda rounds: None,
 ) -> Resampled:
     """Take every metric of a row in each round.
@@ -77,9 +78,11 @@ def resample(
         groups: "near", "far" or None for each OOD data set.
         rounds: how many resamples.
         seed: of the draws.
+        names: of the metrics, where some are enough.
         advance: called with 1 after each round.
     """
-    values = dict(_numbers(row_blocks(inside, outside, groups)))
+    on_data = dict(_numbers(row_blocks(inside, outside, groups)))
+    values = {key: value for key, value in on_data.items() if names is None or key.rpartition(".")[2] in names}
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     curves = {name: _Curves(inside.score, samples.score) for name, samples in outside.items()}
@@ -94,7 +97,7 @@ def resample(
         counts = {name: one.counts for name, one in drawn.items()}
         leads = _drawn(curves, counts)
         others = {score: leads if score in leading else _drawn(own, counts) for score, own in beside.items()}
-        row = dict(_numbers(measured(drawn, groups, leads, others)))
+        row = dict(_numbers(measured(drawn, groups, leads, others, names)))
         for key, of_rounds in per_round.items():
             of_rounds[i] = row[key]
         advance(1)

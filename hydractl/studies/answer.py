@@ -281,7 +281,7 @@ class Study:
         return min(len(samples) for samples in (single.inside, *single.outside.values()))
 
     def _figures(self, measured: Measured, rung: Rung) -> Resampled:
-        """Every metric on the test data and their resamples."""
+        """What is judged, on the test data and their resamples."""
         with self._log.progress(f"intervals of {rung.row}, {rung.score}", self._rounds, "resamples") as progress:
             return measured.resampled(rung.score, self._rounds, self._seed, progress.advance)
 

@@ -17,6 +17,7 @@ from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import pooled_log_probs
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples, samples_of
+from hydractl.studies.words import KINDS
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class Measured:
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
     ) -> Resampled:
-        """Every metric with this score, on the data and on its resamples; ``advance`` is called after each."""
-        return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, advance=advance)
+        """What a verdict judges, with this score, on the data and their resamples; ``advance`` is called after each."""
+        names = {key.rpartition(".")[2] for key in KINDS}
+        own: dict[str, Any] = {"rounds": rounds, "seed": seed, "names": names, "advance": advance}
+        return resample(*self._under(score), self.groups, **own)
 
     def aurocs(self, scores: Sequence[str], rounds: int, seed: int) -> dict[str, Resampled]:
         """By score the AUROC against each OOD set under its name, likewise."""

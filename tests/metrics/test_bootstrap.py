@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def lookup(row: dict, key: str) -> object:
     raise KeyError(key)
 
 
-def run(data: Case, **options: int) -> Resampled:
+def run(data: Case, **options: Any) -> Resampled:
     (logits, labels), outside = data
     return resample(samples_of(logits, labels), {k: samples_of(v) for k, v in outside.items()}, GROUPS, **options)
 
@@ -214,6 +215,15 @@ def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bi
     for key in ("ood.n.aupr_in", "near_avg.auroc", "ood_avg.fpr95"):
         assert whole.rounds[key].tolist() == whole.rounds[f"scores.energy.{key}"].tolist()
         assert whole.rounds[key].tolist() == run_alone(inside, others, key)
+
+
+def test_some_metrics_have_the_rounds_that_they_have_among_all() -> None:
+    data = case("random")
+    every, some = run(data, rounds=5), run(data, rounds=5, names={"accuracy", "nll", "auroc"})
+    assert {"id.accuracy", "id.nll", "ood.n.auroc", "near_avg.auroc", "ood_avg.auroc"} <= {*some.values}
+    assert len(some.values) == 2 + 3 + 3 and {*some.rounds} == {*some.values}
+    for key, value in some.values.items():
+        assert value == every.values[key] and some.rounds[key].tolist() == every.rounds[key].tolist()
 
 
 def run_alone(inside: Samples, outside: dict[str, Samples], key: str) -> list[float]:
