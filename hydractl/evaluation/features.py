@@ -37,7 +37,7 @@ class FeaturesFile:
         """What the file holds; None where it is to be written.
 
         Args:
-            about: what decides the features.
+            about: what decides the features, each by its name.
             members: of the row.
             samples: of the training data.
 

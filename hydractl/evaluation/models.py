@@ -370,8 +370,7 @@ class RunningModel(Model):
         """What the members make of training data: from the file that keeps it, or by running them."""
         if data is None or kept is None:
             return read_training(self._parts(), self._inputs(data))
-        known = {"fingerprint": data.fingerprint, "n": len(data)}
-        about = {"model": {"sha256": self.sha256, **self.decisive()}, "data": known}
+        about = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data), **self.decisive()}
         found = kept.read(about, self.members, len(data))
         if found is not None:
             self._log.info(f"{self.name}: its features of --fit are those in {kept.path}")

@@ -110,17 +110,21 @@ def test_features_of_another_model_of_other_data_or_settings_are_refused(run: An
     run("eval", "t0.st", *asked, *FIT, "-o", "a.json")
     before = Path("f.st").read_bytes()
     other = ["--fit", "builtin:digits/train?part=2/2", "--limit", "400"]
+    capsys.readouterr()
+    run("--info", "f.st", "--json")
+    info = json.loads(capsys.readouterr().out)
+    assert info["holds"] == "hydractl.features/1" and info["samples"] == 400 and info["batch_size"] == 64
     cases = [
         (["t1.st", *asked, *FIT], "sha256"),
-        (["t0.st", *asked, *other], "fingerprint"),
+        (["t0.st", *asked, *other], "data"),
         (["t0.st", *asked, *FIT, "--batch-size", "7"], "batch_size"),
         (["t0.st", *asked, *FIT, "--dtype", "float64"], "dtype"),
     ]
-    capsys.readouterr()
     for words, difference in cases:
         run("eval", *words, "-o", "b.json", code=3)
         error = capsys.readouterr().err
-        assert "has features of another model, other data or other settings" in error and difference in error
+        assert "has features of another model, other data or other settings" in error
+        assert f"  - {difference}: " in error
         assert Path("f.st").read_bytes() == before and not Path("b.json").exists()
     tensors = {name: torch.from_numpy(value) for name, value in safetensors.numpy.load_file("f.st").items()}
     description = read_header("f.st").description

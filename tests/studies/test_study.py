@@ -254,10 +254,13 @@ def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path)
 def test_a_study_goes_on_after_a_break(copy: Path) -> None:
     expected = contents(copy)
     runs = copy / "runs"
-    for name in (*ARTEFACTS, "circuit.avg.json", "circuits.st", "acc@3.mask.json", "test/single.json"):
+    features = (runs / "choose/single.features.st").read_bytes()
+    gone = ("circuit.avg.json", "circuits.st", "acc@3.mask.json", "test/single.json", "test/single.pred.st")
+    for name in (*ARTEFACTS, *gone, "choose/single.features.st"):
         (runs / name).unlink()
     assert study() == 0
     assert contents(copy) == expected
+    assert (runs / "choose/single.features.st").read_bytes() == features
 
 
 def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
