@@ -1,7 +1,7 @@
 """Processor time of a whole study with two versions of the source, in turns: what a change saved.
 
     python benchmarks/study_cost.py ../before digits.st
-    python benchmarks/study_cost.py ../before vit.st --study "--val v.npz --test t.npz --ood o=o.npz" --rounds 5
+    python benchmarks/study_cost.py ../before vit.st --study "--val v.npz --ood-val auto --test t.npz --ood o=o.npz"
 
 BEFORE is a folder with another version of the source (``git worktree add ../before COMMIT``); the other side is the
 source that this script is part of, or that of --after. Each round runs the same study with both, in an order drawn by

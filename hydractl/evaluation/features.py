@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,16 @@ SCHEMA = "hydractl.features/1"
 _HINT = "give the settings that it was made with, or name another file with --features"
 
 
-@dataclass(frozen=True)
 class FeaturesFile:
     """The features of one row on training data: read where the file is there, else to be written.
 
-    Attributes:
-        path: of the file.
-        output: the claim on it; None where it is there already.
+    Args:
+        target: the file that is there, or the claim on one that is not.
     """
 
-    path: Path
-    output: Output | None
+    def __init__(self, target: Path | Output) -> None:
+        self._output = target if isinstance(target, Output) else None
+        self.path = target.path if isinstance(target, Output) else target
 
     def read(self, about: Mapping[str, Any], members: int, samples: int) -> TrainingFeatures | None:
         """What the file holds; None where it is to be written.
@@ -44,7 +42,7 @@ class FeaturesFile:
         Raises:
             InputError: it is of another model, other data or other settings, or broken.
         """
-        if self.output is not None:
+        if self._output is not None:
             return None
         header = read_header(self.path)
         document = dict(header.description or {})
@@ -64,13 +62,13 @@ class FeaturesFile:
 
     def write(self, found: TrainingFeatures, about: Mapping[str, Any]) -> None:
         """Keep the features of all samples."""
-        assert self.output is not None  # read() has been here
+        assert self._output is not None  # read() has been here
         tensors = {"rows": torch.from_numpy(found.rows)}
         for member, (features, highest) in enumerate(zip(found.features, found.highest, strict=True)):
             tensors[f"features.{member}"] = torch.from_numpy(features)
             tensors[f"highest.{member}"] = torch.from_numpy(highest)
         document = {"schema": SCHEMA, **about}
-        write_with(self.output, lambda handle: write_tensors(handle, DictTensors(tensors), document))
+        write_with(self._output, lambda handle: write_tensors(handle, DictTensors(tensors), document))
 
 
 def _check_tensors(path: Path, header: Header, members: int, samples: int) -> None:

@@ -50,15 +50,22 @@ class Measuring:
         self.warnings: list[str] = []
 
     def row(
-        self, model: Model, output: Output | None, seen: Mapping[str, int], kept: FeaturesFile | None = None
+        self, model: Model, output: Output | None, seen: Mapping[str, int], features: Path | Output | None = None
     ) -> dict[str, Any]:
-        """Measure one model; its predictions go to ``output``, its features of the training data to ``kept``.
+        """Measure one model.
+
+        Args:
+            model: the row.
+            output: where its predictions go.
+            seen: how many samples of each set it has seen.
+            features: its features of the training data: a file that holds them, or one that they go to.
 
         Raises:
             NonFiniteError: a logit is not finite.
         """
         if self._options.fit.probe is not None:
             model.fit_probe(self._training[0], next(iter(of_role(self._sets, VAL)), None))
+        kept = None if features is None else FeaturesFile(features)
         writer = self._writer(model, output, seen) if output is not None and self._options.keep_logits else None
         try:
             row, inside = self._measured(model, writer, seen, kept)

@@ -29,7 +29,6 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.evaluation.features import FeaturesFile
     from hydractl.evaluation.models import Model
     from hydractl.evaluation.sets import EvalSet, Seen
 
@@ -229,7 +228,10 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         reports = stack.enter_context(
             claimed_reports(settings.fill(ReportOptions), [model.name for model in plan.models])
         )
-        features = {name: _claimed_features(path, stack) for name, path in plan.features.items()}
+        features: dict[str, Path | Output] = {**plan.features}
+        for name, path in plan.features.items():
+            if not path.exists():  # else it is read
+                features[name] = stack.enter_context(Output(path))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)
@@ -337,12 +339,3 @@ def _paths_by_row(text: str | None, names: list[str]) -> dict[str, Path]:
         return {}
     path = file_path(text)
     return {name: named_apart(path, name) if len(names) > 1 else path for name in names}
-
-
-def _claimed_features(path: Path, stack: ExitStack) -> FeaturesFile:
-    """The features of one row: those that are there, else a file that is this command's to write."""
-    from hydractl.evaluation.features import FeaturesFile
-
-    if path.exists():
-        return FeaturesFile(path, None)
-    return FeaturesFile(path, stack.enter_context(Output(path)))
