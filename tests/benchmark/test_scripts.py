@@ -25,7 +25,7 @@ DATA = ("--data", "builtin:digits/val", "--ood", "builtin:symbols", "--limit", "
 ONCE = ("--rounds", "1")
 STUDY = (
     "--val builtin:digits/val --ood-val builtin:symbols --test builtin:digits/test --ood l=builtin:letters "
-    "--limit 12 --search-samples 12 --rows whole-avg --bootstrap 10"
+    "--limit 12 --search-samples 12 --rows single --bootstrap 100"
 )
 COMMANDS = {
     "approximate_circuits": ("vit.st", *DATA, "--budget", "1", "--approx", "lazy:2", *ONCE),
