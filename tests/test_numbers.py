@@ -25,6 +25,7 @@ PAGES = [*sorted((ROOT / "docs" / "numbers").glob("*.md")), ROOT / "benchmarks" 
 OTHER_PROGRAMS = ("cd", "seq", "make", "nvidia-smi")
 PASSED_ON = {
     "--search": ["extract-circuit", "MODEL", "--data", "VAL", "--ood", "OOD", "--budget", "1"],
+    "--study": ["study", "MODEL", "-o", "FOLDER"],
     "--evaluation": ["eval", "MODEL", "--data", "TEST"],
 }
 """Options of scripts whose value is options of a verb -> the start of that command."""

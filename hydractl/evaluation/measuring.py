@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.doubts import row_doubts
+from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import Fitted, fit_on_validation
 from hydractl.evaluation.gathering import Gathered, Reading, Sink, WentOn, gather
 from hydractl.evaluation.models import Model, RunningModel
@@ -48,17 +49,26 @@ class Measuring:
         self._fitted: dict[str, Fitted] = {}
         self.warnings: list[str] = []
 
-    def row(self, model: Model, output: Output | None, seen: Mapping[str, int]) -> dict[str, Any]:
-        """Measure one model; its predictions go to ``output``.
+    def row(
+        self, model: Model, output: Output | None, seen: Mapping[str, int], features: Path | Output | None = None
+    ) -> dict[str, Any]:
+        """Measure one model.
+
+        Args:
+            model: the row.
+            output: where its predictions go.
+            seen: how many samples of each set it has seen.
+            features: its features of the training data: a file that holds them, or one that they go to.
 
         Raises:
             NonFiniteError: a logit is not finite.
         """
         if self._options.fit.probe is not None:
             model.fit_probe(self._training[0], next(iter(of_role(self._sets, VAL)), None))
+        kept = None if features is None else FeaturesFile(features)
         writer = self._writer(model, output, seen) if output is not None and self._options.keep_logits else None
         try:
-            row, inside = self._measured(model, writer, seen)
+            row, inside = self._measured(model, writer, seen, kept)
         finally:
             model.release()
             if writer is not None:
@@ -114,12 +124,12 @@ class Measuring:
         return True
 
     def _measured(
-        self, model: Model, writer: PredictionsWriter | None, seen: Mapping[str, int]
+        self, model: Model, writer: PredictionsWriter | None, seen: Mapping[str, int], kept: FeaturesFile | None
     ) -> tuple[dict[str, Any], Gathered]:
         read = Reading(model, self._sets, writer, self._log)
         scores = self._scores(model)
         if scores.on_features:
-            model.fit_scores(scores.on_features, next(iter(self._training), None), self._options.fit.knn_k)
+            model.fit_scores(scores.on_features, next(iter(self._training), None), self._options.fit.knn_k, kept)
             self.warnings += [
                 f"{model.name}: {name} learns from wrong and right predictions, and those on --fit are all alike: it "
                 "is constant; give data that the model was not trained on"

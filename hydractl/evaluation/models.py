@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hydractl.data import batches
+from hydractl.data.batching import Batch
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import FitOptions, RunOptions
 from hydractl.evaluation.predictions.reading import Concatenated, Predictions
@@ -30,7 +32,14 @@ from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.cost import dense_macs, macs, parameters, staged_macs, total_nonzero
-from hydractl.model.detection import Detector, ensemble_features, fit_detector, readout
+from hydractl.model.detection import (
+    Detector,
+    TrainingFeatures,
+    ensemble_features,
+    fit_detector,
+    read_training,
+    readout,
+)
 from hydractl.model.loading import ModelArgument
 from hydractl.model.runtime import HydraModel, move
 
@@ -149,7 +158,9 @@ class Model(ABC):
         """Predictions that hold its logits of a data set; None where there are none."""
         return None
 
-    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:  # noqa: B027
+    def fit_scores(  # noqa: B027
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
+    ) -> None:
         """Fit OOD scores on features, which predictions hold already."""
 
     def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:  # noqa: B027
@@ -299,11 +310,8 @@ class RunningModel(Model):
         """Run the model."""
         model, options = self.loaded(), self.options
         parameter = next(model.parameters())
-        assert one.dataset is not None  # a model that runs needs --data
         with torch.inference_mode():
-            for batch in batches(
-                one.dataset, model.preprocess, options.batch_size, workers=options.workers, indices=rows
-            ):
+            for batch in self._batches_of(one, rows):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 scores: dict[str, Floats] = {}
                 if self._passes is not None:
@@ -315,6 +323,13 @@ class RunningModel(Model):
                     scores = {} if self.detector is None else self.detector.scores(logits, features)
                 wide = torch.float64 if options.dtype == "float64" else torch.float32
                 yield batch.indices, logits.to("cpu", wide).numpy(), scores
+
+    def _batches_of(self, one: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
+        """A data set as the model reads it; ``rows`` are some samples in an order."""
+        options, description = self.options, self.argument.sources[0].description
+        preprocess = {"family": description.family, **description.preprocess}
+        collate = self.loaded().preprocess
+        return read_batches(one, collate, preprocess, options.batch_size, workers=options.workers, rows=rows)
 
     def _outputs(self, inputs: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Logits and features of every member."""
@@ -330,32 +345,48 @@ class RunningModel(Model):
         """The models that run one after another."""
         return list(getattr(self.loaded(), "models", [self.loaded()]))
 
-    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:
+    def fit_scores(
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
+    ) -> None:
         """Fit OOD scores on features, where there are training data; take what the checkpoint holds where not."""
         stored = self._parts()[0].detector if data is None else None
         fresh = [name for name in names if stored is None or name not in stored.names]
         if fresh or stored is None:
-            fitted = self._fitted(fresh, data, neighbours)
+            fitted = self._fitted(fresh, data, neighbours, kept)
             stored = fitted if stored is None else stored.with_scores(fitted)
         self.detector = stored
 
-    def _fitted(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
+    def _fitted(
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
+    ) -> Detector:
         about = {} if data is None else {**data.to_json(), "knn_k": neighbours}
         if self._probes is not None:
             return self._probes.detector(names, neighbours, about)
         with torch.inference_mode():
             known = None if data is None else data.labels
-            return fit_detector(names, self._parts(), self._inputs(data), known, neighbours, about)
+            return fit_detector(names, self._parts(), self._training(data, kept), known, neighbours, about)
+
+    def _training(self, data: EvalSet | None, kept: FeaturesFile | None) -> TrainingFeatures:
+        """What the members make of training data: from the file that keeps it, or by running them."""
+        if data is None or kept is None:
+            return read_training(self._parts(), self._inputs(data))
+        about = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data), **self.decisive()}
+        found = kept.read(about, self.members, len(data))
+        if found is not None:
+            self._log.info(f"{self.name}: its features of --fit are those in {kept.path}")
+            return found
+        found = read_training(self._parts(), self._inputs(data))
+        if len(found.rows) == len(data):  # what could not be read is noted when it is tried alone
+            kept.write(found, about)
+        return found
 
     def _inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
         """The rows and the inputs of what something is fitted on, with progress."""
         if data is None or data.dataset is None:
             return
-        model, options = self.loaded(), self.options
-        parameter = next(model.parameters())
-        every = batches(data.dataset, model.preprocess, options.batch_size, workers=options.workers)
+        parameter = next(self.loaded().parameters())
         with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
-            for batch in every:
+            for batch in self._batches_of(data):
                 yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
                 progress.advance(len(batch.indices))
 

@@ -7,6 +7,7 @@ here (``docs/adding-a-metric.md``). Counts are integers until the last division.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,12 @@ class Curve:
         inside, outside = (side[-1] - np.concatenate([[0], side[:-1]]) for side in sides)
         return Curve(inside[::-1], outside[::-1])
 
-    @property
+    @cached_property
+    def gained(self) -> NDArray[np.int64]:
+        """OOD samples that each threshold flags and the one above it does not, [T]."""
+        return _steps(self.true_positives)
+
+    @cached_property
     def precision(self) -> Floats:
         """Share of OOD among the flagged samples, [T]; 1 where none is flagged."""
         flagged = self.true_positives + self.false_positives
@@ -89,9 +95,8 @@ def auroc(curve: Curve) -> float:
 
     The area under the ROC curve: an exact integer, divided once.
     """
-    gained = np.diff(curve.true_positives, prepend=0)
-    higher = np.concatenate([[0], curve.false_positives[:-1]])
-    twice = int((gained * (2 * curve.negatives - higher - curve.false_positives)).sum())
+    higher = curve.false_positives - _steps(curve.false_positives)
+    twice = int((curve.gained * (2 * curve.negatives - higher - curve.false_positives)).sum())
     return twice / (2 * curve.negatives * curve.positives)
 
 
@@ -127,7 +132,7 @@ def aupr(curve: Curve) -> float:
 
     The sum over thresholds of (recall_i - recall_i-1) * precision_i.
     """
-    return float((np.diff(curve.true_positives, prepend=0) * curve.precision).sum() / curve.positives)
+    return float((curve.gained * curve.precision).sum() / curve.positives)
 
 
 @metric("ood", direction="higher")
@@ -137,7 +142,7 @@ def aupr_trapezoid(curve: Curve) -> float:
     Source: Yang et al. 2022; Zhang et al. 2023: scikit-learn's ``precision_recall_curve``, then ``auc``.
     """
     precision = np.concatenate([[1.0], curve.precision])
-    steps = np.diff(curve.true_positives, prepend=0) * (precision[1:] + precision[:-1]) / 2
+    steps = curve.gained * (precision[1:] + precision[:-1]) / 2
     return float(steps.sum() / curve.positives)
 
 
@@ -148,6 +153,13 @@ def aupr_in(curve: Curve) -> float:
     Its AUPR_IN; AUPR_OUT is ``aupr_trapezoid``.
     """
     return float(aupr_trapezoid(curve.of_id()))
+
+
+def _steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each of the counts [T] less the one before it, the first less 0; ``numpy.diff`` with a 0 before, and faster."""
+    steps = counts.copy()
+    steps[1:] -= counts[:-1]
+    return steps
 
 
 def _sorted(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[Floats, Floats]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from hydractl.metrics.declaration import metrics
+from hydractl.metrics.declaration import Kind, Metric, metrics
 from hydractl.metrics.ood import Curve, curve_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.sample_metrics import pairs
@@ -28,7 +28,15 @@ CONVENTIONS = {
 }
 
 
-def id_block(samples: Samples | Resample) -> dict[str, Any]:
+Names = Collection[str] | None
+"""Keys of the metrics that are taken; None for all."""
+
+
+def _taken(kind: Kind, names: Names) -> list[Metric]:
+    return [metric for metric in metrics(kind) if names is None or metric.key in names]
+
+
+def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]:
     """The metrics of labelled ID data by name, after n.
 
     Returns:
@@ -37,17 +45,17 @@ def id_block(samples: Samples | Resample) -> dict[str, Any]:
     n = len(samples)
     if samples.labels is None:
         return {"n": n}
-    return {"n": n, **{metric.key: metric(samples) if n else metric.missing for metric in metrics("id")}}
+    return {"n": n, **{metric.key: metric(samples) if n else metric.missing for metric in _taken("id", names)}}
 
 
-def ood_block(curve: Curve | None) -> dict[str, float | None]:
+def ood_block(curve: Curve | None, names: Names = None) -> dict[str, float | None]:
     """The OOD metrics of one curve by name; all None without one."""
-    return {metric.key: None if curve is None else metric(curve) for metric in metrics("ood")}
+    return {metric.key: None if curve is None else metric(curve) for metric in _taken("ood", names)}
 
 
-def diversity_block(samples: Samples | Resample) -> dict[str, float | None]:
+def diversity_block(samples: Samples | Resample, names: Names = None) -> dict[str, float | None]:
     """How much the members differ on one data set."""
-    return {metric.key: metric(samples) if len(samples) else None for metric in metrics("diversity")}
+    return {metric.key: metric(samples) if len(samples) else None for metric in _taken("diversity", names)}
 
 
 def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
@@ -66,12 +74,13 @@ def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
     )
 
 
-def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+def group_averages(sets: Mapping[str, Mapping[str, Any]], names: Names = None) -> dict[str, dict[str, float | None]]:
     """Unweighted means of the OOD metrics over the near, the far and all data sets.
 
     Args:
         sets: by data set name, the values of :func:`ood_block` and a ``group``: "near", "far" or anything else
             (None), which counts in ``ood_avg`` alone.
+        names: of the metrics.
 
     Returns:
         ``near_avg``, ``far_avg`` and ``ood_avg``; a mean is None when the group has no data set or when one of its data
@@ -83,7 +92,7 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
         "ood_avg": list(sets.values()),
     }
     return {
-        name: {metric.key: _mean(values[metric.key] for values in members) for metric in metrics("ood")}
+        name: {metric.key: _mean(values[metric.key] for values in members) for metric in _taken("ood", names)}
         for name, members in groups.items()
     }
 
@@ -97,6 +106,7 @@ def measured(
     groups: Mapping[str, str | None],
     curves: Curves,
     beside: Mapping[str, Curves],
+    names: Names = None,
 ) -> dict[str, Any]:
     """``id``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a resample of them.
 
@@ -104,20 +114,25 @@ def measured(
         samples: the ID samples, named ``id``, and those of each OOD data set.
         groups: "near", "far" or None for each OOD data set.
         curves: of the OOD score that leads.
-        beside: of each score that is reported beside, by its name; ``scores`` is left out where there are none.
+        beside: of each score that is reported beside, by its name; ``scores`` is left out where there are none. The
+            one that leads may be among them: given the very curves that lead, it is measured once.
+        names: of the metrics.
     """
 
     def detection(curves: Curves) -> dict[str, Any]:
         sets = {
-            name: {"group": groups[name], "n": len(samples[name]), **ood_block(curve)} for name, curve in curves.items()
+            name: {"group": groups[name], "n": len(samples[name]), **ood_block(curve, names)}
+            for name, curve in curves.items()
         }
-        return {"ood": sets, **group_averages(sets)}
+        return {"ood": sets, **group_averages(sets, names)}
 
+    leading = detection(curves)
+    scores = {score: leading if own is curves else detection(own) for score, own in beside.items()}
     return {
-        "id": id_block(samples["id"]),
-        **detection(curves),
-        "diversity": {name: diversity_block(own) for name, own in samples.items()},
-        **({"scores": {score: detection(own) for score, own in beside.items()}} if beside else {}),
+        "id": id_block(samples["id"], names),
+        **leading,
+        "diversity": {name: diversity_block(own, names) for name, own in samples.items()},
+        **({"scores": scores} if beside else {}),
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -168,31 +169,35 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
     return Detector(found, fitted_on if isinstance(fitted_on, Mapping) else {})
 
 
-def fit_detector(
-    names: Sequence[str],
-    models: Sequence[Network],
-    batches: Iterable[tuple[Sequence[int], Any]],
-    labels: Any,
-    neighbours: int,
-    fitted_on: Mapping[str, Any],
-) -> Detector:
-    """Fit scores on training data, which run once.
+@dataclass(frozen=True)
+class TrainingFeatures:
+    """What members make of training data, as scores are fitted to it.
+
+    Attributes:
+        rows: which samples of the data, int64 ``[N]``.
+        features: of each member float32 ``[N, D]``, in the order of the rows.
+        highest: of each member its highest logit, float64 ``[N]``.
+    """
+
+    rows: npt.NDArray[np.int64]
+    features: Sequence[npt.NDArray[np.float32]]
+    highest: Sequence[Floats]
+
+
+def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[int], Any]]) -> TrainingFeatures:
+    """Run training data once.
 
     Args:
-        names: of the scores.
         models: whose members make up the row.
-        batches: the rows and the inputs of the training data; none where no score needs them.
-        labels: ``[N]`` of all rows, or None.
-        neighbours: k of ``knn``.
-        fitted_on: what to say of the data.
+        batches: the rows and the inputs of the training data.
 
     Raises:
-        InputError: the data are too few, or logits are no linear function of features where a score needs one.
+        InputError: logits are no linear function of features.
     """
     linear = [classifier for model in models for classifier in classifiers(model)]
     divided = any(map(has_posterior, models))  # logits, by deviations that are no linear function of features
     rows: list[int] = []
-    features: list[list[Floats]] = [[] for _ in linear]
+    features: list[list[npt.NDArray[np.float32]]] = [[] for _ in linear]
     highest: list[list[Floats]] = [[] for _ in linear]
     for part, inputs in batches:
         rows += part
@@ -201,12 +206,44 @@ def fit_detector(
                 check_linear(logits, own, *linear[member])
             features[member].append(own.float().cpu().numpy())
             highest[member].append(_numbers(logits.max(dim=1).values))
-    known = None if labels is None else labels[rows]
+    every = [
+        np.concatenate(parts) if parts else _no_features(weight)
+        for parts, (weight, _) in zip(features, linear, strict=True)
+    ]
+    tops = [np.concatenate(parts) if parts else np.zeros(0) for parts in highest]
+    return TrainingFeatures(np.asarray(rows, dtype=np.int64), every, tops)
+
+
+def _no_features(weight: Floats) -> npt.NDArray[np.float32]:
+    return np.zeros((0, weight.shape[1]), dtype=np.float32)
+
+
+def fit_detector(
+    names: Sequence[str],
+    models: Sequence[Network],
+    read: TrainingFeatures,
+    labels: Any,
+    neighbours: int,
+    fitted_on: Mapping[str, Any],
+) -> Detector:
+    """Fit scores to what the members make of training data.
+
+    Args:
+        names: of the scores.
+        models: whose members make up the row.
+        read: what :func:`read_training` found; of no sample where no score needs them.
+        labels: ``[N]`` of all rows, or None.
+        neighbours: k of ``knn``.
+        fitted_on: what to say of the data.
+
+    Raises:
+        InputError: the data are too few.
+    """
+    linear = [classifier for model in models for classifier in classifiers(model)]
+    known = None if labels is None else labels[read.rows]
     training = []
-    for (weight, bias), parts, tops in zip(linear, features, highest, strict=True):
-        every = np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, weight.shape[1]))
-        top = np.concatenate(tops) if tops else np.zeros(0)
-        training.append(Training(every, known, top, weight, bias, neighbours))
+    for (weight, bias), features, top in zip(linear, read.features, read.highest, strict=True):
+        training.append(Training(features.astype(np.float64), known, top, weight, bias, neighbours))
     return detector_of(names, training, fitted_on)
 
 

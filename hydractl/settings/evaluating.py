@@ -285,6 +285,13 @@ class EvalSettings(Shown):
         choices=("knn", "linear"),
     )
     knn_k: int = eval_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
+    features: str | None = eval_option(
+        "Keep what the MODEL makes of --fit in a file, or read it from the file that is there, instead of running the "
+        "MODEL on --fit again",
+        metavar="F.st",
+        check=ends_in(".st", ".safetensors"),
+        writes=True,
+    )
     label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
     bootstrap: int = eval_option(
         "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
@@ -366,7 +373,9 @@ class EvalSettings(Shown):
     def conflicts(self) -> list[str]:
         """List problems: what each option of the test data needs beside it."""
         found = super().conflicts() + self.twice_named("ood") + self.goes_with("ood_root", "ood_suite")
-        found += self._scores_given_twice() + self._not_with_probe()
+        found += self._scores_given_twice() + self._not_with_probe() + self.goes_with("features", "fit")
+        if self.given("features") and self.mc_dropout is not None:
+            found.append(f"--features{self.where('features')} is not for --mc-dropout, which has no scores on features")
         if self.ood_suite is not None and not self.given("ood_root"):
             found.append(f"--ood-suite {self.ood_suite} needs --ood-root, the folder of its data")
         if _ALL in self.corruptions and len(self.corruptions) > 1:
@@ -403,7 +412,7 @@ class EvalSettings(Shown):
 
     def _not_with_probe(self) -> list[str]:
         """A probe needs training data, and is no part of a checkpoint."""
-        others = ("mc_dropout", "calibrated", "prompt") if self.given("probe") else ()
+        others = ("mc_dropout", "calibrated", "prompt", "features") if self.given("probe") else ()
         idle = [f"{self.called(name)} is not for --probe{self.where(name)}" for name in others if self.given(name)]
         return self.goes_with("probe", "fit") + idle
 

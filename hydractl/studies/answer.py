@@ -104,12 +104,11 @@ class Study:
         calibration = fitted_temperature(path)
         measured = measure(path, calibration)
         inside = measured.accuracy_and_nll(self._rounds, self._seed)
-        candidates = []
-        for score in measured.scores:
-            outside = measured.aurocs(score, self._rounds, self._seed)
-            candidates.append(
-                Candidate(row.name, score, measured.members, measured.macs, inside, outside, eligible=row.stored)
-            )
+        by_score = measured.aurocs(measured.scores, self._rounds, self._seed)
+        candidates = [
+            Candidate(row.name, score, measured.members, measured.macs, inside, outside, eligible=row.stored)
+            for score, outside in by_score.items()
+        ]
         return Result(row, calibration, measured, candidates)
 
     @property
@@ -215,7 +214,8 @@ class Study:
         figures = [self._figures(self._tests[rung.row], rung) for rung in rungs]
         steps = [self._judged(figures[place], figures[place + 1]) for place in range(len(rungs) - 1)]
         ends = end_of([step[AUROC] for step in steps])
-        rung, met = rungs[ends], [self._met(one) for one in rungs]
+        free = self._tests[SINGLE].aurocs(self._tests[SINGLE].scores, self._rounds, self._seed)
+        rung, met = rungs[ends], [self._met(one, free) for one in rungs]
         hardest: dict[str, Finding] = {}
         sets: dict[str, Finding] = {}
         if met[ends].hardest is not None:
@@ -281,23 +281,22 @@ class Study:
         return min(len(samples) for samples in (single.inside, *single.outside.values()))
 
     def _figures(self, measured: Measured, rung: Rung) -> Resampled:
-        """Every metric on the test data and their resamples."""
+        """What is judged, on the test data and their resamples."""
         with self._log.progress(f"intervals of {rung.row}, {rung.score}", self._rounds, "resamples") as progress:
             return measured.resampled(rung.score, self._rounds, self._seed, progress.advance)
 
     def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
         return judge_all(differences(other, figures), self._smallest_test_set)
 
-    def _met(self, rung: Rung) -> Met:
-        """The differences of mean AUROC between a rung and the single model under each of its scores."""
-        own = mean_over_sets(self._tests[rung.row].aurocs(rung.score, self._rounds, self._seed), AUROC)
+    def _met(self, rung: Rung, free: Mapping[str, Resampled]) -> Met:
+        """The differences of mean AUROC between a rung and the single model under each of its scores, ``free``."""
+        own = mean_over_sets(self._aurocs(rung), AUROC)
         fixed = self.rivals_of(rung)
         rivals, others = {}, {}
-        for score in self._tests[SINGLE].scores:
+        for score, of_sets in free.items():
             if Rung(SINGLE, score) == rung:
                 continue
-            free = mean_over_sets(self._tests[SINGLE].aurocs(score, self._rounds, self._seed), AUROC)
-            found = differences(free, own)[AUROC]
+            found = differences(mean_over_sets(of_sets, AUROC), own)[AUROC]
             finding = judge(AUROC, found["value"], found["ci"], self._smallest_test_set)
             if score in fixed:
                 rivals[score] = finding
@@ -305,12 +304,14 @@ class Study:
                 others[score] = finding
         return Met(rivals, others)
 
+    def _aurocs(self, rung: Rung) -> Resampled:
+        """The AUROC against each test set."""
+        return self._tests[rung.row].aurocs([rung.score], self._rounds, self._seed)[rung.score]
+
     def _set_by_set(self, rung: Rung, rival: Rung) -> dict[str, Finding]:
         """The differences of AUROC on each test set."""
-        own = self._tests[rung.row].aurocs(rung.score, self._rounds, self._seed)
-        other = self._tests[rival.row].aurocs(rival.score, self._rounds, self._seed)
         findings = {}
-        for name, found in differences(other, own).items():
+        for name, found in differences(self._aurocs(rival), self._aurocs(rung)).items():
             findings[name] = judge(AUROC, found["value"], found["ci"], self._smallest_test_set)
         return findings
 

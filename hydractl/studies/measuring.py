@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ import numpy as np
 
 from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
-from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc, resample_id
+from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
 from hydractl.metrics.calibrators import Calibration, fit
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import pooled_log_probs
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples, samples_of
+from hydractl.studies.words import KINDS
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,17 @@ class Measured:
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
     ) -> Resampled:
-        """Every metric with this score, on the data and on its resamples; ``advance`` is called after each."""
-        return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, advance=advance)
+        """What a verdict judges, with this score, on the data and their resamples; ``advance`` is called after each."""
+        names = {key.rpartition(".")[2] for key in KINDS}
+        own: dict[str, Any] = {"rounds": rounds, "seed": seed, "names": names, "advance": advance}
+        return resample(*self._under(score), self.groups, **own)
 
-    def aurocs(self, score: str, rounds: int, seed: int) -> Resampled:
-        """The AUROC against each OOD set under its name, likewise."""
-        known = self.inside.scores[score]
-        assert known is not None  # one of self.scores
-        strange = {}
-        for name, samples in self.outside.items():
-            values = samples.scores[score]
-            assert values is not None  # what says something of the ID samples does so of others
-            strange[name] = values
-        return resample_auroc(known, strange, rounds=rounds, seed=seed)
+    def aurocs(self, scores: Sequence[str], rounds: int, seed: int) -> dict[str, Resampled]:
+        """By score the AUROC against each OOD set under its name, likewise."""
+        known = {score: self.inside.scores[score] for score in scores}
+        strange = {name: {score: samples.scores[score] for score in scores} for name, samples in self.outside.items()}
+        # Each of them says something: they are of self.scores.
+        return resample_aurocs(known, strange, rounds=rounds, seed=seed)  # type: ignore[arg-type]
 
     def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
         """Accuracy and NLL of the labelled ID samples, likewise."""

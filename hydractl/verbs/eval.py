@@ -44,8 +44,10 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.dry_run:
         for file in plan.files(settings):
             check_outputs([file], force=plan.replaceable(file, settings))
+        kept = [file for file in plan.features.values() if not file.exists()]
+        check_outputs(kept, force=False)
         with claimed_reports(settings.fill(ReportOptions), names) as reports:
-            files = [*plan.files(settings), *reports.planned()]
+            files = [*plan.files(settings), *kept, *reports.planned()]
         for doubt in plan.doubts:
             log.warn(doubt)
         sizes = {dataset.name: len(dataset) for dataset in plan.sets}
@@ -130,7 +132,8 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
             if name not in names:
                 hint = f"the rows are {', '.join(names)}"
                 raise UsageError(f"{flag} {name}=...: no row has this name{did_you_mean(name, names)}", hint=hint)
-    predictions = _prediction_paths(settings, names)
+    predictions = _paths_by_row(settings.predictions, names)
+    features = _paths_by_row(settings.features, [model.name for model in models if model.reads is not None])
     opened = open_sets(options.data, models)
     sets = opened.sets
     check_scores(models, sets, options)
@@ -142,9 +145,9 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     for note in opened.notes:
         log.info(note)
     doubts = [*opened.warnings, *data_doubts(models, sets, options)]
-    plan = Plan(models, sets, options, path, predictions, seen, suite, doubts)
+    plan = Plan(models, sets, options, path, predictions, features, seen, suite, doubts)
     shown = (settings.report, settings.card, settings.openood_csv)
-    _check_distinct([*plan.files(settings), *(Path(one) for one in shown if one)])
+    _check_distinct([*plan.files(settings), *features.values(), *(Path(one) for one in shown if one)])
     return plan
 
 
@@ -183,6 +186,7 @@ class Plan:
         options: of the evaluation.
         path: of the answer, None where it goes to standard output.
         predictions: where the predictions of each row go, by name.
+        features: where its features of the training data are kept, by name.
         seen: which test samples have been seen, where that is allowed.
         suite: the suite of OOD sets, if one was asked for.
         doubts: what is odd about the data.
@@ -193,6 +197,7 @@ class Plan:
     options: EvalOptions
     path: Path | None
     predictions: Mapping[str, Path]
+    features: Mapping[str, Path]
     seen: Seen
     suite: FoundSuite | None
     doubts: Sequence[str] = ()
@@ -223,6 +228,10 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         reports = stack.enter_context(
             claimed_reports(settings.fill(ReportOptions), [model.name for model in plan.models])
         )
+        features: dict[str, Path | Output] = {**plan.features}
+        for name, path in plan.features.items():
+            if not path.exists():  # else it is read
+                features[name] = stack.enter_context(Output(path))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)
@@ -237,7 +246,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         for model in plan.models:
             target = plan.predictions.get(model.name)
             output = None if target is None else outputs[target]
-            rows.append(measuring.row(model, output, plan.seen.get(model.name, {})))
+            rows.append(measuring.row(model, output, plan.seen.get(model.name, {}), features.get(model.name)))
             files += [target] if target is not None else []
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
@@ -324,9 +333,9 @@ def _report_cut(plan: Plan, log: Log) -> None:
                 report_cut(dataset.dataset, source.family.collate(preprocess), log)
 
 
-def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Path]:
-    """Where the predictions of each model go: as named for one model, with its name put in for several."""
-    if settings.predictions is None:
+def _paths_by_row(text: str | None, names: list[str]) -> dict[str, Path]:
+    """Where a file of each model goes: as named for one model, with its name put in for several."""
+    if text is None:
         return {}
-    path = file_path(settings.predictions)
+    path = file_path(text)
     return {name: named_apart(path, name) if len(names) > 1 else path for name in names}

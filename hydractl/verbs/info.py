@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import InputError
+from hydractl.evaluation.features import SCHEMA as FEATURES_SCHEMA
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
@@ -162,6 +163,8 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     info["holds"] = document.get("schema")
     if str(document.get("schema")).startswith("hydractl.predictions/"):
         return {**info, **_predictions(path)}
+    if document.get("schema") == FEATURES_SCHEMA:
+        return {**info, **{key: value for key, value in document.items() if key not in ("schema", *info)}}
     if document.get("schema") == TRAINING_SCHEMA:
         return {**info, **unfinished(document)}
     return {**info, **_model(Description.from_json(document, str(path)))}

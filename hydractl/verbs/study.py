@@ -15,6 +15,7 @@ from hydractl.circuit.session import Session
 from hydractl.data import open_data
 from hydractl.distributed import processes
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
+from hydractl.evaluation.inputs import keeping_batches
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
@@ -83,6 +84,8 @@ _NEIGHBOURS = 50
 """The default of ``eval --knn-k``, for a thousand samples or more."""
 _SAMPLES_A_NEIGHBOUR = 20
 """Of fewer samples the distance to one neighbour in so many is taken."""
+_KEPT_BYTES = 1 << 30
+"""Memory for data as models read them, so that rows that run in this process share what was decoded."""
 _DECIDE = (
     *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx"),
     *("fit_samples", "epochs", "lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt"),
@@ -105,7 +108,8 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     try:
         plan = _claimed(settings, sets, source, folder, log)
         settings = sets.settings
-        return _carry_out(plan, settings, source, log)
+        with keeping_batches(_KEPT_BYTES):
+            return _carry_out(plan, settings, source, log)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 
@@ -138,13 +142,19 @@ class Plan:
     def _eval(self, row: Row, of: str, more: Mapping[str, Any]) -> Step:
         options: dict[str, Value] = {
             **more,
-            **(self.fitted if row.stored else {}),
+            **self._fitted_for(row),
             **row.options,
             "predictions": str(self.predictions(row, of)),
             "resume": True,
         }
         outputs = [f"{of}/{row.name}.pred.st", f"{of}/{row.name}.json"]
         return self.shop.step("eval", [f"{row.name}={row.model}"], options, outputs, row.steps, outputs[-1])
+
+    def _fitted_for(self, row: Row) -> dict[str, Value]:
+        """Options for OOD scores on features, whose passes over the training data are made once for all commands."""
+        if not self.fitted or not row.stored:
+            return {}
+        return {**self.fitted, "features": str(self.shop.folder / "choose" / f"{row.name}.features.st")}
 
     def choosing(self, row: Row) -> Step:
         """Its logits on the second halves. What the model was trained with is no secret there: nothing is reported."""
@@ -175,7 +185,7 @@ class Plan:
         if note:
             options["note"] = note
         if score in ON_FEATURES:
-            options |= {name: value for name, value in self.fitted.items() if name != "ood_score"}
+            options |= {name: value for name, value in self._fitted_for(row).items() if name != "ood_score"}
         outputs = ["best.json", "best.md", "best.st"]
         needs = [self.choosing(row), self.testing(row)]
         return self.shop.step("eval", [f"best={row.model}"], options, outputs, needs, "best.json")
@@ -398,7 +408,7 @@ def _estimate(plan: Plan, blocks: int) -> float:
     per_block = probes[0].seconds / probes[0].sample_blocks
     specs = [str(settings.val), str(settings.test), *(parse_ood_set(text).spec for text in settings.ood)]
     specs += [one.spec for one in settings.ood_val_sets()]
-    specs += 2 * ([str(plan.fitted["fit"])] if plan.fitted else [])  # read for both evaluations of a row
+    specs += [str(plan.fitted["fit"])] if plan.fitted else []
     samples = sum(_samples(spec, settings.limit) for spec in specs)
     # A row takes about twice the single model's time.
     forward = sum(10 if "mc_dropout" in row.options else 2 for row in plan.rows) * samples

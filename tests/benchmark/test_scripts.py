@@ -23,6 +23,10 @@ TINY = (
 SIZED = TINY.replace("num_classes=10", "num_classes=1000").replace("in_chans=1&", "")
 DATA = ("--data", "builtin:digits/val", "--ood", "builtin:symbols", "--limit", "8", "--batch-size", "4")
 ONCE = ("--rounds", "1")
+STUDY = (
+    "--val builtin:digits/val --ood-val builtin:symbols --test builtin:digits/test --ood l=builtin:letters "
+    "--limit 12 --search-samples 12 --rows single --bootstrap 100"
+)
 COMMANDS = {
     "approximate_circuits": ("vit.st", *DATA, "--budget", "1", "--approx", "lazy:2", *ONCE),
     "big_models": ("vit_tiny_patch16_224", "--keep", "2", "--folder", ".", "-o", "out.json"),
@@ -45,6 +49,7 @@ COMMANDS = {
         "-o",
         "out.json",
     ),
+    "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
 TESTED_ELSEWHERE = {"gpu_cost", "verdict_rules", "verdict_cases"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors
+import safetensors.numpy
 import torch
 
 import hydractl
@@ -83,6 +83,70 @@ def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any],
     run("eval", "hydra.st", *TEST, "--allow-seen", "--predictions", "q.st", "-o", "f.json")
     run("eval", "q.st", "--ood-score", "knn", "--allow-seen", "-o", "g.json", code=3)
     assert "the predictions of q hold no scores by knn" in capsys.readouterr().err
+
+
+def test_features_are_read_from_their_file_and_give_the_same_bits(
+    run: Any, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [*TEST, "--fit", "builtin:digits/train", "--limit", "100"]
+    asked = [*few, "--ood-score", "all", "--allow-seen"]
+    run("eval", "hydra.st", *asked, "--predictions", "alone.pred.st", "-o", "alone.json")
+    first = [*few, "--ood-score", "vim", "--allow-seen", "--features", "f.st"]
+    run("eval", "hydra.st", *first, "--predictions", "vim.pred.st", "-o", "vim.json")
+
+    def never(*_: Any) -> None:
+        raise AssertionError("the training data are run again")
+
+    monkeypatch.setattr("hydractl.evaluation.models.RunningModel._inputs", never)
+    # Of other scores too, and of another k: the file holds what all are fitted to.
+    run("eval", "hydra.st", *asked, "--features", "f.st", "--predictions", "kept.pred.st", "-o", "kept.json")
+    assert Path("kept.pred.st").read_bytes() == Path("alone.pred.st").read_bytes()
+    third = answer("hydra.st", *first, "--knn-k", "3", "--ood-score", "hydra=knn")["models"][0]
+    assert third["fitted_on"]["knn_k"] == 3
+
+
+def test_features_of_another_model_of_other_data_or_settings_are_refused(run: Any, capsys: Any) -> None:
+    asked = [*TEST, "--ood-score", "vim", "--features", "f.st"]
+    run("eval", "t0.st", *asked, *FIT, "-o", "a.json")
+    before = Path("f.st").read_bytes()
+    other = ["--fit", "builtin:digits/train?part=2/2", "--limit", "400"]
+    capsys.readouterr()
+    run("--info", "f.st", "--json")
+    info = json.loads(capsys.readouterr().out)
+    assert info["holds"] == "hydractl.features/1" and info["samples"] == 400 and info["batch_size"] == 64
+    cases = [
+        (["t1.st", *asked, *FIT], "sha256"),
+        (["t0.st", *asked, *other], "data"),
+        (["t0.st", *asked, *FIT, "--batch-size", "7"], "batch_size"),
+        (["t0.st", *asked, *FIT, "--dtype", "float64"], "dtype"),
+    ]
+    for words, difference in cases:
+        run("eval", *words, "-o", "b.json", code=3)
+        error = capsys.readouterr().err
+        assert "has features of another model, other data or other settings" in error
+        assert f"  - {difference}: " in error
+        assert Path("f.st").read_bytes() == before and not Path("b.json").exists()
+    tensors = {name: torch.from_numpy(value) for name, value in safetensors.numpy.load_file("f.st").items()}
+    description = read_header("f.st").description
+    broken = {**tensors, "features.0": tensors["features.0"][1:]}
+    with open("f.st", "wb") as handle:
+        write_tensors(handle, DictTensors(broken), description)
+    run("eval", "t0.st", *asked, *FIT, "-o", "b.json", code=3)
+    assert "f.st is broken: its features.0 are missing or of another shape" in capsys.readouterr().err
+    run("eval", "t0.st", *TEST, "--ood-score", "vim", *FIT, "--features", "t1.st", "-o", "b.json", code=3)
+    assert "t1.st is no file of features" in capsys.readouterr().err
+    for words, problem in ((asked, "needs --fit"), ([*asked, *FIT, "--mc-dropout", "0.1"], "is not for --mc-dropout")):
+        run("eval", "t0.st", *words, "-o", "b.json", code=2)
+        assert problem in capsys.readouterr().err
+
+
+def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
+    asked = [*TEST, *FIT, "--ood-score", "vim", "--features", "f.st"]
+    run("eval", "a=t0.st", "b=t1.st", *asked, "-o", "a.json")
+    found = {name: safetensors.numpy.load_file(f"f.{name}.st")["features.0"] for name in ("a", "b")}
+    assert not Path("f.st").exists() and not np.array_equal(found["a"], found["b"])
+    expected = features("t0.st", "builtin:digits/train")
+    assert found["a"] == pytest.approx(expected, abs=1e-4)
 
 
 # Those that are long differ from the others in the metric alone: ViM keeps the most, mutual information nothing.

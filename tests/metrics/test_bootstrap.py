@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from hydractl.metrics.bootstrap import Resampled, differences, draw, intervals, resample
+from hydractl.metrics import bootstrap
+from hydractl.metrics.bootstrap import Resampled, differences, draw, intervals, resample, resample_aurocs
 from hydractl.metrics.rows import row_blocks, row_keys
-from hydractl.metrics.samples import samples_of
+from hydractl.metrics.samples import Samples, samples_of
 
 Case = tuple[tuple[np.ndarray, np.ndarray], dict[str, np.ndarray]]
 
@@ -40,7 +44,7 @@ def lookup(row: dict, key: str) -> object:
     raise KeyError(key)
 
 
-def run(data: Case, **options: int) -> Resampled:
+def run(data: Case, **options: Any) -> Resampled:
     (logits, labels), outside = data
     return resample(samples_of(logits, labels), {k: samples_of(v) for k, v in outside.items()}, GROUPS, **options)
 
@@ -191,3 +195,58 @@ def test_progress_is_told_of_every_round() -> None:
     (logits, labels), _ = case("few")
     resample(samples_of(logits, labels), {}, {}, rounds=7, advance=told.append)
     assert told == [1] * 7
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "equal", "few", "one"])
+def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bit(kind: str) -> None:
+    (logits, labels), outside = case(kind)
+    names = ["msp", "energy", "mi"]
+    inside = samples_of(logits, labels, score="energy", beside=names)
+    others = {name: samples_of(values, score="energy", beside=names) for name, values in outside.items()}
+    whole = resample(inside, others, GROUPS, rounds=40, seed=5)
+    fast = resample_aurocs(inside.scores, {name: samples.scores for name, samples in others.items()}, rounds=40, seed=5)
+    assert list(fast) == names
+    for score, found in fast.items():
+        for name in GROUPS:
+            key = f"scores.{score}.ood.{name}.auroc"
+            assert found.values[name] == whole.values[key]
+            assert found.rounds[name].tolist() == whole.rounds[key].tolist()
+    # The score that leads is among those beside it, and measured once.
+    for key in ("ood.n.aupr_in", "near_avg.auroc", "ood_avg.fpr95"):
+        assert whole.rounds[key].tolist() == whole.rounds[f"scores.energy.{key}"].tolist()
+        assert whole.rounds[key].tolist() == run_alone(inside, others, key)
+
+
+def test_some_metrics_have_the_rounds_that_they_have_among_all() -> None:
+    data = case("random")
+    every, some = run(data, rounds=5), run(data, rounds=5, names={"accuracy", "nll", "auroc"})
+    assert {"id.accuracy", "id.nll", "ood.n.auroc", "near_avg.auroc", "ood_avg.auroc"} <= {*some.values}
+    assert len(some.values) == 2 + 3 + 3 and {*some.rounds} == {*some.values}
+    for key, value in some.values.items():
+        assert value == every.values[key] and some.rounds[key].tolist() == every.rounds[key].tolist()
+
+
+def run_alone(inside: Samples, outside: dict[str, Samples], key: str) -> list[float]:
+    """A metric of the score that leads, without any beside it."""
+    alone = {name: replace(samples, scores={}) for name, samples in outside.items()}
+    return resample(replace(inside, scores={}), alone, GROUPS, rounds=40, seed=5).rounds[key].tolist()
+
+
+@pytest.mark.parametrize("block", [1, 300])
+def test_the_aurocs_of_many_rounds_do_not_depend_on_how_many_are_counted_together(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = np.random.default_rng(0)
+    inside, outside = {"s": draws.normal(size=60).round(1)}, {"far": {"s": draws.normal(size=45).round(1)}}
+    together = resample_aurocs(inside, outside, rounds=21, seed=1)["s"]
+    monkeypatch.setattr(bootstrap, "_BLOCK", block)
+    apart = resample_aurocs(inside, outside, rounds=21, seed=1)["s"]
+    assert apart.values == together.values
+    assert apart.rounds["far"].tolist() == together.rounds["far"].tolist()
+
+
+def test_an_auroc_without_samples_on_a_side_has_no_value() -> None:
+    some, none = np.arange(3.0), np.zeros(0)
+    assert resample_aurocs({"s": some}, {"far": {"s": none}}, rounds=2)["s"].values == {"far": None}
+    empty = resample_aurocs({"s": none}, {"far": {"s": some}}, rounds=2)["s"]
+    assert empty.values == {"far": None} and empty.rounds == {}

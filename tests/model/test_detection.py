@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.model.detection import classifiers, fit_detector, read_features
+from hydractl.model.detection import classifiers, fit_detector, read_features, read_training
 from hydractl.model.runtime import HydraModel
 from tests.pico import VARIANTS, close, inputs, shared_stock, source_of
 
@@ -53,7 +53,7 @@ def test_every_score_can_be_fitted(variant: str) -> None:
     given = inputs(variant)
     count = len(next(iter(given.values())) if isinstance(given, dict) else given)
     labels = np.arange(count) % 2
-    detector = fit_detector(list(ON_FEATURES), [model], [(range(count), given)], labels, 1, {})
+    detector = fit_detector(list(ON_FEATURES), [model], read_training([model], [(range(count), given)]), labels, 1, {})
     scores = detector.scores(*read_features(model, given))
     assert list(scores) == list(ON_FEATURES)
     assert all(values.shape == (1, count) and np.isfinite(values).all() for values in scores.values())

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,11 @@ import pytest
 from rich.console import Console
 
 from hydractl.cli.app import main
+from hydractl.data.base import Dataset
+from hydractl.data.batching import Batch
+from hydractl.evaluation import inputs
+from hydractl.evaluation.models import RunningModel
+from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import open_source
@@ -72,8 +78,39 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         training = ["--data", "train.npz", "--steps", "20", "--lr", "1e-2", "-o", "vit.st", "-q"]
         assert main(["finetune", TINY, *training]) == 0
+        passes, decoded = counted(patch)
         assert study() == 0
+    counts = {"passes": [[*one, count] for one, count in passes.items()], "decoded": decoded}
+    (folder / "counts.json").write_text(json.dumps(counts))
     return folder
+
+
+def counted(patch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    """How often, in any eval, each model (SHA-256) begins to run on each data set (fingerprint), and each is read."""
+    passes: Counter[tuple[str, str]] = Counter()
+    decoded: Counter[str] = Counter()
+
+    def counting(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def begun(model: RunningModel, one: EvalSet | None, *more: Any) -> Iterator[Any]:
+            if one is not None:
+                passes[model.sha256, one.fingerprint] += 1
+            yield from method(model, one, *more)
+
+        return begun
+
+    for name in ("batches", "_inputs"):
+        patch.setattr(RunningModel, name, counting(getattr(RunningModel, name)))
+
+    read = inputs.batches
+
+    def batches(dataset: Dataset, *more: Any, **options: Any) -> Iterator[Batch]:
+        every = read(dataset, *more, **options)
+        yield next(every)
+        decoded[dataset.fingerprint()] += 1  # behind the first batch: nothing runs before somebody reads
+        yield from every
+
+    patch.setattr(inputs, "batches", batches)
+    return passes, decoded
 
 
 def study(*more: str, **options: str) -> int:
@@ -123,6 +160,29 @@ def test_what_a_study_leaves(made: Path) -> None:
     for step, data in zip(document["steps"], used, strict=True):
         assert step[0] != "extract-circuit" or data == {"val.npz?part=1/2", "seen.npz?part=1/2"}
         assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--calibrated" in step
+
+
+def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path) -> None:
+    counts = json.loads((made / "counts.json").read_text())
+    passes = counts["passes"]
+    rows = json.loads((made / "runs/study.json").read_text())["rows"]
+    # To choose: ID, OOD and made OOD; to test: ID and OOD; and once what scores on features are fitted to.
+    assert len(passes) == len(rows) * (3 + 2 + 1)
+    assert {count for _, _, count in passes} == {1}
+    assert list(counts["decoded"].values()) == [1] * (3 + 2 + 1)
+
+
+@pytest.mark.parametrize("of", ["choose", "test"])
+def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: str) -> None:
+    steps = json.loads(Path("runs/study.json").read_text())["steps"]
+    for row in ("single", "whole-avg@2", "circuits"):
+        (step,) = (words for words in steps if f"runs/{of}/{row}.pred.st" in words and "--predictions" in words)
+        place = step.index("--features")
+        alone = [*step[:place], *step[place + 2 :]]
+        renamed = ["alone.pred.st" if word == f"runs/{of}/{row}.pred.st" else word for word in alone]
+        assert main([*renamed[:-1], f"alone.{row}.json", "-q"]) == 0
+        assert Path("alone.pred.st").read_bytes() == Path(f"runs/{of}/{row}.pred.st").read_bytes()
+        Path("alone.pred.st").unlink()
 
 
 def shown(document: dict[str, Any], width: int) -> str:
@@ -212,10 +272,13 @@ def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path)
 def test_a_study_goes_on_after_a_break(copy: Path) -> None:
     expected = contents(copy)
     runs = copy / "runs"
-    for name in (*ARTEFACTS, "circuit.avg.json", "circuits.st", "acc@3.mask.json", "test/single.json"):
+    features = (runs / "choose/single.features.st").read_bytes()
+    gone = ("circuit.avg.json", "circuits.st", "acc@3.mask.json", "test/single.json", "test/single.pred.st")
+    for name in (*ARTEFACTS, *gone, "choose/single.features.st"):
         (runs / name).unlink()
     assert study() == 0
     assert contents(copy) == expected
+    assert (runs / "choose/single.features.st").read_bytes() == features
 
 
 def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,88 @@
+"""The features that members make of training data, in a file: OOD scores are fitted to them without another pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydractl.errors import InputError
+from hydractl.files.atomic import Output, write_with
+from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
+from hydractl.files.header import Header, read_header
+from hydractl.jsonio import differences
+from hydractl.model.detection import TrainingFeatures
+
+SCHEMA = "hydractl.features/1"
+
+_HINT = "give the settings that it was made with, or name another file with --features"
+
+
+class FeaturesFile:
+    """The features of one row on training data: read where the file is there, else to be written.
+
+    Args:
+        target: the file that is there, or the claim on one that is not.
+    """
+
+    def __init__(self, target: Path | Output) -> None:
+        self._output = target if isinstance(target, Output) else None
+        self.path = target.path if isinstance(target, Output) else target
+
+    def read(self, about: Mapping[str, Any], members: int, samples: int) -> TrainingFeatures | None:
+        """What the file holds; None where it is to be written.
+
+        Args:
+            about: what decides the features, each by its name.
+            members: of the row.
+            samples: of the training data.
+
+        Raises:
+            InputError: it is of another model, other data or other settings, or broken.
+        """
+        if self._output is not None:
+            return None
+        header = read_header(self.path)
+        document = dict(header.description or {})
+        if document.pop("schema", None) != SCHEMA:
+            raise InputError(f"{self.path} is no file of features", hint="name another file with --features")
+        problems = differences(document, about, "in the file")
+        if problems:
+            text = f"--features {self.path} has features of another model, other data or other settings"
+            raise InputError(text, hint=_HINT, problems=problems)
+        _check_tensors(self.path, header, members, samples)
+        tensors = FileTensors(self.path, header)
+        return TrainingFeatures(
+            rows=tensors.read("rows").numpy(),
+            features=[tensors.read(f"features.{member}").numpy() for member in range(members)],
+            highest=[tensors.read(f"highest.{member}").numpy() for member in range(members)],
+        )
+
+    def write(self, found: TrainingFeatures, about: Mapping[str, Any]) -> None:
+        """Keep the features of all samples."""
+        assert self._output is not None  # read() has been here
+        tensors = {"rows": torch.from_numpy(found.rows)}
+        for member, (features, highest) in enumerate(zip(found.features, found.highest, strict=True)):
+            tensors[f"features.{member}"] = torch.from_numpy(features)
+            tensors[f"highest.{member}"] = torch.from_numpy(highest)
+        document = {"schema": SCHEMA, **about}
+        write_with(self._output, lambda handle: write_tensors(handle, DictTensors(tensors), document))
+
+
+def _check_tensors(path: Path, header: Header, members: int, samples: int) -> None:
+    """Refuse a file whose tensors are not those of its header.
+
+    Raises:
+        InputError: one is missing, or has another shape or format.
+    """
+    wanted: dict[str, tuple[str, int]] = {"rows": ("I64", 1)}
+    for member in range(members):
+        wanted[f"features.{member}"] = ("F32", 2)
+        wanted[f"highest.{member}"] = ("F64", 1)
+    for name, (dtype, dimensions) in wanted.items():
+        info = header.tensors.get(name)
+        whole = info is not None and info.dtype == dtype and len(info.shape) == dimensions
+        if info is None or not whole or info.shape[0] != samples:
+            raise InputError(f"{path} is broken: its {name} are missing or of another shape", hint="remove it")

@@ -1,0 +1,91 @@
+"""The batches of a data set as a model reads them; in a study kept in memory for the rows that read the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hydractl.data import batches
+from hydractl.data.batching import Batch, Collate
+from hydractl.evaluation.sets import EvalSet
+from hydractl.jsonio import canonical_json
+
+
+@dataclass
+class _Kept:
+    """Sets that were read in full, as batches, by what they were read as.
+
+    Attributes:
+        room: bytes that are left; a set that needs more is read again each time.
+    """
+
+    room: int
+    sets: dict[str, list[Batch]] = field(default_factory=dict)
+
+
+_KEPT: ContextVar[_Kept | None] = ContextVar("_KEPT", default=None)
+"""What :func:`keeping_batches` keeps; a context of its own in every thread."""
+
+
+@contextmanager
+def keeping_batches(most_bytes: int) -> Iterator[None]:
+    """While this lasts, sets that were read in full are kept in memory, the first ones that take so many bytes."""
+    token = _KEPT.set(_Kept(most_bytes))
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def read_batches(
+    one: EvalSet,
+    collate: Collate,
+    preprocess: Mapping[str, Any],
+    batch_size: int,
+    *,
+    workers: int = 0,
+    rows: Sequence[int] | None = None,
+) -> Iterator[Batch]:
+    """Go through a data set once, as :func:`hydractl.data.batches` does.
+
+    Args:
+        one: the set.
+        collate: from samples to the inputs of the model.
+        preprocess: what decides ``collate``, with the family that it is of.
+        batch_size, workers: as there.
+        rows: which samples, in which order; None: all.
+    """
+    assert one.dataset is not None  # a model that runs needs --data
+    every = batches(one.dataset, collate, batch_size, workers=workers, indices=rows)
+    kept = _KEPT.get()
+    if kept is None or rows is not None:
+        yield from every
+        return
+    read_as = canonical_json({"set": one.fingerprint, "preprocess": dict(preprocess), "batch_size": batch_size})
+    if read_as in kept.sets:
+        yield from kept.sets[read_as]
+        return
+    found: list[Batch] = []
+    size = 0
+    for batch in every:
+        yield batch
+        size += _bytes(batch.inputs)
+        if size <= kept.room:
+            found.append(batch)
+        else:
+            found.clear()
+    whole = sum(len(batch.indices) for batch in found) == len(one)  # none was left out, by --on-bad or for want of room
+    if whole:
+        kept.sets[read_as] = found
+        kept.room -= size
+
+
+def _bytes(inputs: Any) -> int:
+    """What the inputs of a batch take."""
+    tensors = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
