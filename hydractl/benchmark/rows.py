@@ -247,7 +247,7 @@ class StockModel(nn.Module):
             parent, _, leaf = name.rpartition(".")
             tensor = source.tensors.read(name).to(device, dtype, copy=True)
             self.network.get_submodule(parent).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
-        stored_statistics = [name for name, _ in self.network.named_buffers() if name in source.tensors]
+        stored_statistics = [name for name, _ in self.network.named_buffers() if name in source.tensors.names()]
         for name in stored_statistics:
             parent, _, leaf = name.rpartition(".")
             self.network.get_submodule(parent).register_buffer(leaf, source.tensors.read(name).clone())
