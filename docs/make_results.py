@@ -16,13 +16,15 @@ bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/r
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
-``benchmarks/verdict_rules.py`` writes. A test fails where a page differs from what this makes.
+``benchmarks/verdict_rules.py`` writes, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
+``docs/results/seeds.json``, which ``examples/seeds.py`` writes. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +431,124 @@ def models_of_rules(models: list[dict[str, Any]]) -> str:
     return markdown(columns, made)
 
 
+# --- trainings with several seeds -------------------------------------------------------------------------------------
+
+_QUALITY = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece"}
+Trainings = list[dict[str, dict[str, Any]]]
+"""For every seed its rows by name."""
+
+
+def seeds(part: str, *names: str) -> str:
+    """One table of ``seeds.json``: a part of ``SEED_TABLES``, with its arguments."""
+    document = json.loads((DOCS / "results/seeds.json").read_text(encoding="utf-8"))
+    if part == "verdicts":
+        return verdicts(document)
+    trainings = [{row["name"]: row for row in training["rows"]} for training in document.values()]
+    return SEED_TABLES[part](trainings, *names)
+
+
+def rows_of_trainings(trainings: Trainings) -> list[str]:
+    """The rows of all trainings, in the order of the first in which they stand."""
+    return list(dict.fromkeys(name for rows in trainings for name in rows))
+
+
+def scores_of_trainings(trainings: Trainings) -> list[str]:
+    """The scores that some row has."""
+    rows = [row for by_name in trainings for row in by_name.values()]
+    return list(dict.fromkeys(score for row in rows for score in row["auroc"]))
+
+
+def spread(values: list[float], style: str = ".3f") -> str:
+    """Mean and sample standard deviation; of a single value no deviation."""
+    mean = format(statistics.fmean(values), style)
+    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean
+
+
+def gained(differences: list[float]) -> str:
+    """The mean of paired differences, their standard deviation, and how many of them are positive."""
+    positive = sum(one > 0 for one in differences)
+    return f"{spread(differences, '+.3f')} ({positive}/{len(differences)})"
+
+
+def quality_over_seeds(trainings: Trainings) -> str:
+    """Of every row what does not depend on a score."""
+    made = []
+    for name in rows_of_trainings(trainings):
+        rows = [by_name[name] for by_name in trainings if name in by_name]
+        cost = statistics.fmean(row["mac_ratio"] for row in rows)
+        cells = [spread([row[key] for row in rows]) for key in _QUALITY.values()]
+        made.append([name, str(len(rows)), f"{cost:.2f}", *cells])
+    return markdown(["", "trainings", "mult-adds", *_QUALITY], made)
+
+
+def aurocs_over_seeds(trainings: Trainings, of: str) -> str:
+    """AUROC of every row under every score, on one OOD test set or in the ``mean``."""
+    names, made = scores_of_trainings(trainings), []
+    for name in rows_of_trainings(trainings):
+        cells = []
+        for score in names:
+            values = [rows[name]["auroc"][score][of] for rows in trainings if has_score(rows, name, score)]
+            cells.append(spread(values) if values else "")
+        made.append([name, *cells])
+    return markdown(["", *names], made)
+
+
+def has_score(rows: dict[str, dict[str, Any]], name: str, score: str) -> bool:
+    """Whether a training has a row, and that row a score."""
+    return name in rows and score in rows[name]["auroc"]
+
+
+def differences_over_seeds(trainings: Trainings, other: str) -> str:
+    """Every row minus another one of the same training, under the same score."""
+    pairs = [rows for rows in trainings if other in rows]
+    scores, made = scores_of_trainings(pairs), []
+    for name in rows_of_trainings(pairs):
+        if name == other:
+            continue
+        cells = []
+        for key in _QUALITY.values():
+            cells.append(gained([rows[name][key] - rows[other][key] for rows in pairs if name in rows]))
+        for score in scores:
+            both = [rows for rows in pairs if has_score(rows, name, score) and has_score(rows, other, score)]
+            aurocs = [(rows[name]["auroc"][score]["mean"], rows[other]["auroc"][score]["mean"]) for rows in both]
+            cells.append(gained([auroc - against for auroc, against in aurocs]) if aurocs else "")
+        made.append([name, *cells])
+    return markdown([f"minus {other}", *_QUALITY, *scores], made)
+
+
+def scores_over_seeds(trainings: Trainings) -> str:
+    """Every row under every score minus the single model of the same training with MSP, in the mean AUROC."""
+    scores, made = scores_of_trainings(trainings), []
+    for name in rows_of_trainings(trainings):
+        cells = []
+        for score in scores:
+            both = [rows for rows in trainings if has_score(rows, name, score)]
+            aurocs = [(rows[name]["auroc"][score]["mean"], rows["single"]["auroc"]["msp"]["mean"]) for rows in both]
+            cells.append(gained([auroc - against for auroc, against in aurocs]) if aurocs else "")
+        made.append([name, *cells])
+    return markdown(["minus single, msp", *scores], made)
+
+
+def verdicts(document: dict[str, Any]) -> str:
+    """What the study of each training chose and says."""
+    made = []
+    for seed, training in document.items():
+        verdict = training["verdict"]
+        pairs = [f"{verdict[part]['row']}, {verdict[part]['score']}" for part in ("choice", "use")]
+        gain = interval(verdict["gain"]) if verdict["gain"] else ""
+        made.append([seed, *pairs, verdict["answer"], f"{verdict['use']['mac_ratio']:.2f}", gain])
+    return markdown(["seed", "chosen", "to be used", "answer", "mult-adds", "AUROC, minus single, MSP"], made)
+
+
+SEED_TABLES = {
+    "quality": quality_over_seeds,
+    "auroc": aurocs_over_seeds,
+    "minus": differences_over_seeds,
+    "scores": scores_over_seeds,
+}
+"""What makes a table over trainings, by the first word behind ``seeds:``."""
+
+
 KINDS = {
     "study": study,
     "recipe": recipe,
@@ -439,6 +559,7 @@ KINDS = {
     "memory": memory,
     "making": making,
     "rules": rules,
+    "seeds": seeds,
 }
 """What makes a table, by the first word of the place where it stands."""
 
