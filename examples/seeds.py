@@ -23,10 +23,8 @@ from study import STUDY, TRAINING, prepare, run
 
 SCORES = ("msp", "energy", "mahalanobis", "knn", "vim", "mi")
 """The scores that all rows are measured under, chosen before any of them was trained."""
-EVALUATION = (
-    "--data test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --fit 'train.npz?part=1/11' "
-    f"--val 'val.npz?part=2/2' --temperature fit --ood-score {','.join(SCORES)}"
-)
+TESTS = "--data test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --fit 'train.npz?part=1/11'"
+MEASURE = f"--ood-score {','.join(SCORES)} -q"
 OTHER_MEMBERS = (100, 200)
 """What is added to a seed for the other members of its deep ensemble."""
 
@@ -46,11 +44,11 @@ def study(seed: int, folder: Path) -> None:
         run(f"study {model} {STUDY} --no-timed -o {into}", folder)
     if (folder / f"rows-{seed}.json").exists():
         return
-    names = [row["name"] for row in read(folder / into / "study.json")["rows"]]
-    models = [f"{name}={model if name == 'single' else f'{into}/{name}.st'}" for name in names]
-    # The study has run every row on these data: its predictions are read, and nothing runs again.
-    known = [f"--reuse {into}/{part}/{name}.pred.st" for name in names for part in ("choose", "test")]
-    run(f"eval {shlex.join(models)} {EVALUATION} {' '.join(known)} -q -o rows-{seed}.json", folder)
+    rows = read(folder / into / "study.json")["rows"]
+    # The study has run every row on the test data: its predictions are measured, and nothing runs again.
+    models = [f"{row['name']}={into}/test/{row['name']}.pred.st" for row in rows]
+    temperatures = [f"--temperature {row['name']}={row['temperature']!r}" for row in rows]
+    run(f"eval {shlex.join(models)} {' '.join(temperatures)} {MEASURE} -o rows-{seed}.json", folder)
 
 
 def deep(seed: int, folder: Path) -> None:
@@ -58,7 +56,8 @@ def deep(seed: int, folder: Path) -> None:
     if (folder / f"deep-{seed}.json").exists():
         return
     members = [train(member, folder) for member in (seed, *(seed + more for more in OTHER_MEMBERS))]
-    run(f"eval deep={'+'.join(members)} {EVALUATION} -q -o deep-{seed}.json", folder)
+    temperature = "--val 'val.npz?part=2/2' --temperature fit"
+    run(f"eval deep={'+'.join(members)} {TESTS} {temperature} {MEASURE} -o deep-{seed}.json", folder)
 
 
 def read(path: Path) -> Any:

@@ -212,3 +212,6 @@ def test_figures_over_trainings_are_paired_by_training() -> None:
     assert minus[2:] == [f"| fused | +0.005 ± 0.021 (1/2) | {equal} | {equal} | +0.045 ± 0.007 (2/2) |  |"]
     against_msp = module.scores_over_seeds(trainings).splitlines()
     assert against_msp[3] == "| fused | +0.045 ± 0.007 (2/2) | +0.100 ± 0.283 (1/2) |"
+    module.SENTENCES = {"x": "{trainings}: {single msp}, {fused msp - single msp}\n{fused accuracy - single accuracy}"}
+    said = module.said_over_seeds(trainings, "x")
+    assert said == "3: 0.600 ± 0.100, +0.045 ± 0.007 +0.005 ± 0.021 (positive in 1 of 2)"

@@ -140,14 +140,16 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     quality = {"accuracy": 0.5, "nll": 1.0, "ece": 0.25}
     found = {"answer": "helps", "against_baseline": [{"metric": "ood_avg.auroc", "value": 0.1, "ci": [0.0, 0.2]}]}
     part = {"row": "whole", "score": "msp", "mac_ratio": 1.5}
-    answer = {"rows": [{"name": "single"}, {"name": "whole"}], "verdict": found, "choice": part, "use": part}
+    rows = [{"name": "single", "temperature": 1.0}, {"name": "whole", "temperature": 0.9}]
+    answer = {"rows": rows, "verdict": found, "choice": part, "use": part}
 
     def run(command: str, folder: Path) -> None:
         words = shlex.split(command)
         parse(words)
         commands.append(words)
         output = folder / words[words.index("-o") + 1]
-        names = [word.split("=")[0] for word in words[1 : words.index("--data")]]
+        models = [word for word in words[1:] if word.endswith(".st") and "=" in word]
+        names = [word.split("=")[0] for word in models]
         row = {"id": quality, "cost": {"macs": 10}, "scores": {"msp": auroc, "mi": nothing}}
         if words[0] == "study":
             output.mkdir()
