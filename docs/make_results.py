@@ -503,7 +503,8 @@ def differences_over_seeds(trainings: Trainings, other: str, of: str = "mean") -
     """Every row minus another one of the same training, under the same score; of one OOD test set AUROC alone."""
     pairs = [rows for rows in trainings if other in rows]
     quality = _QUALITY if of == "mean" else {}
-    scores, made = scores_of_trainings(pairs), []
+    scores = [score for score in scores_of_trainings(pairs) if any(has_score(rows, other, score) for rows in pairs)]
+    made = []
     for name in rows_of_trainings(pairs):
         if name == other:
             continue
@@ -638,8 +639,8 @@ SENTENCES = {
         One recipe, the ViT of [the study of Fashion-MNIST](study-fashion-mnist.md) (6 sites of 4 heads, 54,000
         images, 4 epochs), trained with {trainings} seeds; the first is the model of that page. Each goes through
         `hydractl study` with its default rows, as there: own searches, own Taylor scores, own temperatures. All rows
-        are measured under six scores that were named before the first training; those on features are fitted to 4,910
-        training images. Nothing is trained after pruning.
+        are measured under six scores that were named before the other seeds were trained; those on features are
+        fitted to 4,910 training images. Nothing is trained after pruning.
     """,
     "deep": """
         * **A deep ensemble of three trainings** (3 times the mult-adds, and two more trainings) minus the single

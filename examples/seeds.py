@@ -22,7 +22,7 @@ from intervals import mult_adds, rows_of
 from study import STUDY, TRAINING, prepare, run
 
 SCORES = ("msp", "energy", "mahalanobis", "knn", "vim", "mi")
-"""The scores that all rows are measured under, chosen before any of them was trained."""
+"""The scores that all rows are measured under."""
 TESTS = "--data test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --fit 'train.npz?part=1/11'"
 MEASURE = f"--ood-score {','.join(SCORES)} -q"
 OTHER_MEMBERS = (100, 200)

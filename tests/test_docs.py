@@ -209,7 +209,7 @@ def test_figures_over_trainings_are_paired_by_training() -> None:
     # The third training has no such row, so its single model does not count; mi is nothing of a single model.
     minus = module.differences_over_seeds(trainings, "single").splitlines()
     equal = "+0.000 ± 0.000 (0/2)"
-    assert minus[2:] == [f"| fused | +0.005 ± 0.021 (1/2) | {equal} | {equal} | +0.045 ± 0.007 (2/2) |  |"]
+    assert minus[2:] == [f"| fused | +0.005 ± 0.021 (1/2) | {equal} | {equal} | +0.045 ± 0.007 (2/2) |"]
     against_msp = module.scores_over_seeds(trainings).splitlines()
     assert against_msp[3] == "| fused | +0.045 ± 0.007 (2/2) | +0.100 ± 0.283 (1/2) |"
     module.SENTENCES = {"x": "{trainings}: {single msp}, {fused msp - single msp}\n{fused accuracy - single accuracy}"}
