@@ -16,13 +16,16 @@ bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/r
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
-``benchmarks/verdict_rules.py`` writes. A test fails where a page differs from what this makes.
+``benchmarks/verdict_rules.py`` writes, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
+``docs/results/seeds.json``, which ``examples/seeds.py`` writes. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +432,245 @@ def models_of_rules(models: list[dict[str, Any]]) -> str:
     return markdown(columns, made)
 
 
+# --- trainings with several seeds -------------------------------------------------------------------------------------
+
+_QUALITY = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece"}
+Trainings = list[dict[str, dict[str, Any]]]
+"""For every seed its rows by name."""
+
+
+def seeds(part: str, *names: str) -> str:
+    """One table of ``seeds.json``: a part of ``SEED_TABLES``, with its arguments."""
+    document = json.loads((DOCS / "results/seeds.json").read_text(encoding="utf-8"))
+    if part == "verdicts":
+        return verdicts(document)
+    trainings = [{row["name"]: row for row in training["rows"]} for training in document.values()]
+    return SEED_TABLES[part](trainings, *names)
+
+
+def rows_of_trainings(trainings: Trainings) -> list[str]:
+    """The rows of all trainings, in the order of the first in which they stand."""
+    return list(dict.fromkeys(name for rows in trainings for name in rows))
+
+
+def scores_of_trainings(trainings: Trainings) -> list[str]:
+    """The scores that some row has."""
+    rows = [row for by_name in trainings for row in by_name.values()]
+    return list(dict.fromkeys(score for row in rows for score in row["auroc"]))
+
+
+def spread(values: list[float], style: str = ".3f") -> str:
+    """Mean and sample standard deviation; of a single value no deviation."""
+    mean = format(statistics.fmean(values), style)
+    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean
+
+
+def gained(differences: list[float]) -> str:
+    """The mean of paired differences, their standard deviation, and how many of them are positive."""
+    positive = sum(one > 0 for one in differences)
+    return f"{spread(differences, '+.3f')} ({positive}/{len(differences)})"
+
+
+def quality_over_seeds(trainings: Trainings) -> str:
+    """Of every row what does not depend on a score."""
+    made = []
+    for name in rows_of_trainings(trainings):
+        rows = [by_name[name] for by_name in trainings if name in by_name]
+        cost = statistics.fmean(row["mac_ratio"] for row in rows)
+        cells = [spread([row[key] for row in rows]) for key in _QUALITY.values()]
+        made.append([name, str(len(rows)), f"{cost:.2f}", *cells])
+    return markdown(["", "trainings", "mult-adds", *_QUALITY], made)
+
+
+def aurocs_over_seeds(trainings: Trainings, of: str) -> str:
+    """AUROC of every row under every score, on one OOD test set or in the ``mean``."""
+    names, made = scores_of_trainings(trainings), []
+    for name in rows_of_trainings(trainings):
+        cells = []
+        for score in names:
+            values = [rows[name]["auroc"][score][of] for rows in trainings if has_score(rows, name, score)]
+            cells.append(spread(values) if values else "")
+        made.append([name, *cells])
+    return markdown(["", *names], made)
+
+
+def has_score(rows: dict[str, dict[str, Any]], name: str, score: str) -> bool:
+    """Whether a training has a row, and that row a score."""
+    return name in rows and score in rows[name]["auroc"]
+
+
+def differences_over_seeds(trainings: Trainings, other: str, of: str = "mean") -> str:
+    """Every row minus another one of the same training, under the same score; of one OOD test set AUROC alone."""
+    pairs = [rows for rows in trainings if other in rows]
+    quality = _QUALITY if of == "mean" else {}
+    scores = [score for score in scores_of_trainings(pairs) if any(has_score(rows, other, score) for rows in pairs)]
+    made = []
+    for name in rows_of_trainings(pairs):
+        if name == other:
+            continue
+        cells = []
+        for key in quality.values():
+            cells.append(gained([rows[name][key] - rows[other][key] for rows in pairs if name in rows]))
+        for score in scores:
+            both = [rows for rows in pairs if has_score(rows, name, score) and has_score(rows, other, score)]
+            aurocs = [(rows[name]["auroc"][score][of], rows[other]["auroc"][score][of]) for rows in both]
+            cells.append(gained([auroc - against for auroc, against in aurocs]) if aurocs else "")
+        made.append([name, *cells])
+    return markdown([f"minus {other}", *quality, *scores], made)
+
+
+def scores_over_seeds(trainings: Trainings) -> str:
+    """Every row under every score minus the single model of the same training with MSP, in the mean AUROC."""
+    scores, made = scores_of_trainings(trainings), []
+    for name in rows_of_trainings(trainings):
+        cells = []
+        for score in scores:
+            both = [rows for rows in trainings if has_score(rows, name, score)]
+            aurocs = [(rows[name]["auroc"][score]["mean"], rows["single"]["auroc"]["msp"]["mean"]) for rows in both]
+            cells.append(gained([auroc - against for auroc, against in aurocs]) if aurocs else "")
+        made.append([name, *cells])
+    return markdown(["minus single, msp", *scores], made)
+
+
+def verdicts(document: dict[str, Any]) -> str:
+    """What the study of each training chose and says."""
+    made = []
+    for seed, training in document.items():
+        verdict = training["verdict"]
+        pairs = [f"{verdict[part]['row']}, {verdict[part]['score']}" for part in ("choice", "use")]
+        gain = interval(verdict["gain"]) if verdict["gain"] else ""
+        made.append([seed, *pairs, verdict["answer"], f"{verdict['use']['mac_ratio']:.2f}", gain])
+    return markdown(["seed", "chosen", "to be used", "answer", "mult-adds", "AUROC, minus single, MSP"], made)
+
+
+_FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\S+) (\w+))?(?: on (\w+))?\}")
+
+
+def said_over_seeds(trainings: Trainings, *names: str) -> str:
+    """``SENTENCES`` by name, with what the trainings gave in the place of every figure.
+
+    ``{ROW FIGURE}`` is a mean with its deviation, ``{ROW FIGURE - ROW FIGURE}`` that of paired differences, and
+    ``on SET`` at its end means one OOD test set.
+    """
+
+    def measured(match: re.Match[str]) -> str:
+        row, figure, other, against, part = match.groups()
+        there = [rows for rows in trainings if row in rows and (other is None or other in rows)]
+        values = [figure_of(rows[row], figure, part) for rows in there]
+        if figure == "mac_ratio":
+            text = f"{statistics.fmean(values):.2f}"
+        elif other is None:
+            text = spread(values)
+        else:
+            others = [figure_of(rows[other], against, part) for rows in there]
+            text = change([value - less for value, less in zip(values, others, strict=True)])
+        return text
+
+    made = []
+    for name in names:
+        words = " ".join(SENTENCES[name].split())
+        text = _FIGURE.sub(measured, words).replace("{trainings}", str(len(trainings)))
+        indent = "  " if text.startswith("*") else ""
+        # A mean stays on one line with its deviation.
+        whole = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+        lines = textwrap.wrap(whole, 120, subsequent_indent=indent, break_on_hyphens=False)
+        made += [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+    return "\n".join(made)
+
+
+def figure_of(row: dict[str, Any], name: str, part: str | None) -> float:
+    """The AUROC under a score, on one OOD test set or in the mean of all, or another figure of a row."""
+    return float(row["auroc"][name][part or "mean"] if name in row["auroc"] else row[name])
+
+
+def change(differences: list[float]) -> str:
+    """The mean of paired differences and their standard deviation; how many are positive if not all or none are."""
+    positive = sum(one > 0 for one in differences)
+    mixed = f" (positive in {positive} of {len(differences)})" if 0 < positive < len(differences) else ""
+    return f"{spread(differences, '+.3f')}{mixed}"
+
+
+SENTENCES = {
+    "score": """
+        * **The score first: it costs next to nothing.** On the single model `mahalanobis` instead of MSP gains
+        {single mahalanobis - single msp} of mean AUROC, `vim` {single vim - single msp}, `knn` {single knn - single
+        msp}, and `energy`, which is fitted to nothing, {single energy - single msp}. With MSP no row gains as much.
+    """,
+    "whole": """
+        * **The whole model fused with one circuit detects more than the single model under the same score, and loses
+        little.** With 4 heads of the last two layers removed (`whole-late@4`, {whole-late@4 mac_ratio} times the
+        mult-adds): {whole-late@4 msp - single msp} with MSP, {whole-late@4 mahalanobis - single mahalanobis} with
+        `mahalanobis`, accuracy {whole-late@4 accuracy - single accuracy}. With 6 heads of any layers (`whole-avg@6`,
+        {whole-avg@6 mac_ratio} times): {whole-avg@6 msp - single msp}, {whole-avg@6 mahalanobis - single
+        mahalanobis}, {whole-avg@6 accuracy - single accuracy}. With three circuits (`whole-three@4`, {whole-three@4
+        mac_ratio} times): {whole-three@4 msp - single msp}, {whole-three@4 mahalanobis - single mahalanobis},
+        {whole-three@4 accuracy - single accuracy}.
+    """,
+    "circuits": """
+        * **The paper's three circuits, not trained after pruning, gain most with MSP and `energy`, and pay with
+        accuracy**, at {circuits mac_ratio} times the mult-adds: {circuits msp - single msp} with MSP, {circuits
+        energy - single energy} with `energy`, {circuits mahalanobis - single mahalanobis} with `mahalanobis`,
+        accuracy {circuits accuracy - single accuracy}, NLL {circuits nll - single nll}. Taylor members ({taylor
+        mac_ratio} times): {taylor msp - single msp}, {taylor energy - single energy}, {taylor mahalanobis - single
+        mahalanobis}, accuracy {taylor accuracy - single accuracy}, NLL {taylor nll - single nll}.
+    """,
+    "sets": """
+        * **Nearly all that a row gains under a score is on one of the two OOD test sets**, grey CIFAR-100, which is
+        much like the grey CIFAR-10 that circuits were chosen with: `whole-avg@6` {whole-avg@6 msp - single msp on
+        cifar100} with MSP and {whole-avg@6 mahalanobis - single mahalanobis on cifar100} with `mahalanobis`, the
+        three circuits {circuits msp - single msp on cifar100} and {circuits mahalanobis - single mahalanobis on
+        cifar100}, Taylor members, which are chosen without OOD samples, {taylor msp - single msp on cifar100} and
+        {taylor mahalanobis - single mahalanobis on cifar100}. On MNIST `whole-avg@6` differs by {whole-avg@6 msp -
+        single msp on mnist} and {whole-avg@6 mahalanobis - single mahalanobis on mnist}, the three circuits by
+        {circuits msp - single msp on mnist} and {circuits mahalanobis - single mahalanobis on mnist}.
+    """,
+    "seed": """
+        * **The training matters too.** By nothing but the seed, the single model's mean AUROC is {single msp} with
+        MSP and {single mahalanobis} with `mahalanobis`.
+    """,
+    "not": """
+        * **When not**: where accuracy or NLL is what counts, since no row of pruned members improves either in the
+        mean (`whole-late@4`: {whole-late@4 accuracy - single accuracy} and {whole-late@4 nll - single nll},
+        `circuits`: {circuits accuracy - single accuracy} and {circuits nll - single nll}); where the OOD samples are
+        like MNIST here, on which only the score gains; on [a BERT](docs/numbers/sst2.md), where no ensemble of pruned
+        members helps.
+    """,
+    "how": """
+        One recipe, the ViT of [the study of Fashion-MNIST](study-fashion-mnist.md) (6 sites of 4 heads, 54,000
+        images, 4 epochs), trained with {trainings} seeds; the first is the model of that page. Each goes through
+        `hydractl study` with its default rows, as there: own searches, own Taylor scores, own temperatures. All rows
+        are measured under six scores that were named before the other seeds were trained; those on features are
+        fitted to 4,910 training images. Nothing is trained after pruning.
+    """,
+    "deep": """
+        * **A deep ensemble of three trainings** (3 times the mult-adds, and two more trainings) minus the single
+        model: accuracy {deep accuracy - single accuracy}, NLL {deep nll - single nll}, AUROC {deep msp - single msp}
+        with MSP, {deep energy - single energy} with `energy`, {deep mahalanobis - single mahalanobis} with
+        `mahalanobis`. `whole-avg@6` minus it: accuracy {whole-avg@6 accuracy - deep accuracy}, AUROC {whole-avg@6 msp
+        - deep msp}, {whole-avg@6 energy - deep energy} and {whole-avg@6 mahalanobis - deep mahalanobis}.
+    """,
+    "first": """
+        Over {trainings} trainings of this recipe ([all figures](docs/numbers/seeds.md), mean ± standard deviation),
+        the score `mahalanobis` instead of MSP gains {single mahalanobis - single msp} of AUROC and costs next to
+        nothing. Under the same score the whole model fused with one small circuit (`whole-late@4`) gains
+        {whole-late@4 msp - single msp} with MSP and {whole-late@4 mahalanobis - single mahalanobis} with
+        `mahalanobis`, at {whole-late@4 mac_ratio} times the mult-adds and {whole-late@4 accuracy - single accuracy}
+        of accuracy; the paper's circuits gain {circuits msp - single msp} and {circuits mahalanobis - single
+        mahalanobis}, at {circuits mac_ratio} times and {circuits accuracy - single accuracy} of accuracy.
+    """,
+}
+"""What pages say of all trainings, by name."""
+
+SEED_TABLES = {
+    "said": said_over_seeds,
+    "quality": quality_over_seeds,
+    "auroc": aurocs_over_seeds,
+    "minus": differences_over_seeds,
+    "scores": scores_over_seeds,
+}
+"""What makes a table over trainings, by the first word behind ``seeds:``."""
+
+
 KINDS = {
     "study": study,
     "recipe": recipe,
@@ -439,6 +681,7 @@ KINDS = {
     "memory": memory,
     "making": making,
     "rules": rules,
+    "seeds": seeds,
 }
 """What makes a table, by the first word of the place where it stands."""
 

@@ -22,11 +22,13 @@ MODEL = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=28&patch_size=7&in_chans=1"
     "&embed_dim=64&depth=6&num_heads=4&mlp_ratio=2&num_classes=10"
 )
-COMMANDS = (
+TRAINING = (
     f"finetune '{MODEL}' --data train.npz --val val.npz --epochs 4 --batch-size 64 --lr 2e-3 --warmup 0.05 "
-    "--weight-decay 0.05 -o vit.st",
-    "study vit.st --data train.npz --val val.npz --ood-val cifar10=cifar10.npz --ood-val made=auto --test test.npz "
-    "--ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --search-samples 1000 -o study",
+    "--weight-decay 0.05 --resume"
+)
+STUDY = (
+    "--data train.npz --val val.npz --ood-val cifar10=cifar10.npz --ood-val made=auto --test test.npz "
+    "--ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --search-samples 1000"
 )
 
 
@@ -48,21 +50,29 @@ def cut(data: Path, folder: Path) -> None:
             np.savez(folder / f"{name}.npz", x=grey(whole["x"][:count]))
 
 
+def prepare(data: Path, folder: Path) -> None:
+    """Cut the data unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "cifar100.npz").exists():
+        cut(data, folder)
+
+
+def run(command: str, folder: Path) -> None:
+    """Run one command of the tool in a folder, and show it."""
+    print(f"$ hydractl {command}", flush=True)
+    subprocess.run([sys.executable, "-m", "hydractl", *shlex.split(command)], cwd=folder, check=True)
+
+
 def main() -> None:
     """Cut the data, train the model and study it, each unless it is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/study"))
     arguments = parser.parse_args()
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    if not (arguments.output / "cifar100.npz").exists():
-        cut(arguments.data, arguments.output)
-    for command in COMMANDS:
-        if command.startswith("study") or not (arguments.output / "vit.st").exists():
-            print(f"$ hydractl {command}", flush=True)
-            resumed = ["--resume"] if command.startswith("finetune") else []
-            words = [sys.executable, "-m", "hydractl", *shlex.split(command), *resumed]
-            subprocess.run(words, cwd=arguments.output, check=True)
+    prepare(arguments.data, arguments.output)
+    if not (arguments.output / "vit.st").exists():
+        run(f"{TRAINING} -o vit.st", arguments.output)
+    run(f"study vit.st {STUDY} -o study", arguments.output)
 
 
 if __name__ == "__main__":

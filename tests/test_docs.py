@@ -184,3 +184,34 @@ def test_tables_of_studies_are_those_of_their_results() -> None:
         assert module.filled(text) == text, f"{page.name} is not what python docs/make_results.py writes"
     tampered = README.replace("| 0.", "| 1.")
     assert tampered != README and module.filled(tampered) == README
+
+
+def of_a_training(accuracy: float, **aurocs: float) -> dict[str, Any]:
+    """A row of seeds.json."""
+    by_score = {score: {"mean": auroc} for score, auroc in aurocs.items()}
+    return {"mac_ratio": 2.0, "accuracy": accuracy, "nll": 0.5, "ece": 0.1, "auroc": by_score}
+
+
+def test_figures_over_trainings_are_paired_by_training() -> None:
+    module = script("make_results")
+    trainings = [
+        {"single": of_a_training(0.80, msp=0.70), "fused": of_a_training(0.79, msp=0.75, mi=0.6)},
+        {"single": of_a_training(0.90, msp=0.50), "fused": of_a_training(0.92, msp=0.54, mi=0.8)},
+        {"single": of_a_training(0.70, msp=0.60)},
+    ]
+    quality = module.quality_over_seeds(trainings).splitlines()
+    assert quality[2:] == [
+        "| single | 3 | 2.00 | 0.800 ± 0.100 | 0.500 ± 0.000 | 0.100 ± 0.000 |",
+        "| fused | 2 | 2.00 | 0.855 ± 0.092 | 0.500 ± 0.000 | 0.100 ± 0.000 |",
+    ]
+    aurocs = module.aurocs_over_seeds(trainings, "mean").splitlines()
+    assert aurocs[2:] == ["| single | 0.600 ± 0.100 |  |", "| fused | 0.645 ± 0.148 | 0.700 ± 0.141 |"]
+    # The third training has no such row, so its single model does not count; mi is nothing of a single model.
+    minus = module.differences_over_seeds(trainings, "single").splitlines()
+    equal = "+0.000 ± 0.000 (0/2)"
+    assert minus[2:] == [f"| fused | +0.005 ± 0.021 (1/2) | {equal} | {equal} | +0.045 ± 0.007 (2/2) |"]
+    against_msp = module.scores_over_seeds(trainings).splitlines()
+    assert against_msp[3] == "| fused | +0.045 ± 0.007 (2/2) | +0.100 ± 0.283 (1/2) |"
+    module.SENTENCES = {"x": "{trainings}: {single msp}, {fused msp - single msp}\n{fused accuracy - single accuracy}"}
+    said = module.said_over_seeds(trainings, "x")
+    assert said == "3: 0.600 ± 0.100, +0.045 ± 0.007 +0.005 ± 0.021 (positive in 1 of 2)"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from hydractl.cli.answer import Answer
+from hydractl.cli.app import _parse
+from hydractl.settings.sources import merge
+from hydractl.settings.verbs import SETTINGS
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = (
@@ -116,3 +123,64 @@ def test_circuits_by_every_kind_of_ood_sample(
     ]
     found = json.loads(Path("runs/ood-validation/jigsaw.json").read_text())
     assert lines[2][1:3] == [f"{found['gain'][when]:.3f}" for when in ("before", "after")]
+
+
+def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for name in ("intervals", "study", "seeds"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    seeds = importlib.import_module("seeds")
+    for name in ("intervals", "study", "seeds"):
+        monkeypatch.delitem(sys.modules, name)
+    commands: list[list[str]] = []
+    auroc = {"ood": {"mnist": {"auroc": 0.75}}, "ood_avg": {"auroc": 0.75}}
+    nothing = {"ood": {"mnist": {"auroc": None}}, "ood_avg": {"auroc": None}}
+    quality = {"accuracy": 0.5, "nll": 1.0, "ece": 0.25}
+    found = {"answer": "helps", "against_baseline": [{"metric": "ood_avg.auroc", "value": 0.1, "ci": [0.0, 0.2]}]}
+    part = {"row": "whole", "score": "msp", "mac_ratio": 1.5}
+    rows = [{"name": "single", "temperature": 1.0}, {"name": "whole", "temperature": 0.9}]
+    answer = {"rows": rows, "verdict": found, "choice": part, "use": part}
+
+    def run(command: str, folder: Path) -> None:
+        words = shlex.split(command)
+        parse(words)
+        commands.append(words)
+        output = folder / words[words.index("-o") + 1]
+        models = [word for word in words[1:] if word.endswith(".st") and "=" in word]
+        names = [word.split("=")[0] for word in models]
+        row = {"id": quality, "cost": {"macs": 10}, "scores": {"msp": auroc, "mi": nothing}}
+        if words[0] == "study":
+            output.mkdir()
+            (output / "study.json").write_text(json.dumps(answer))
+        else:
+            output.write_text(json.dumps({"models": [{"name": name, **row} for name in names]}))
+
+    def parse(words: list[str]) -> None:
+        request = _parse(words, Answer(io.StringIO(), warn=lambda message: None))
+        assert request is not None
+        merge(SETTINGS[request.verb], request.given, {}, tmp_path)
+
+    monkeypatch.setattr(seeds, "run", run)
+    monkeypatch.setattr(seeds, "prepare", lambda data, folder: None)
+    monkeypatch.setattr(sys, "argv", ["seeds", "data", "--seeds", "3,5", "--deep", "5", "-o", str(tmp_path)])
+    seeds.main()
+    trained = [words[words.index("--seed") + 1] for words in commands if words[0] == "finetune"]
+    assert trained == ["3", "5", "105", "205"]
+    assert ["eval", "deep=vit-5.st+vit-105.st+vit-205.st"] in [words[:2] for words in commands]
+    written = json.loads((tmp_path / "seeds.json").read_text())
+    assert {seed: [row["name"] for row in one["rows"]] for seed, one in written.items()} == {
+        "3": ["single", "whole"],
+        "5": ["single", "whole", "deep"],
+    }
+    assert written["5"]["rows"][2]["auroc"] == {"msp": {"mean": 0.75, "mnist": 0.75}}
+    assert written["3"]["verdict"]["gain"] == {"value": 0.1, "ci": [0.0, 0.2]}
+    commands.clear()
+    seeds.main()
+    assert not commands
+    monkeypatch.setattr(sys, "argv", ["seeds", "data", "--seeds", "3,5", "-o", str(tmp_path)])
+    seeds.main()
+    assert [words[0] for words in commands] == ["finetune", "finetune", "eval"]
+    ensembles = [set(words[1].removeprefix("deep=").split("+")) for words in commands if words[0] == "eval"]
+    assert ensembles == [{"vit-3.st", "vit-103.st", "vit-203.st"}]
