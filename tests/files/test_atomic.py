@@ -195,10 +195,13 @@ def test_a_file_where_a_folder_should_be(force: bool, tmp_path: Path) -> None:
 
 def test_a_device_or_pipe_is_never_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("/dev/null")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "device").symlink_to("/dev/null")
     for name in ("pipe", "link"):
         with pytest.raises(OutputError, match=r"^the output is no regular file: "):
             Output(tmp_path / name, force=True)
+    with pytest.raises(OutputError, match=r"^the output is no regular file: |not writable: /dev$"):  # by any user
+        Output(tmp_path / "device", force=True)
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
