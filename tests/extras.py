@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.errors import distribution_of
+
 OPTIONAL = {
     "datasets": "hub",
     "jsonschema": "test",
@@ -30,18 +32,29 @@ OPTIONAL = {
     "torchmetrics": "test",
 }
 """What is imported -> the extra that brings it."""
+ROOT = Path(__file__).parents[1]
 MISSING = frozenset(module for module in OPTIONAL if importlib.util.find_spec(module) is None)
 
 
 def needs_what_is_missing(path: Path) -> bool:
     """Whether a file of tests imports, when it is imported itself, a package that is not installed."""
-    imported = set()
+    modules = _imported_by(path)
+    if not MISSING.isdisjoint(module.partition(".")[0] for module in modules):
+        return True
+    helpers = [ROOT / f"{module.replace('.', '/')}.py" for module in modules if module.startswith("tests.")]
+    return any(helper.is_file() and needs_what_is_missing(helper) for helper in helpers)
+
+
+def _imported_by(path: Path) -> set[str]:
+    """Return the modules that the statements at the top of a file name."""
+    modules = set()
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Import):
-            imported |= {alias.name.partition(".")[0] for alias in statement.names}
+            modules |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
-            imported.add(statement.module.partition(".")[0])
-    return not MISSING.isdisjoint(imported)
+            modules.add(statement.module)
+            modules |= {f"{statement.module}.{alias.name}" for alias in statement.names}
+    return modules
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -73,7 +86,10 @@ def _asked_for(error: BaseException, said: str) -> str | None:
         return package if package in MISSING else None
     text = f"{said}\n{error}\n{getattr(error, 'hint', '')}\n{getattr(error, 'stderr', '')}"
     for package in sorted(MISSING):
-        asks = f"hydractl[{OPTIONAL[package]}]" in text or f"No module named '{package}" in text
-        if asks:
+        named = f"needs {distribution_of(package)}" in text and "not installed" in text
+        if named or f"hydractl[{OPTIONAL[package]}]" in text or f"No module named '{package}" in text:
+            # A fixture of several tests raises it again for the next one, without what was said.
+            error.add_note(f"No module named '{package}'")
             return package
-    return None
+    noted = " ".join(getattr(error, "__notes__", []))
+    return next((package for package in sorted(MISSING) if f"No module named '{package}'" in noted), None)

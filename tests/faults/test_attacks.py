@@ -370,6 +370,7 @@ def test_preprocessing_of_another_model(attack: Attack) -> None:
 
 @pytest.mark.fault(57)
 def test_a_folder_that_names_another_on_the_hub(attack: Attack) -> None:
+    pytest.importorskip("datasets", reason="pip install 'hydractl[hub]'")
     Path("set").mkdir()
     Path("set/README.md").write_text("---\nconfigs:\n- data_files: hf://datasets/a/b/c.parquet\n---\n")
     code, _, said = attack(*EVAL, "hf:./set/default/train", "-o", "e.json")
