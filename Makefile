@@ -32,7 +32,7 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
 
-.PHONY: help test test-all test-rounding test-elsewhere wheel lowest newest locked lock audit mutations fuzz demo lint docs site bench clean
+.PHONY: help test test-all test-rounding test-elsewhere wheel lowest newest locked lock audit mutations artefacts fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -47,6 +47,7 @@ help:
 	@echo "make lock      write requirements.lock anew, from constraints.txt"
 	@echo "make audit     ask PyPI for known vulnerabilities of what requirements.lock names"
 	@echo "make mutations put defects into the product, one at a time, and see that tests catch them"
+	@echo "make artefacts record a digest of everything that is written: build/artefacts.json, to compare with another one"
 	@echo "make fuzz      read COUNT=100000 broken files of every kind"
 	@echo "make demo      train a small model and study it; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"
@@ -127,6 +128,11 @@ audit: $(READY)
 
 mutations: $(READY)
 	$(RUN) -m tests.mutations $(ARGS)
+
+# python tests/record_artefacts.py --compare OLD.json NEW.json says what a change of the code has changed.
+artefacts: $(READY)
+	mkdir -p build
+	$(RUN) tests/record_artefacts.py build/artefacts.json
 
 fuzz: $(READY)
 	$(RUN) -m tests.fuzz.campaign --jobs $(JOBS) --count $(or $(COUNT),100000)

@@ -125,8 +125,8 @@ score --data cal.X --method taylor -v
 finetune model --data train.X --steps 2 --packed 2,2 -o packed.st
 finetune model --data train.X --steps 2 --mimo 2 -o mimo.st
 finetune model --data train.X --steps 2 --classifiers 2 -o classifiers.st
-finetune a.st --data train.X --steps 4 --swa 0.5 --lr-floor 0.1 -o swa.st
-finetune a.st --data train.X --steps 4 --swa 0.5 --lr-floor 0.1 --swag 2,2 -o swag.st
+finetune a.st --data train.X --steps 4 --swa 0.5,2 --lr-floor 0.1 -o swa.st
+finetune a.st --data train.X --steps 4 --swa 0.5,2 --lr-floor 0.1 --swag 2,2 -o swag.st
 laplace model --data train.X --val val.X -o laplace.st --json
 eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st \
   --data test.X --ood far=far.X -o ways.json
