@@ -442,8 +442,8 @@ Trainings = list[dict[str, dict[str, Any]]]
 def seeds(part: str, *names: str) -> str:
     """One table of ``seeds.json``: a part of ``SEED_TABLES``, with its arguments."""
     document = json.loads((DOCS / "results/seeds.json").read_text(encoding="utf-8"))
-    if part == "verdicts":
-        return verdicts(document)
+    if part in ("verdicts", "advice"):
+        return verdicts(document) if part == "verdicts" else advice(document)
     trainings = [{row["name"]: row for row in training["rows"]} for training in document.values()]
     return SEED_TABLES[part](trainings, *names)
 
@@ -541,6 +541,15 @@ def verdicts(document: dict[str, Any]) -> str:
         gain = interval(verdict["gain"]) if verdict["gain"] else ""
         made.append([seed, *pairs, verdict["answer"], f"{verdict['use']['mac_ratio']:.2f}", gain])
     return markdown(["seed", "chosen", "to be used", "answer", "mult-adds", "AUROC, minus single, MSP"], made)
+
+
+def advice(document: dict[str, Any]) -> str:
+    """How often the studies say to use which row."""
+    rows = [training["verdict"]["use"]["row"] for training in document.values()]
+    counts = [f"`{row}` in {rows.count(row)} of {len(rows)}" for row in dict.fromkeys(rows)]
+    shares = ", ".join(counts)
+    text = f"* **What a study advises depends on the training**: to use {shares}, each with the score that it chose."
+    return "\n".join(textwrap.wrap(text, 120, subsequent_indent="  ", break_on_hyphens=False))
 
 
 _FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\S+) (\w+))?(?: on (\w+))?\}")
