@@ -53,7 +53,32 @@ def server() -> str:
     return door
 
 
-class Forked:
+class _Child:
+    """A process that the server has forked.
+
+    Args:
+        asked: what the server was asked for.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self.pid = asked.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if self.returncode is None and self._asked.has_ended():
+            self.returncode = self._asked.code()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code."""
+        if self.returncode is None:
+            self.returncode = self._asked.code()
+        return self.returncode
+
+
+class Forked(_Child):
     """A command that runs in a copy of the server; used as a ``subprocess.Popen`` in text mode.
 
     Args:
@@ -68,21 +93,7 @@ class Forked:
         whole_environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **(environment or {})}
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), self._out.fileno(), self._err.fileno()]
-            self._asked = Asked(server(), streams, arguments, whole_environment, before)
-        self.pid = self._asked.pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """The exit code, None while it runs."""
-        if self.returncode is None and self._asked.has_ended():
-            self.returncode = self._asked.code()
-        return self.returncode
-
-    def wait(self) -> int:
-        """Wait for its end; the exit code."""
-        if self.returncode is None:
-            self.returncode = self._asked.code()
-        return self.returncode
+            super().__init__(Asked(server(), streams, arguments, whole_environment, before))
 
     def communicate(self, timeout: float = LIMIT) -> tuple[str, str]:
         """Wait for its end; what it wrote to both streams."""
@@ -108,28 +119,16 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class ForkedPopen:
+class ForkedPopen(_Child):
     """As ``subprocess.Popen`` for the commands that hydractl itself starts, but they are forked from the server."""
 
     def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any) -> None:
         read, write = os.pipe()
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), stdout.fileno(), write]
-            self._asked = Asked(server(), streams, command[4:], env)
+            super().__init__(Asked(server(), streams, command[4:], env))
         os.close(write)
         self.stderr = os.fdopen(read, "rb")
-        self.pid = self._asked.pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None and self._asked.has_ended():
-            self.returncode = self._asked.code()
-        return self.returncode
-
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = self._asked.code()
-        return self.returncode
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
