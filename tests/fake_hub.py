@@ -20,6 +20,7 @@ class Hub:
 
     Attributes:
         fails_at: a word of the address at which the server answers with an error; None: never.
+        meanwhile: files that somebody else commits while the next upload is prepared.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class Hub:
         self.private: set[str] = set()
         self.messages: list[str] = []
         self.fails_at: str | None = None
+        self.meanwhile: dict[str, bytes] = {}
 
     def sha(self, repo: str, number: int = -1) -> str:
         """The name of a commit: a hash of its place and its files."""
@@ -112,6 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "tree":
             return self.answer([_described(name, content) for name, content in files.items()])
         if kind == "preupload":
+            if hub.meanwhile:
+                hub.commits[repo].append({**files, **hub.meanwhile})
+                hub.meanwhile = {}
             modes = {True: "lfs", False: "regular"}
             asked = [{**one, "uploadMode": modes[one["size"] >= LARGE]} for one in json.loads(body)["files"]]
             return self.answer({"files": [{**one, "shouldIgnore": False} for one in asked]})

@@ -123,6 +123,15 @@ def test_a_broken_upload_leaves_nothing(hub: Hub, step: str) -> None:
     assert hub.commits == ({} if step == "create" else {REPO: before})
 
 
+def test_what_somebody_else_commits_meanwhile_is_not_pushed_over(hub: Hub) -> None:
+    hydractl.push("vit.st", REPO)
+    hydractl.prune("vit.st", method="magnitude", keep=2, output="b.st")
+    hub.meanwhile = {"b.st": b"another model"}
+    with pytest.raises(InputError, match="cannot push to me/hydra-vit: .*412 Precondition Failed"):
+        hydractl.push("b.st", REPO, force=True)
+    assert len(hub.commits[REPO]) == 3 and hub.commits[REPO][-1]["b.st"] == b"another model"
+
+
 def test_a_published_folder_and_the_card_of_an_eval(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("test.npz", x=np.zeros((6, 16, 16, 3), np.uint8), y=np.arange(6) % 5)
     assert main(["eval", "vit.st", "--data", "test.npz", "-o", "e.json", "--card", "card.md", "-q"]) == 0
