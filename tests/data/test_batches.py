@@ -145,3 +145,11 @@ def test_a_worker_killed_between_batches_is_no_error_of_the_caller() -> None:
     with pytest.raises(HydraError, match="a data worker process ended"):
         list(found)
     assert signal.getsignal(signal.SIGCHLD) == before
+
+
+def test_the_longest_texts_come_first_and_equal_ones_in_order(tmp_path: Path) -> None:
+    texts = ["one two", "one", "one two three", "two", "a"]
+    (tmp_path / "texts.csv").write_text("text\n" + "\n".join(texts) + "\n")
+    data = open_data(str(tmp_path / "texts.csv"))
+    batched = list(batches(data, lambda samples: torch.zeros(len(samples)), 2))
+    assert [list(batch.indices) for batch in batched] == [[2, 0], [1, 3], [4]]
