@@ -16,6 +16,7 @@ from PIL import Image
 
 from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS
+from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import entry, marked
 
@@ -128,6 +129,13 @@ def test_workers_change_nothing() -> None:
 def test_the_leak_guard_knows_the_images_of_pairs() -> None:
     pairs = open_data(f"captions:{jsonl('a.jsonl')}", limit=3)
     assert marked([entry("finetune", "train", pairs)], open_data("in")).tolist() == [True, True, True, False]
+
+
+def test_the_fingerprint_of_a_set_knows_where_a_caption_ends() -> None:
+    np.savez("two.npz", x=np.zeros((2, 4, 4, 3), dtype=np.uint8))
+    pictures = open_data("two.npz")
+    fingerprints = {CaptionedImages(pictures, captions).fingerprint() for captions in (["ab", "c"], ["a", "bc"])}
+    assert len(fingerprints) == 2
 
 
 def test_paths_are_relative_to_the_root() -> None:
