@@ -14,23 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.errors import distribution_of
+from hydractl.errors import EXTRAS, distribution_of
 
-OPTIONAL = {
-    "datasets": "hub",
-    "jsonschema": "test",
-    "kmedoids": "cahp",
-    "onnx": "deploy",
-    "onnx_ir": "deploy",
-    "onnxruntime": "deploy",
-    "onnxscript": "deploy",
-    "pyarrow": "parquet",
-    "pytorch_ood": "test",
-    "sklearn": "demo",
-    "submitit": "slurm",
-    "tensorboard": "tensorboard",
-    "torchmetrics": "test",
-}
+_OF_TRACKERS = ("mlflow", "wandb")
+"""Their tests skip themselves."""
+_OF_TESTS = dict.fromkeys(["jsonschema", "pytorch_ood", "torchmetrics"], "test")
+OPTIONAL = {module: extra for module, extra in EXTRAS.items() if module not in _OF_TRACKERS} | _OF_TESTS
 """What is imported -> the extra that brings it."""
 ROOT = Path(__file__).parents[1]
 MISSING = frozenset(module for module in OPTIONAL if importlib.util.find_spec(module) is None)

@@ -166,13 +166,15 @@ def forms(operation: str) -> list[str]:
 
 def replace_kernels(torch: Any, step: Callable[[Bits], Bits]) -> None:
     """Replace the kernels of all operations, for every thread of this process and of those forked from it."""
-    library = torch.library.Library("aten", "IMPL")
+    from torch import library as operators
+
+    library = operators.Library("aten", "IMPL")
     _kept.append(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced
         for operation in OPERATIONS:
             for name in forms(operation):
-                kernel = torch.library.get_kernel(name, "CPU")
+                kernel = operators.get_kernel(name, "CPU")
                 _kept.append(kernel)
                 replacement = functools.partial(_run_and_move, kernel.call_boxed, step)
                 library.impl(name.removeprefix("aten::"), replacement, "CPU", with_keyset=True)
