@@ -148,14 +148,6 @@ def resample_aurocs(
     return answer
 
 
-def resample_auroc(
-    id_scores: Floats, ood_scores: Mapping[str, Floats], *, rounds: int = 1000, seed: int = 0
-) -> Resampled:
-    """As :func:`resample_aurocs` of one score: [N] of the ID samples, and by data set those of its samples."""
-    of_sets = {name: {"": scores} for name, scores in ood_scores.items()}
-    return resample_aurocs({"": id_scores}, of_sets, rounds=rounds, seed=seed)[""]
-
-
 def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
     """The unweighted mean over the data sets of :func:`resample_aurocs`, under one key; no value where one has none.
 

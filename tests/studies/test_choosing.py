@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_auroc, resample_id
+from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
 from hydractl.metrics.samples import samples_of
 from hydractl.studies.choosing import Candidate, Choice, Evidence, choose, stability
 from hydractl.studies.words import ACCURACY, AUROC, NLL
@@ -146,7 +146,8 @@ def test_what_is_resampled_alone_is_what_resampling_all_metrics_gives() -> None:
     whole = resample(inside, outside, {"a": "near", "b": None}, rounds=20, seed=3)
     scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
     assert inside.score is not None
-    alone = resample_auroc(inside.score, scores, rounds=20, seed=3)
+    of_sets = {name: {"own": values} for name, values in scores.items()}
+    alone = resample_aurocs({"own": inside.score}, of_sets, rounds=20, seed=3)["own"]
     for name in outside:
         assert alone.values[name] == whole.values[f"ood.{name}.auroc"]
         np.testing.assert_array_equal(alone.rounds[name], whole.rounds[f"ood.{name}.auroc"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hydractl.metrics.bootstrap import differences, mean_over_sets, resample_auroc
+from hydractl.metrics.bootstrap import differences, mean_over_sets, resample_aurocs
 from hydractl.studies.words import AUROC, KINDS, WORDS, judge, judge_all, samples_needed, word
 
 BECOMES = {
@@ -86,7 +86,9 @@ def test_twice_the_test_data_never_turn_better_into_no_difference() -> None:
             base = known[0, :n], strange[0, :n]
             gained = base[0] + 0.3 * known[1, :n], base[1] + 0.6 + 0.3 * strange[1, :n]
             rows = [
-                mean_over_sets(resample_auroc(inside, {"a": outside}, rounds=200, seed=seed), AUROC)
+                mean_over_sets(
+                    resample_aurocs({"own": inside}, {"a": {"own": outside}}, rounds=200, seed=seed)["own"], AUROC
+                )
                 for inside, outside in (base, gained)
             ]
             found = differences(*rows)[AUROC]
