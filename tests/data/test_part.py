@@ -74,6 +74,15 @@ def test_the_first_samples_and_the_rest_are_the_set(form: str, sets: Path) -> No
     assert open_data(f"{spec}{sign}part=2/2&take=5&from=2", limit=2).ids == whole.ids[3:7:2]
 
 
+def test_a_small_fraction_of_a_rare_class_is_rarely_more_than_its_share(tmp_path: Path) -> None:
+    # Two samples of a hundred: were each class to begin at once, its only sample would be in every draw.
+    np.savez(tmp_path / "a.npz", x=np.zeros((100, 8, 8), dtype=np.uint8), y=(np.arange(100) == 0).astype(int))
+    drawn = [open_data(f"{tmp_path}/a.npz?fraction=0:0.02&seed={seed}").labels for seed in range(40)]
+    with_the_rare_class = sum(bool(np.any(labels)) for labels in drawn if labels is not None)
+    assert len(drawn) == 40
+    assert with_the_rare_class <= 5  # expected: 1.5 samples in a hundred, so 0.6 of 40 draws
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_two_fractions_are_the_set_and_have_its_classes(form: str, sets: Path) -> None:
     spec = form.format(sets)
