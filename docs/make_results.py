@@ -17,7 +17,8 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
 ``benchmarks/verdict_rules.py`` writes, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
-``docs/results/seeds.json``, which ``examples/seeds.py`` writes. A test fails where a page differs from what this makes.
+``docs/results/seeds.json``, which ``examples/seeds.py`` writes; between ``<!-- cifar10: PART ... -->`` and
+``<!-- end -->`` the same of ``seeds-cifar10.json``. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -440,10 +441,22 @@ Trainings = list[dict[str, dict[str, Any]]]
 
 
 def seeds(part: str, *names: str) -> str:
-    """One table of ``seeds.json``: a part of ``SEED_TABLES``, with its arguments."""
-    document = json.loads((DOCS / "results/seeds.json").read_text(encoding="utf-8"))
-    if part in ("verdicts", "advice"):
-        return verdicts(document) if part == "verdicts" else advice(document)
+    """One table of the trainings on Fashion-MNIST: a part of ``SEED_TABLES``, with its arguments."""
+    return over_seeds("seeds.json", part, *names)
+
+
+def cifar10(part: str, *names: str) -> str:
+    """One table of the trainings on CIFAR-10, likewise."""
+    return over_seeds("seeds-cifar10.json", part, *names)
+
+
+def over_seeds(file: str, part: str, *names: str) -> str:
+    """One table of a file that ``examples/seeds.py`` wrote."""
+    document = json.loads((DOCS / "results" / file).read_text(encoding="utf-8"))
+    if part == "verdicts":
+        return verdicts(document)
+    if part == "advice":
+        return advice(document)
     trainings = [{row["name"]: row for row in training["rows"]} for training in document.values()]
     return SEED_TABLES[part](trainings, *names)
 
@@ -475,7 +488,7 @@ def quality_over_seeds(trainings: Trainings) -> str:
     """Of every row what does not depend on a score."""
     made = []
     for name in rows_of_trainings(trainings):
-        rows = [by_name[name] for by_name in trainings if name in by_name]
+        rows = distinct([by_name[name] for by_name in trainings if name in by_name])
         cost = statistics.fmean(row["mac_ratio"] for row in rows)
         cells = [spread([row[key] for row in rows]) for key in _QUALITY.values()]
         made.append([name, str(len(rows)), f"{cost:.2f}", *cells])
@@ -488,10 +501,18 @@ def aurocs_over_seeds(trainings: Trainings, of: str) -> str:
     for name in rows_of_trainings(trainings):
         cells = []
         for score in names:
-            values = [rows[name]["auroc"][score][of] for rows in trainings if has_score(rows, name, score)]
+            rows = distinct([by_name[name] for by_name in trainings if has_score(by_name, name, score)])
+            values = [row["auroc"][score][of] for row in rows]
             cells.append(spread(values) if values else "")
         made.append([name, *cells])
     return markdown(["", *names], made)
+
+
+def distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and once a row that all trainings share."""
+    if rows and all(row.get("shared") for row in rows):
+        return rows[:1]
+    return rows
 
 
 def has_score(rows: dict[str, dict[str, Any]], name: str, score: str) -> bool:
@@ -569,7 +590,8 @@ def said_over_seeds(trainings: Trainings, *names: str) -> str:
         if figure == "mac_ratio":
             text = f"{statistics.fmean(values):.2f}"
         elif other is None:
-            text = spread(values)
+            different_rows = distinct([rows[row] for rows in there])
+            text = spread([figure_of(different_row, figure, part) for different_row in different_rows])
         else:
             others = [figure_of(rows[other], against, part) for rows in there]
             text = change([value - less for value, less in zip(values, others, strict=True)])
@@ -691,6 +713,7 @@ KINDS = {
     "making": making,
     "rules": rules,
     "seeds": seeds,
+    "cifar10": cifar10,
 }
 """What makes a table, by the first word of the place where it stands."""
 

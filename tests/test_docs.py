@@ -212,6 +212,15 @@ def test_figures_over_trainings_are_paired_by_training() -> None:
     assert minus[2:] == [f"| fused | +0.005 ± 0.021 (1/2) | {equal} | {equal} | +0.045 ± 0.007 (2/2) |"]
     against_msp = module.scores_over_seeds(trainings).splitlines()
     assert against_msp[3] == "| fused | +0.045 ± 0.007 (2/2) | +0.100 ± 0.283 (1/2) |"
+    ensemble = {**of_a_training(0.95, msp=0.80), "shared": True}
+    with_ensemble = [{**rows, "deep": ensemble} for rows in trainings]
+    assert module.quality_over_seeds(with_ensemble).splitlines()[4] == "| deep | 1 | 2.00 | 0.950 | 0.500 | 0.100 |"
+    assert module.aurocs_over_seeds(with_ensemble, "mean").splitlines()[4] == "| deep | 0.800 |  |"
+    assert module.differences_over_seeds(with_ensemble, "single").splitlines()[3].startswith(
+        "| deep | +0.150 ± 0.100 (3/3) |"
+    )
+    module.SENTENCES = {"x": "{deep accuracy}, {deep accuracy - single accuracy}"}
+    assert module.said_over_seeds(with_ensemble, "x") == "0.950, +0.150 ± 0.100"
     module.SENTENCES = {"x": "{trainings}: {single msp}, {fused msp - single msp}\n{fused accuracy - single accuracy}"}
     said = module.said_over_seeds(trainings, "x")
     assert said == "3: 0.600 ± 0.100, +0.045 ± 0.007 +0.005 ± 0.021 (positive in 1 of 2)"

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse
@@ -163,7 +164,7 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
         merge(SETTINGS[request.verb], request.given, {}, tmp_path)
 
     monkeypatch.setattr(seeds, "run", run)
-    monkeypatch.setattr(seeds, "prepare", lambda data, folder: None)
+    monkeypatch.setattr(seeds.fashion_mnist, "prepare", lambda data, folder: None)
     monkeypatch.setattr(sys, "argv", ["seeds", "data", "--seeds", "3,5", "--deep", "5", "-o", str(tmp_path)])
     seeds.main()
     trained = [words[words.index("--seed") + 1] for words in commands if words[0] == "finetune"]
@@ -184,3 +185,33 @@ def test_every_seed_has_an_ensemble_of_its_own_and_nothing_is_made_twice(
     assert [words[0] for words in commands] == ["finetune", "finetune", "eval"]
     ensembles = [set(words[1].removeprefix("deep=").split("+")) for words in commands if words[0] == "eval"]
     assert ensembles == [{"vit-3.st", "vit-103.st", "vit-203.st"}]
+    commands.clear()
+    monkeypatch.setattr(seeds, "cut_cifar10", lambda data, images, folder: folder.mkdir(exist_ok=True))
+    whole = str(tmp_path / "cifar10")
+    monkeypatch.setattr(sys, "argv", ["seeds", "data", "--cifar10", "images", "--seeds", "1,2,3", "-o", whole])
+    seeds.main()
+    assert [words[:2] for words in commands if words[0] == "eval"][-1] == ["eval", "deep=vit-1.st+vit-2.st+vit-3.st"]
+    written = json.loads((tmp_path / "cifar10" / "seeds.json").read_text())
+    assert [training["rows"][-1]["shared"] for training in written.values()] == [True, True, True]
+
+
+def test_cifar10_is_cut_from_folders_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for name in ("intervals", "study", "seeds"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    seeds = importlib.import_module("seeds")
+    for name in ("intervals", "study", "seeds"):
+        monkeypatch.delitem(sys.modules, name)
+    shades = {"bird": 10, "cat": 20}
+    for name, shade in shades.items():
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            colour = (shade, number, 0)
+            Image.new("RGB", (32, 32), colour).save(tmp_path / name / f"{number}.png")
+    pixels, labels, classes = seeds.images_of(tmp_path)
+    assert pixels.shape == (6, 32, 32, 3)
+    assert pixels[:, 0, 0, 0].tolist() == [10, 10, 10, 20, 20, 20]
+    assert pixels[:, 0, 0, 1].tolist() == [0, 1, 2, 0, 1, 2]
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert classes.tolist() == ["bird", "cat"]
+    assert seeds.in_colour(np.full((2, 28, 28), 7, dtype=np.uint8)).shape == (2, 32, 32, 3)
