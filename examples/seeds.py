@@ -3,15 +3,15 @@
     python examples/seeds.py DATA [--seeds 0,1,2,3,4] [--deep 0,1,2] [-o runs/seeds]
     python examples/seeds.py DATA --cifar10 IMAGES [--seeds 0,1,2] [-o runs/seeds-cifar10]
 
-The first is the recipe of ``study.py``, on Fashion-MNIST, and DATA is as there. The second trains on CIFAR-10 in colour:
-IMAGES holds all of it as ``train/CLASS/*.png`` and ``test/CLASS/*.png``, and DATA is as before.
+The first is the recipe of ``study.py``, on Fashion-MNIST, and DATA is as there. The second trains on CIFAR-10 in
+colour: IMAGES holds all of it as ``train/CLASS/*.png`` and ``test/CLASS/*.png``, and DATA is as before.
 
 The model of seed S goes through ``hydractl study`` with its default rows. Its deep ensemble has members of the seeds
-S, S+100 and S+200, so no two of them share a member; with ``--cifar10`` there is one deep ensemble, of all seeds that were
-asked for. Trainings and studies of all seeds come first, then deep ensembles. All rows are measured under the same
+S, S+100 and S+200, so no two of them share a member; with ``--cifar10`` there is one deep ensemble, of all seeds that
+were asked for. Trainings and studies of all seeds come first, then deep ensembles. All rows are measured under the same
 scores, each with the temperature that validation data give it. ``seeds.json`` is written anew after every evaluation,
-with all seeds that are in the folder; from it ``docs/make_results.py`` makes the tables of docs/numbers/seeds.md and
-seeds-cifar10.md. The same call goes on after a break, and calls with other seeds may run beside it in the same folder.
+with all seeds that are in the folder; from it ``docs/make_results.py`` makes the tables of docs/numbers/seeds.md. The
+same call goes on after a break, and calls with other seeds may run beside it in the same folder.
 """
 
 from __future__ import annotations

@@ -216,8 +216,10 @@ def test_figures_over_trainings_are_paired_by_training() -> None:
     with_ensemble = [{**rows, "deep": ensemble} for rows in trainings]
     assert module.quality_over_seeds(with_ensemble).splitlines()[4] == "| deep | 1 | 2.00 | 0.950 | 0.500 | 0.100 |"
     assert module.aurocs_over_seeds(with_ensemble, "mean").splitlines()[4] == "| deep | 0.800 |  |"
-    assert module.differences_over_seeds(with_ensemble, "single").splitlines()[3].startswith(
-        "| deep | +0.150 ± 0.100 (3/3) |"
+    assert (
+        module.differences_over_seeds(with_ensemble, "single")
+        .splitlines()[3]
+        .startswith("| deep | +0.150 ± 0.100 (3/3) |")
     )
     module.SENTENCES = {"x": "{deep accuracy}, {deep accuracy - single accuracy}"}
     assert module.said_over_seeds(with_ensemble, "x") == "0.950, +0.150 ± 0.100"
