@@ -24,6 +24,7 @@ ROOMS = (
         "cli",
         "verbs",
         "studies",
+        "settings",
         "circuit",
         "benchmark",
         "evaluation",
@@ -31,7 +32,7 @@ ROOMS = (
         "exports",
         "fusion",
     ),
-    *("model", "report", "data", "families", "settings", "criteria", "metrics", "files"),
+    *("model", "report", "data", "families", "expressions", "criteria", "metrics", "files"),
     *("heads", "distributed", "jsonio", "log", "errors"),
 )
 MOST_FILES_AT_THE_ROOT = 6
@@ -56,7 +57,7 @@ LIBRARIES = {
     "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py", "metrics/probes.py"],
-    "submitit": ["training/jobs.py"],
+    "submitit": ["verbs/jobs.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "wandb": ["training/trackers.py"],
     "mlflow": ["training/trackers.py"],

@@ -13,6 +13,7 @@ from hydractl.circuit.tasks import Task, role_of
 from hydractl.circuit.tower import Candidate
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError
+from hydractl.expressions.conditions import parse_constraint
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.heads.mask import Head
@@ -20,7 +21,6 @@ from hydractl.heads.overlap import jaccard_at, kendall_tau
 from hydractl.jsonio import shown
 from hydractl.model.matching import asked_classes
 from hydractl.report.texts import number
-from hydractl.settings.expressions import parse_constraint
 
 _MOST_SCORE = 1e6
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import NonFiniteError
+from hydractl.expressions.conditions import Constraint
 from hydractl.metrics.ood import OOD_SCORES, two_u
 from hydractl.metrics.probabilities import Block, Floats
-from hydractl.settings.expressions import Constraint
 
 LOSS_UNIT = 2.0**-20
 """Losses are counted per sample in whole units of this size: about what float32 logits can tell apart."""

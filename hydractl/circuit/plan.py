@@ -18,9 +18,9 @@ from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.tower import Candidate
+from hydractl.expressions.conditions import parse_constraint
 from hydractl.log import Log
 from hydractl.report.texts import bytes_text, duration_text
-from hydractl.settings.expressions import parse_constraint
 
 
 @dataclass(frozen=True)

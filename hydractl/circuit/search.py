@@ -19,9 +19,9 @@ from hydractl.circuit.race import Race, Runner, Step, contenders
 from hydractl.circuit.tower import Candidate
 from hydractl.distributed import Processes
 from hydractl.errors import InputError
+from hydractl.expressions.conditions import Constraint
 from hydractl.jsonio import shown
 from hydractl.log import Progress
-from hydractl.settings.expressions import Constraint
 
 _MOST_LOSS = 1 << 100
 

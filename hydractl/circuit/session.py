@@ -41,6 +41,7 @@ from hydractl.circuit.tower import Candidate
 from hydractl.data.batching import longest_first
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
+from hydractl.expressions.conditions import parse_constraint
 from hydractl.files.version import __version__
 from hydractl.heads.mask import Head, ranking_from_json
 from hydractl.jsonio import canonical_json, read_json_file
@@ -49,7 +50,6 @@ from hydractl.metrics.probabilities import Floats
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes
 from hydractl.report.texts import number
-from hydractl.settings.expressions import parse_constraint
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""

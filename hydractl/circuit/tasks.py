@@ -15,10 +15,10 @@ from hydractl.data.base import Dataset, report_classes
 from hydractl.data.overlap import GivenSet, compare
 from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
+from hydractl.expressions.data_sets import AUTO
 from hydractl.log import Log
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.source import Source, with_labels
-from hydractl.settings.expressions import AUTO
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from PIL import Image
 from hydractl.data.base import Dataset, Spec
 from hydractl.data.files import read_folder
 from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SEVERITIES, setting_value, with_setting
 from hydractl.families.pixels import in_mode
-from hydractl.settings.expressions import CORRUPTIONS, FROST, PHOTOGRAPHS, SEVERITIES, setting_value, with_setting
 
 QUERY = ("corruption", "severity", "photographs")
 

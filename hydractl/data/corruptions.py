@@ -261,7 +261,7 @@ TABLE: dict[str, Severities] = {
     "pixelate": Severities(pixelate, (0.6, 0.5, 0.4, 0.3, 0.25), (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_compression": Severities(jpeg_compression, (25, 18, 15, 10, 7), (80, 65, 58, 50, 40)),
 }
-"""Every corruption, by the names of :data:`hydractl.settings.expressions.CORRUPTIONS`."""
+"""Every corruption, by the names of :data:`hydractl.expressions.data_sets.CORRUPTIONS`."""
 
 
 def filtered(x: Pixels, kernel: Pixels) -> Pixels:

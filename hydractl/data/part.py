@@ -16,7 +16,7 @@ import numpy as np
 from hydractl.data.base import Dataset, Spec, parse_spec
 from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.expressions import with_setting
+from hydractl.expressions.data_sets import with_setting
 
 QUERY = ("from", "take", "fraction", "seed", "part", "without")
 

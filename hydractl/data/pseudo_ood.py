@@ -21,8 +21,8 @@ from hydractl.data.base import Dataset, Spec
 from hydractl.data.corrupted import grey_or_rgb
 from hydractl.data.text import Text
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import AUTO, with_setting
 from hydractl.families.pixels import in_mode
-from hydractl.settings.expressions import AUTO, with_setting
 
 # Changes when a kind does, so that fingerprints of other samples are not taken for the same.
 _VERSION = 1

@@ -22,7 +22,7 @@ from hydractl.data.base import TEXT_SUFFIXES, Dataset, Spec, parse_spec
 from hydractl.data.files import read_image_list, read_image_lists, split_line
 from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.expressions import OodSet, SuiteChoice, setting_value
+from hydractl.expressions.data_sets import OodSet, SuiteChoice, setting_value
 
 # --- what is in each suite --------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ SUITES: dict[str, Suite] = {
         ),
     ),
 }
-"""The suites, by the names of :data:`hydractl.settings.expressions.OOD_SUITES`."""
+"""The suites, by the names of :data:`hydractl.expressions.data_sets.OOD_SUITES`."""
 
 
 # --- where it is ------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydractl.expressions.data_sets import OodSet
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
-from hydractl.settings.expressions import OodSet
 
 
 @dataclass(frozen=True)

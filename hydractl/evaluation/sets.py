@@ -16,10 +16,10 @@ from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
 from hydractl.evaluation.predictions.store import SetEntry
+from hydractl.expressions.data_sets import AUTO, FROST
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
 from hydractl.model.agreement import label_differences
-from hydractl.settings.expressions import AUTO, FROST
 
 ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
-from hydractl.settings.common import Batched, file_option
-from hydractl.settings.expressions import (
-    ALL_SCORES,
+from hydractl.expressions.conditions import Requirement, parse_requirement
+from hydractl.expressions.data_sets import (
     AUTO,
     CORRUPTIONS,
     FROST,
@@ -19,15 +17,14 @@ from hydractl.settings.expressions import (
     PHOTOGRAPHS,
     SEVERITIES,
     OodSet,
-    Requirement,
-    ScoreChoice,
     SuiteChoice,
-    parse_ood_score,
     parse_ood_set,
     parse_ood_suite,
-    parse_requirement,
     parse_val_ood,
 )
+from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.settings.common import Batched, file_option
 from hydractl.settings.measuring import Measured, show_option
 from hydractl.settings.option import ends_in, option
 

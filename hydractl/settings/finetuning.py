@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from hydractl.errors import did_you_mean
 from hydractl.settings.common import RECIPE, Batched, SideBySide, file_option, run_option
-from hydractl.settings.expressions import parse_tracker
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.yaml_files import read_recipe
 
@@ -34,8 +34,19 @@ ADAPTERS = ("lora", "batch_ensemble")
 TOGETHER = ("classifiers", "mimo", "packed")
 """Options that make several members by one training, each by its module in ``training/together``."""
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Names of ``--track``; see ``hydractl.training.trackers``."""
+
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
 _NOT_IN_RECIPES = ("recipe", "val", "log", "track", "save_every", "resume", "shard", "timeout")
+
+
+def parse_tracker(text: str) -> tuple[str, str | None]:
+    """Read ``NAME[:WHERE]``."""
+    name, _, where = text.partition(":")
+    if name not in TRACKERS:
+        raise ValueError(f"must be one of {', '.join(TRACKERS)}, not {name!r}{did_you_mean(name, TRACKERS)}")
+    return name, where or None
 
 
 def _check_log(text: str) -> None:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.errors import UsageError
+from hydractl.expressions.conditions import Requirement, parse_requirement
 from hydractl.settings.common import DTYPES, Common, run_option
-from hydractl.settings.expressions import Requirement, parse_requirement
 from hydractl.settings.option import ends_in, option, options_of
 
 bench_option = partial(option, "Measuring")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from hydractl.expressions.data_sets import OodSet, parse_ood_set, parse_val_ood
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.settings.common import EXPORTED, Batched
-from hydractl.settings.expressions import OodSet, parse_ood_set, parse_val_ood
 from hydractl.settings.option import option
 
 fuse_option = partial(option, "Fusing")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from hydractl.criteria import CRITERIA, Decider
 from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import InputError
+from hydractl.expressions.conditions import parse_constraint
+from hydractl.expressions.data_sets import AUTO
 from hydractl.settings.common import Batched, run_option
-from hydractl.settings.expressions import AUTO, parse_constraint
 from hydractl.settings.option import option
 
 score_option = partial(option, "Scoring")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.settings.common import Common, SideBySide, run_option
-from hydractl.settings.expressions import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.settings.option import option, options_of
 
 study_option = partial(option, "Study")

@@ -14,11 +14,11 @@ from hydractl.data.overlap import Findings, GivenSet, common_samples, compare, c
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_doubts
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.fingerprints import Entry, marked, who_saw
 from hydractl.log import Log
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.source import Source
-from hydractl.settings.expressions import parse_ood_set, with_setting
 from hydractl.settings.studying import StudySettings
 from hydractl.studies.rows import DEFAULT, NEED_TRAIN
 

@@ -15,6 +15,7 @@ from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
 from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, RunOptions, ScoreOptions
 from hydractl.evaluation.predictions.reading import is_predictions
+from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
@@ -24,7 +25,6 @@ from hydractl.model.machine import slow_format
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_runs import means
 from hydractl.settings.evaluating import EvalSettings
-from hydractl.settings.expressions import ALL_SCORES
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 

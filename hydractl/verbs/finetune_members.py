@@ -15,9 +15,9 @@ from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
-from hydractl.training.children import Ended
-from hydractl.training.jobs import check_places, run_side_by_side, threads_each
 from hydractl.training.outputs import RunFiles, finished, numbered, stem
+from hydractl.verbs.children import Ended
+from hydractl.verbs.jobs import check_places, run_side_by_side, threads_each
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
 

@@ -16,6 +16,7 @@ from hydractl.errors import UsageError
 from hydractl.exports.checking import CheckData
 from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS, kind_of
 from hydractl.exports.targets import Target, claimed, plan_exports, stem_beside
+from hydractl.expressions.data_sets import AUTO as MADE
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import TensorSource, write_checkpoint
@@ -41,7 +42,6 @@ from hydractl.report.fuse_words import (
     warnings_of,
 )
 from hydractl.report.texts import count_text
-from hydractl.settings.expressions import AUTO as MADE
 from hydractl.settings.members import FuseSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome

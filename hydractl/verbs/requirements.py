@@ -1,4 +1,4 @@
-"""Holding ``--require`` against the rows of an answer; ``settings/expressions`` says how an expression is written."""
+"""Holding ``--require`` against the rows of an answer; ``expressions/conditions`` says how an expression is written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydractl.errors import UsageError, did_you_mean
-from hydractl.settings.expressions import Requirement
+from hydractl.expressions.conditions import Requirement
 
 Row = tuple[str, Mapping[str, Any]]
 """The name of a row and its values."""

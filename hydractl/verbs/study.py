@@ -16,6 +16,7 @@ from hydractl.data import open_data
 from hydractl.distributed import processes
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
+from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
@@ -26,7 +27,6 @@ from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.settings.common import Common
-from hydractl.settings.expressions import parse_ood_set, with_setting
 from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
@@ -48,8 +48,8 @@ from hydractl.studies.rows import (
 from hydractl.studies.sets import StudySets, fit_spec, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
-from hydractl.training.jobs import check_places, run_side_by_side
 from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, laplace, prune
+from hydractl.verbs.jobs import check_places, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 

@@ -19,9 +19,9 @@ from hydractl.circuit.objective import OBJECTIVES, Doubt, Measured, Tally, Value
 from hydractl.circuit.race import Step, contenders
 from hydractl.circuit.samples import Sample
 from hydractl.circuit.search import Found, GreedySearch, evaluations
+from hydractl.expressions.conditions import parse_constraint
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
-from hydractl.settings.expressions import parse_constraint
 from tests.circuit import naive
 from tests.pico import CLIP, logits, mask_of, prune_source, source_of, stock, zero_columns
 

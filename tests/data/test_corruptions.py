@@ -16,7 +16,7 @@ from hydractl.data import batches, open_data
 from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.corruptions import TABLE, to_image, to_pixels
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.expressions import CORRUPTIONS, FROST
+from hydractl.expressions.data_sets import CORRUPTIONS, FROST
 from tests.spread import spread
 
 Array = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ from PIL import Image
 from hydractl.data import open_data
 from hydractl.data.suites import SUITES, Member, find_suite, id_list_of
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.expressions import OOD_SUITES, parse_ood_suite
+from hydractl.expressions.data_sets import OOD_SUITES, parse_ood_suite
 
 
 def put(root: Path, member: Member) -> None:

@@ -115,7 +115,7 @@ def test_images_outside_of_a_set() -> None:
 @pytest.mark.fault(58)
 def test_the_folder_of_jobs_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What jobs give is a pickle: none that lies there already is one of theirs."""
-    from hydractl.training.jobs import _own_folder
+    from hydractl.verbs.jobs import _own_folder
 
     first, second = _own_folder(Path("slurm")), _own_folder(Path("slurm"))
     assert first != second and not list(second.iterdir())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
+from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SuiteChoice, parse_ood_suite
 from hydractl.settings.evaluating import EvalSettings
-from hydractl.settings.expressions import CORRUPTIONS, FROST, PHOTOGRAPHS, SuiteChoice, parse_ood_suite
 from hydractl.settings.sources import merge
 
 

@@ -36,7 +36,7 @@ from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
-from hydractl.training.children import Ended
+from hydractl.verbs.children import Ended
 from hydractl.verbs.study import _run_at_once
 from tests.forked import ForkedPopen, server
 from tests.pico import published

@@ -25,8 +25,8 @@ from hydractl.log import Log
 from hydractl.settings.sources import bare_environment, merge, to_argv
 from hydractl.settings.verbs import SETTINGS
 from hydractl.training.checkpointing import Interruptions
-from hydractl.training.children import run_commands
 from hydractl.training.outputs import numbered
+from hydractl.verbs.children import run_commands
 from tests.forked import ForkedPopen, server
 from tests.running import run
 
@@ -73,7 +73,7 @@ print(json.dumps({"sha256": "0", "words": words, "epochs": [], "kept_epoch": 0})
 def test_one_that_fails_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydractl.training.children._START", FAILS)
+    monkeypatch.setattr("hydractl.verbs.children._START", FAILS)
     train = ["finetune", MODEL, *DATA, "--device", "cpu", "-o", "x.st", "--members"]
     run(*train, "4", code=1)
     err = capsys.readouterr().err
@@ -328,7 +328,7 @@ class Heard(Log):
 
 def test_a_command_that_cannot_be_understood_or_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRACTL_LR", "nonsense")
-    monkeypatch.setattr("hydractl.training.children._START", KILLED)
+    monkeypatch.setattr("hydractl.verbs.children._START", KILLED)
     log = Heard()
     commands = {"one": lambda device: [device, "kill"], "two": lambda device: [device, "talk"]}
     with Interruptions() as signals:

@@ -17,7 +17,7 @@ import torch
 from hydractl.cli.app import main
 from hydractl.log import Log
 from hydractl.training.checkpointing import Interruptions
-from hydractl.training.jobs import run_jobs
+from hydractl.verbs.jobs import run_jobs
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 TRAIN = ["finetune", MODEL, "--data", "train.npz", "--device", "cpu", "-q", "--batch-size", "4", "--epochs", "9"]

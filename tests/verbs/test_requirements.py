@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
+from hydractl.expressions.conditions import parse_requirement
 from hydractl.metrics.rows import row_keys
-from hydractl.settings.expressions import parse_requirement
 from hydractl.verbs.requirements import check_known, unmet_in
 
 ROWS: list[tuple[str, dict[str, Any]]] = [

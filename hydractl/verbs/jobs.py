@@ -23,7 +23,7 @@ from hydractl.log import Log
 from hydractl.model.loading import resolve_device
 from hydractl.settings.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
-from hydractl.training.children import Child, Ended, report, run_commands
+from hydractl.verbs.children import Child, Ended, report, run_commands
 
 _POLL_S = 1.0
 _OF_ALL_CLUSTERS = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes")

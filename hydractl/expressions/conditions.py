@@ -1,0 +1,68 @@
+"""Conditions on figures: ``--require`` of an answer, ``--subject-to`` of a search."""
+
+from __future__ import annotations
+
+import operator
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
+_REQUIREMENT = re.compile(
+    r"(?:(?P<row>.+):)?(?P<key>[^\s:<>=!]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<value>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)",
+    re.IGNORECASE,
+)
+_CONSTRAINT = re.compile(r"([a-z]+)\s*>=\s*(?:(-?[\d.]+)|(base)(?:\s*-\s*([\d.]+))?)")
+
+
+class Requirement(NamedTuple):
+    """One ``--require``.
+
+    Attributes:
+        text: as it was given.
+        row: the name of the one row it is about, or None for every row.
+        key: the dotted path of the value in a row, for example ``ood_avg.auroc``.
+        sign: one of ``>= <= > < ==``.
+        value: the number to compare with.
+    """
+
+    text: str
+    row: str | None
+    key: str
+    sign: str
+    value: float
+
+    def holds(self, measured: float) -> bool:
+        """Whether a measured value meets the requirement."""
+        return bool(_COMPARE[self.sign](measured, self.value))
+
+
+def parse_requirement(text: str) -> Requirement:
+    """Read ``[NAME:]key>=number``."""
+    match = _REQUIREMENT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"must be [NAME:]KEY>=NUMBER (or <=, >, <, ==), not {text!r}")
+    return Requirement(text.strip(), match["row"], match["key"], match["sign"], float(match["value"]))
+
+
+class Constraint(NamedTuple):
+    """One ``--subject-to`` of a search: a score that no removal may go below.
+
+    Attributes:
+        key: an objective.
+        number: the lowest score that is allowed, or how far it may be below the base.
+        below_base: which of the two.
+    """
+
+    key: str
+    number: Fraction
+    below_base: bool
+
+
+def parse_constraint(text: str) -> Constraint:
+    """Read ``KEY>=NUMBER`` or ``KEY>=base-NUMBER``."""
+    try:
+        key, number, base, below = _CONSTRAINT.fullmatch(text.strip()).groups()  # type: ignore[union-attr]
+        return Constraint(key, Fraction((below or "0") if base else number), base is not None)
+    except (AttributeError, ValueError):
+        raise ValueError(f"must be KEY>=NUMBER or KEY>=base-NUMBER, not {text!r}") from None
