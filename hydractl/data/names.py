@@ -124,7 +124,8 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
     Args:
         text: the name of one of :data:`LABEL_SETS`, or a file: a ``.json`` file with a list of strings, or a text file
             (UTF-8) with a name on each line, where blank lines and spaces around names do not count. Where both are
-            there, the list is meant by ``builtin:NAME`` and the file by ``./NAME``.
+            there, the list is meant by ``builtin:NAME`` and the file by ``./NAME``. Or a folder of training images,
+            whose folders are the classes, in the order in which training scripts number them.
         option: for messages.
 
     Raises:
@@ -133,7 +134,10 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
     """
     if _is_built_in(text, LABEL_SETS, f"{option} {text}"):
         return list(label_set(text.removeprefix(_SCHEME)).labels)
-    if not os.path.lexists(os.path.expanduser(text)) and not Path(text).suffix:
+    folder = Path(os.path.expanduser(text))
+    if folder.is_dir():
+        return _class_folders(folder, f"{option} {text}")
+    if not os.path.lexists(folder) and not folder.suffix:
         near = difflib.get_close_matches(text, LABEL_SETS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(
@@ -141,6 +145,36 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
             hint=f"{meant}lists that are built in: {', '.join(LABEL_SETS)}",
         )
     return _read_lines(text, f"{option} {text}", "class name", "class names")
+
+
+def _class_folders(folder: Path, where: str) -> list[str]:
+    """Return the names of class folders, sorted.
+
+    Raises:
+        InputError: there are none, or torchvision and timm would number them differently: torchvision sorts them as
+            texts, timm without case and by the numbers in them.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{where}: cannot read the folder: {error.strerror}") from error
+    if not names:
+        raise InputError(f"{where}: no folders of classes in the folder")
+    by_number = sorted(names, key=_parts_with_numbers)
+    if by_number != names:
+        place = next(place for place, name in enumerate(names) if name != by_number[place])
+        raise InputError(
+            f"{where}: class {place} is {names[place]} where folders are sorted as texts (torchvision), and "
+            f"{by_number[place]} where case does not count and numbers do (timm)",
+            hint="write the names to a file, one a line, in the order of the classes, and give that",
+        )
+    return names
+
+
+def _parts_with_numbers(name: str) -> list[tuple[bool, int | str]]:
+    """Return a key that sorts texts by the numbers in them: ``c2`` before ``c10``."""
+    parts = re.split(r"([0-9]+)", name.lower())
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in parts]
 
 
 def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:

@@ -288,6 +288,33 @@ class ModelFamily(ABC):
             The model, or the path of a checkpoint of hydractl where the name is that of one.
         """
 
+    def arch_of_script(self, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """Return the ``NAME?OPTIONS`` of a model that the library's training script has made.
+
+        Args:
+            arguments: of the script, by name, as its checkpoint has them.
+            shapes: of the tensors of the checkpoint, by name.
+
+        Returns:
+            None where the arguments do not say it.
+        """
+        return None
+
+    def preprocess_of_script(
+        self, arguments: Mapping[str, Any], name: str, preprocess: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the preprocessing that the library's training script has evaluated with.
+
+        Args:
+            arguments: of the script.
+            name: of the model.
+            preprocess: that of the model where nothing is said.
+
+        Raises:
+            InputError: for a preprocessing that the model cannot have.
+        """
+        return dict(preprocess)
+
     @abstractmethod
     def export_folder(
         self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None

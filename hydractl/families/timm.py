@@ -57,6 +57,8 @@ _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_m
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
 _RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
+_PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
+"""An option of a model that can be written behind its name."""
 # Arguments of timm's factory, not of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
@@ -147,6 +149,44 @@ class TimmViT(ModelFamily):
         if loaded is None:
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded
+
+    def arch_of_script(self, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """Return what ``train.py`` has made of ``--model``, ``--num-classes``, ``--model-kwargs`` and so on."""
+        name = arguments.get("model")
+        if not isinstance(name, str) or not timm.is_model(name.split(".")[0]):
+            return None
+        options = {
+            "num_classes": arguments.get("num_classes"),
+            "in_chans": arguments.get("in_chans"),
+            "global_pool": arguments.get("gp"),
+        }
+        model_arguments = arguments.get("model_kwargs")
+        if isinstance(model_arguments, dict):
+            options |= model_arguments
+        written = []
+        for key, value in options.items():
+            if type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(f"{key}={value}"):
+                written.append(f"{key}={value}")
+        return f"{name}?{'&'.join(written)}" if written else name
+
+    def preprocess_of_script(
+        self, arguments: Mapping[str, Any], name: str, preprocess: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what ``train.py`` has evaluated with, by timm's own rule; the input size is that of the model."""
+        published = timm.get_pretrained_cfg(name)
+        with refused_as(f"timm cannot tell how {name} was evaluated in its training"):
+            resolved = timm.data.resolve_data_config(
+                dict(arguments), pretrained_cfg={} if published is None else published.to_dict()
+            )
+        channels = preprocess["input_size"][0]
+        return {
+            **preprocess,
+            "interpolation": resolved["interpolation"],
+            "crop_pct": resolved["crop_pct"],
+            "crop_mode": resolved["crop_mode"],
+            "mean": _of_channels(resolved["mean"], channels, "mean", name),
+            "std": _of_channels(resolved["std"], channels, "std", name),
+        }
 
     def export_folder(
         self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
@@ -452,14 +492,20 @@ def _preprocess(model: Any, name: str, crop: float | None) -> dict[str, Any]:
     settings = {key: data_config[key] for key in _PREPROCESS}
     settings["input_size"] = [channels, int(size[0]), int(size[1])]
     for key in ("mean", "std"):
-        values = settings[key]
-        if not isinstance(values, (list, tuple)) or not values or not all(map(_is_number, values)):
-            raise InputError(f"the configuration of {name} has the {key} {shown(values)}, no list of numbers")
-        values = list(values)
-        settings[key] = values if len(values) == channels else [round(sum(values) / len(values), 6)] * channels
+        settings[key] = _of_channels(settings[key], channels, key, name)
     if crop is not None:
         settings["crop_pct"] = crop
     return settings
+
+
+def _of_channels(values: Any, channels: int, key: str, name: str) -> list[float]:
+    """Return a mean or deviation for every channel; their mean for all where there are as many as of another image."""
+    if not isinstance(values, (list, tuple)) or not values or not all(map(_is_number, values)):
+        raise InputError(f"the configuration of {name} has the {key} {shown(values)}, no list of numbers")
+    if len(values) == channels:
+        return list(values)
+    mean_of_channels = round(sum(values) / len(values), 6)
+    return [mean_of_channels] * channels
 
 
 _LARGEST_PIXEL = 1e6  # of means and deviations, which are those of pixels

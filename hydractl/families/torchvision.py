@@ -98,6 +98,27 @@ class TorchvisionViT(ModelFamily):
         _model(config)
         return LoadedModel(name, config, DictTensors(self.initial(config, seed)), _preprocess(config), None)
 
+    def arch_of_script(self, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """Return the model that the reference script has made of ``--model``; the data gave it its classes."""
+        name = arguments.get("model")
+        if name not in _NAMES:
+            return None
+        classifier = shapes.get("heads.head.weight")
+        return name if classifier is None else f"{name}?num_classes={classifier[0]}"
+
+    def preprocess_of_script(
+        self, arguments: Mapping[str, Any], name: str, preprocess: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what the reference script has evaluated with: ``--val-resize-size`` and ``--interpolation``."""
+        evaluated = dict(preprocess)
+        resize_size = arguments.get("val_resize_size")
+        if type(resize_size) is int:
+            evaluated["resize_size"] = resize_size
+        interpolation = arguments.get("interpolation")
+        if isinstance(interpolation, str):
+            evaluated["interpolation"] = interpolation
+        return evaluated
+
     def export_folder(
         self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:

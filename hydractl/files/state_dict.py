@@ -1,9 +1,16 @@
-"""The tensors of a state dict as torch saves it (``.pth``), by torch's own reader of weights, which runs no code."""
+"""The tensors of a state dict as torch saves it (``.pth``), by torch's own reader of weights, which runs no code.
+
+A file may hold the state dict itself, or be a checkpoint of the training script of timm (``train.py``, which writes
+``.pth.tar``) or torchvision (``references/classification/train.py``): weights beside the state of the optimiser and the
+script's arguments.
+"""
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +18,45 @@ from hydractl.errors import InputError
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.header import MAX_TENSORS, tensor_info
 
-STATE_DICT = ".pth"
+STATE_DICTS = (".pth", ".pth.tar")
+"""Endings of files that are read here."""
+
+_WEIGHTS = {
+    "state_dict_ema": "timm",
+    "state_dict": "timm",
+    "model_ema": "torchvision",
+    "model": "torchvision",
+}
+"""Where training scripts keep weights, those averaged over training first, each with the library of the script."""
+
+_WRAPPERS = ("_orig_mod.", "module.")
+"""What ``torch.compile``, parallel training and averaged models put before the names of tensors."""
+
+_NUMBER_OF_AVERAGED = "n_averaged"
+"""A buffer of an averaged model of torch that is none of the model's own."""
 
 
 class StateDict(MappedTensors):
     """The tensors of one ``.pth`` file, which is mapped: the numbers of a tensor are read when somebody asks for it.
+
+    Attributes:
+        entry: the name under which the file keeps these weights among other things; None where it holds them alone.
+        script: the library whose training script wrote the file, ``timm`` or ``torchvision``; None for neither.
+        arguments: what that script was started with, by name.
 
     Raises:
         InputError: for anything else than plain tensors by name.
     """
 
     def __init__(self, path: Path) -> None:
-        import torch
-
         try:
-            with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type for part in archive.infolist()):
-                    raise ValueError("its archive is packed")
-            # Mapped, a tensor of more numbers than are stored is an error; read, it would get those that it lacks.
-            found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            _check(found)
-            infos = {name: tensor_info(tensor) for name, tensor in found.items()}
+            content = _read(path)
+            self.entry = _entry_of_weights(content)
+            self.script = None if self.entry is None else _WEIGHTS[self.entry]
+            self.arguments = _arguments(content)
+            weights = content if self.entry is None else _without_wrappers(content[self.entry])
+            _check(weights)
+            infos = {name: tensor_info(tensor) for name, tensor in weights.items()}
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         except Exception as error:  # of a damaged archive anything may come
@@ -42,16 +67,64 @@ class StateDict(MappedTensors):
                 hint="where you trust it, load it in Python and save model.state_dict() with "
                 "safetensors.torch.save_file",
             ) from error
-        super().__init__(infos, lambda name: found[name].detach().clone())
+        super().__init__(infos, lambda name: weights[name].detach().clone())
 
 
-def _check(found: Any) -> None:
+def is_state_dict(path: Path) -> bool:
+    """Whether a file is one of those that are read here, by its name."""
+    return path.name.lower().endswith(STATE_DICTS)
+
+
+def _read(path: Path) -> Any:
+    """Read what a file holds: tensors, plain containers and numbers, and the arguments of a script."""
+    import torch
+
+    with zipfile.ZipFile(path) as archive:
+        if any(part.compress_type for part in archive.infolist()):
+            raise ValueError("its archive is packed")
+    # A Namespace holds values by name and does nothing with them.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        # Mapped, a tensor of more numbers than are stored is an error; read, it would get those that it lacks.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _entry_of_weights(content: Any) -> str | None:
+    """Return where a checkpoint of a training script has its weights; None for what is no such checkpoint."""
+    if not isinstance(content, dict) or "args" not in content:
+        return None
+    for entry in _WEIGHTS:
+        if isinstance(content.get(entry), dict):
+            return entry
+    return None
+
+
+def _arguments(content: Any) -> Mapping[str, Any]:
+    arguments = content.get("args") if isinstance(content, dict) else None
+    return dict(vars(arguments)) if type(arguments) is argparse.Namespace else {}
+
+
+def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return tensors by the names that the model itself gives them."""
+    unwrapped: dict[Any, Any] = {}
+    for wrapped_name, tensor in weights.items():
+        if wrapped_name == _NUMBER_OF_AVERAGED:
+            continue
+        name = wrapped_name
+        while isinstance(name, str) and name.startswith(_WRAPPERS):
+            _, _, name = name.partition(".")
+        if name in unwrapped:
+            raise ValueError(f"{str(name)[:80]!r} is there twice")
+        unwrapped[name] = tensor
+    return unwrapped
+
+
+def _check(weights: Any) -> None:
     """Refuse what is no list of tensors, and tensors that repeat their numbers, which would fill the memory."""
     import torch
 
-    if not isinstance(found, dict) or not 0 < len(found) <= MAX_TENSORS:
+    if not isinstance(weights, dict) or not 0 < len(weights) <= MAX_TENSORS:
         raise ValueError("it is no list of tensors")
-    for name, tensor in found.items():
+    for name, tensor in weights.items():
         if type(name) is not str or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise ValueError(f"{str(name)[:80]!r} is no tensor")
         if tensor.device.type != "cpu":  # of the meta device, which has no numbers

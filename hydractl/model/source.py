@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import FileTensors, TensorSource, write_checkpoint, write_tensors
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.files.header import CONVERT, PICKLES
-from hydractl.files.state_dict import STATE_DICT, StateDict
+from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
 from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
@@ -233,15 +234,14 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
         return _open_folder(path, name)
     if path.suffix in (".onnx", ".pt2"):
         raise InputError(f"{path} is an exported file", hint="bench times it; other verbs take the .st file it is of")
-    pickled = path.suffix.lower() in PICKLES
-    if pickled and (arch is None or path.suffix.lower() != STATE_DICT):
+    if path.suffix.lower() in PICKLES and not is_state_dict(path):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
     if not os.path.exists(path):
         whole, cut, query = ref.rpartition("?")
         if cut and os.path.exists(whole):
             return _without_cascade(_find(whole, arch, seed, name), query, named=name is not None)
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
-    if pickled:
+    if is_state_dict(path):
         return _open_bare(path, StateDict(path), arch, seed, name)
     file = FileTensors(path)
     document = file.header.description
@@ -349,10 +349,7 @@ def _open_folder(path: Path, name: str | None) -> Source:
 def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, name: str | None) -> Source:
     """A file that does not describe itself, with ``--arch`` to say what it is."""
     if arch is None:
-        raise InputError(
-            f"{path} does not describe itself",
-            hint="say what it is, for example: --arch timm:vit_base_patch16_224",
-        )
+        raise InputError(f"{path} does not describe itself", hint=_arch_hint(tensors))
     kind, _, rest = arch.partition(":")
     family = FAMILIES.get(kind)
     if family is None or not family.builds_by_name or not rest:
@@ -364,7 +361,23 @@ def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, n
     options = {**_parse_query(query), "pretrained": False}
     loaded = family.load_name(bare, options, seed)
     assert not isinstance(loaded, Path), "what is built by name is no file"
-    return _from_loaded(kind, replace(loaded, tensors=tensors), name or path.stem)
+    loaded = replace(loaded, tensors=tensors)
+    if isinstance(tensors, StateDict) and tensors.script == kind:
+        loaded = replace(loaded, preprocess=family.preprocess_of_script(tensors.arguments, bare, loaded.preprocess))
+    return _from_loaded(kind, loaded, name or path.name.removesuffix(".tar").rpartition(".")[0])
+
+
+def _arch_hint(tensors: TensorSource) -> str:
+    """Say how ``--arch`` names a model, by what its training script has noted of it where there is such a note."""
+    if isinstance(tensors, StateDict) and tensors.script is not None:
+        shapes = {name: tensors.info(name).shape for name in tensors.names()}
+        arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
+        if arch is not None:
+            return (
+                f"it was trained as: --arch {shlex.quote(f'{tensors.script}:{arch}')}; with --labels FOLDER its "
+                "classes have the names of the folders that it was trained on"
+            )
+    return "say what it is, for example: --arch timm:vit_base_patch16_224"
 
 
 def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:

@@ -95,7 +95,7 @@ class Common:
         at_least=1,
     )
     labels: str | None = file_option(
-        "Class names: a file with one per line, a JSON list, or the name of a data set whose names are built in "
+        "Class names: a file with one per line, a JSON list, a folder of class folders, or a set with names built in "
         "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
         "zero-shot model [default: those of the checkpoint, else of the data]",
         metavar="FILE|NAME",

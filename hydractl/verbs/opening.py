@@ -49,6 +49,8 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
             log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
         if isinstance(source.tensors, StateDict):
             log.info(f"{source.name}: the numbers of its pickle are read as data, and nothing in it is run")
+            if source.tensors.entry is not None:
+                log.info(f"{source.name}: of the training's checkpoint, its {source.tensors.entry}")
         if source.left:
             log.info(f"{source.name}: of another task, and left: {', '.join(source.left)}")
     sizes = {source.name: weight_bytes(source.tensors) for source in sources}
