@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from hydractl.heads.relative import Relative
 from hydractl.heads.rotary import Rotary
-from hydractl.model.context import RunContext, apart, context_of_run
-from hydractl.model.projections import MemberProjections
+from hydractl.model.context import QueryTokens, RunContext, apart, context_of_run
+from hydractl.model.projections import MemberProjections, concatenated
 from hydractl.model.stacking import StackedProjections
 
 
@@ -35,23 +35,31 @@ class _Meeting:
     def of(self, member: int) -> _Meeting:
         """Return the same for the samples of one member."""
         relative = None if self.relative is None else self.relative.of(member)
-        queries, keys = (None if one is None else one.of(member) for one in (self.of_queries, self.of_keys))
-        return _Meeting(self.mask, self.is_causal, queries, keys, relative)
+        of_queries = None if self.of_queries is None else self.of_queries.of(member)
+        of_keys = None if self.of_keys is None else self.of_keys.of(member)
+        return _Meeting(self.mask, self.is_causal, of_queries, of_keys, relative)
+
+    def of_query_tokens(self, queries: QueryTokens) -> _Meeting:
+        """Return the same where only some tokens ask: their rows of the mask, their positions and distances."""
+        mask = queries.rows_of(self.mask)
+        of_queries = None if self.of_queries is None else self.of_queries.at(queries.positions)
+        relative = None if self.relative is None else replace(self.relative, positions=queries.positions)
+        return _Meeting(mask, self.is_causal, of_queries, self.of_keys, relative)
 
     def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
         """Return the same for the heads of members, by their original numbers."""
-        queries, keys = (
-            None if turned is None else turned.for_heads(heads) for turned in (self.of_queries, self.of_keys)
-        )
-        return replace(self, of_queries=queries, of_keys=keys)
+        of_queries = None if self.of_queries is None else self.of_queries.for_heads(heads)
+        of_keys = None if self.of_keys is None else self.of_keys.for_heads(heads)
+        return replace(self, of_queries=of_queries, of_keys=of_keys)
 
     def repeated(self, members: int) -> _Meeting:
         """Repeat for member-major samples what is of one sample alone, once for each member."""
-        mask, of_queries, of_keys = self.mask, self.of_queries, self.of_keys
+        mask = self.mask
         if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
             mask = mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
-        of_queries = None if of_queries is None else of_queries.repeated(members)
-        return _Meeting(mask, self.is_causal, of_queries, None if of_keys is None else of_keys.repeated(members))
+        of_queries = None if self.of_queries is None else self.of_queries.repeated(members)
+        of_keys = None if self.of_keys is None else self.of_keys.repeated(members)
+        return _Meeting(mask, self.is_causal, of_queries, of_keys)
 
 
 class HeadAttention(nn.Module):
@@ -152,16 +160,15 @@ class HeadAttention(nn.Module):
         Returns:
             As ``x``.
         """
-        context, memory = context_of_run(), None
+        context = context_of_run()
         if context.attended is not None:
             return context.attended
         meeting = _Meeting(attn_mask, is_causal, rotary, rotary, relative)
+        memory = None
         if context.queries is not None:
             assert not is_causal, "a block that runs for some tokens needs its mask written out"
-            memory, positions = context.queries.memory, context.queries.positions
-            asking = None if rotary is None else rotary.at(positions)
-            distances = None if relative is None else replace(relative, positions=positions)
-            meeting = _Meeting(context.queries.rows_of(attn_mask), is_causal, asking, rotary, distances)
+            memory = context.queries.memory
+            meeting = meeting.of_query_tokens(context.queries)
         members = self.projections
         if context.member is not None and len(members) > 1:
             members = [members[context.member]]
@@ -171,12 +178,24 @@ class HeadAttention(nn.Module):
         parts = apart(x, len(members))
         heads = self._heads(members, parts, memory, meeting)
         if self.observer is not None:
-            self.observer(x.new_zeros((*parts[0].shape[:2], 0)) if heads[0] is None else heads[0])
-        each = zip(members, parts, heads, strict=True)
-        outputs = [m.bias_only(part) if own is None else m.output(own) for m, part, own in each]
-        return self._dropped(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+            self._show_first_member(self.observer, heads[0], parts[0])
+        outputs = []
+        for projections, part, heads_of_member in zip(members, parts, heads, strict=True):
+            if heads_of_member is None:
+                outputs.append(projections.bias_only(part))
+            else:
+                outputs.append(projections.output(heads_of_member))
+        return self._dropped(concatenated(outputs))
+
+    @staticmethod
+    def _show_first_member(observer: Callable[[Tensor], None], heads: Tensor | None, part: Tensor) -> None:
+        """Hand the observer the heads of member 0, ``[B, T, 0]`` where it has none."""
+        if heads is None:
+            heads = part.new_zeros((*part.shape[:2], 0))
+        observer(heads)
 
     def _dropped(self, output: Tensor) -> Tensor:
+        """Apply the dropout of the output, in training or where it always acts."""
         return F.dropout(output, self.output_dropout, self.training or self.drops)
 
     def _heads(
@@ -190,19 +209,43 @@ class HeadAttention(nn.Module):
         attended: list[Tensor | None]
         if self.pooled:
             (pool,) = self._attend([self._all_heads], parts[:1], [memory], meeting)
-            attended = [m.take(pool) if m.heads and pool is not None else None for m in members]
+            attended = [_taken(projections, pool) for projections in members]
         else:
-            memories = [None] * len(members) if memory is None else apart(memory, len(members))
+            memories: Sequence[Tensor | None] = [None] * len(members)
+            if memory is not None:
+                memories = apart(memory, len(members))
             attended = self._attend(members, parts, memories, meeting)
-        each = zip(members, attended, parts, strict=True)
-        heads = [None if own is None else m.concatenate(own, part) for m, own, part in each]
+        heads: list[Tensor | None] = []
+        for projections, attended_heads, part in zip(members, attended, parts, strict=True):
+            if attended_heads is None:
+                heads.append(None)
+            else:
+                heads.append(projections.concatenate(attended_heads, part))
         if self.head_gate is None:
             return heads
-        gates = self.head_gate.repeat_interleave(members[0].head_dim, dim=1)
-        if len(gates) > 1:  # of each sample, which may have been cut into windows
-            gates = gates.repeat_interleave(len(parts[0]) // len(gates), dim=0)
-        split = gates.split([m.heads * m.head_dim for m in members], dim=1)
-        return [None if own is None else own * gate[:, None] for own, gate in zip(heads, split, strict=True)]
+        return self._gated(heads, members, self.head_gate, len(parts[0]))
+
+    @staticmethod
+    def _gated(
+        heads: Sequence[Tensor | None], members: Sequence[MemberProjections], head_gate: Tensor, batch: int
+    ) -> list[Tensor | None]:
+        """Scale each head of each member by its gate.
+
+        Args:
+            heads: of each member ``[B, q, h * head_dim]`` or None.
+            members: their projections.
+            head_gate: ``[1 or samples, sum of heads]``.
+            batch: B, a multiple of the samples where each was cut into windows.
+        """
+        gates = head_gate.repeat_interleave(members[0].head_dim, dim=1)
+        if len(gates) > 1:
+            windows = batch // len(gates)
+            gates = gates.repeat_interleave(windows, dim=0)
+        gates_of_members = gates.split([projections.heads * projections.head_dim for projections in members], dim=1)
+        gated: list[Tensor | None] = []
+        for heads_of_member, gate in zip(heads, gates_of_members, strict=True):
+            gated.append(None if heads_of_member is None else heads_of_member * gate[:, None])
+        return gated
 
     def _attend(
         self,
@@ -212,34 +255,46 @@ class HeadAttention(nn.Module):
         meeting: _Meeting,
     ) -> list[Tensor | None]:
         """Return the attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
-        each = zip(members, parts, memories, strict=True)
-        runs = [member.project(part, memory) for member, part, memory in each]
-        if not any(runs):
+        runs_of_members = []
+        for projections, part, memory in zip(members, parts, memories, strict=True):
+            runs_of_members.append(projections.project(part, memory))
+        all_runs = list(itertools.chain(*runs_of_members))
+        if not all_runs:
             return [None] * len(members)
-        # M times [B, h, q, head_dim] -> [B, sum of h, q, head_dim]
-        q, k, v = (_side_by_side(p) for p in zip(*itertools.chain(*runs), strict=True))
+        # q, k and v of each run [B, n, q, head_dim] -> [B, sum of heads, q, head_dim]
+        queries, keys, values = zip(*all_runs, strict=True)
+        q = concatenated(queries, dim=1)
+        k = concatenated(keys, dim=1)
+        v = concatenated(values, dim=1)
         if meeting.relative is not None:
-            owners = zip(members, runs, map(meeting.relative.of, range(len(members))), strict=True)
-            added = [bias for member, own, relative in owners for bias in member.relative(own, relative)]
-            mask = meeting.relative.masked(meeting.mask, _side_by_side(added), q.shape[0])
+            added: list[Tensor] = []
+            for member, projections in enumerate(members):
+                terms = meeting.relative.of(member)
+                added += projections.relative(runs_of_members[member], terms)
+            mask = meeting.relative.masked(meeting.mask, concatenated(added, dim=1), q.shape[0])
             meeting = replace(meeting, mask=mask)
         if meeting.of_keys is not None and meeting.of_keys.of_heads:
-            meeting = meeting.for_heads({m: member.numbers for m, member in enumerate(members) if member.heads})
+            numbers = {member: projections.numbers for member, projections in enumerate(members) if projections.heads}
+            meeting = meeting.for_heads(numbers)
         attended = self._scaled_dot_products(q, k, v, meeting)
-        split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
-        return [next(split) if m.heads else None for m in members]
+        with_heads = iter(attended.split([projections.heads for projections in members if projections.heads], dim=1))
+        return [next(with_heads) if projections.heads else None for projections in members]
 
     def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
-        q = q if meeting.of_queries is None else meeting.of_queries(q)
-        k = k if meeting.of_keys is None else meeting.of_keys(k)
+        """Attend ``[B, h, q, head_dim]``: turn queries and keys by their positions, and weigh the values."""
+        if meeting.of_queries is not None:
+            q = meeting.of_queries(q)
+        if meeting.of_keys is not None:
+            k = meeting.of_keys(k)
         dropout = self.attention_dropout if self.training else 0.0
         scale = None if meeting.relative is None else meeting.relative.scale
         return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
 
     def _batches(self, context: RunContext, device: torch.device) -> bool:
         """Return whether the projections of all members are batched products: never while single heads are observed."""
-        free = self.head_gate is None and self.observer is None
-        return free and self._stacked.possible and context.batches(device)
+        if self.head_gate is not None or self.observer is not None:
+            return False
+        return self._stacked.possible and context.batches(device)
 
     def _batched(self, x: Tensor, memory: Tensor | None, meeting: _Meeting) -> Tensor:
         """Attend as :meth:`forward`, with all members' samples in one batch, which costs one copy of a mask."""
@@ -249,9 +304,12 @@ class HeadAttention(nn.Module):
             assert pool is not None, "a pool in which members have heads has heads"
             return self._stacked.output(self._stacked.take(pool))
         q, k, v = self._stacked.project(x, memory)
-        return self._stacked.output(self._scaled_dot_products(q, k, v, meeting.repeated(members)))
+        attended = self._scaled_dot_products(q, k, v, meeting.repeated(members))
+        return self._stacked.output(attended)
 
 
-def _side_by_side(heads: Sequence[Tensor]) -> Tensor:
-    """Concatenate ``[B, h, ...]`` of several members or runs to ``[B, sum of h, ...]``."""
-    return heads[0] if len(heads) == 1 else torch.cat(list(heads), dim=1)
+def _taken(projections: MemberProjections, pool: Tensor | None) -> Tensor | None:
+    """Select a member's heads from all attended heads of the bank; None where one of the two has none."""
+    if pool is None or not projections.heads:
+        return None
+    return projections.take(pool)

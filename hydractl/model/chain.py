@@ -77,28 +77,41 @@ class Chain:
         start: Start,
         merged: bool,
     ) -> None:
-        self.start, self.sites = start, start.sites
+        self.start = start
+        self.sites = start.sites
         self.attentions = list(attentions)
         self.whole_last_block = False
         self.side_by_side: bool | None = None
         self.batched: bool | None = None
-        self._family, self._networks, self._place, self._merged = family, list(networks), tower, merged
+        self._family = family
+        self._networks = list(networks)
+        self._place = tower
+        self._merged = merged
         self.cut()
-        self.tower, self.of_labels = self._stages[0].tower, self._stages[0].of_labels
+        self.tower = self._stages[0].tower
+        self.of_labels = self._stages[0].of_labels
 
     def cut(self) -> None:
         """Take the networks apart: anew where they were given a posterior."""
-        cut = [(self._family.stages(network)[self._place], network) for network in self._networks]
-        self._stages = [with_posterior(stages, network) for stages, network in cut]
+        self._stages = []
+        for network in self._networks:
+            stages = self._family.stages(network)[self._place]
+            self._stages.append(with_posterior(stages, network))
 
     def of_projection(self) -> Chain:
         """Return a copy that reads out what enters the last linear layer, ``[M, B, prompts, d]``."""
         other = copy.copy(self)
-        other._stages = [replace(s, readout=s.projection.inputs) for s in self._stages if s.projection is not None]
+        other._stages = []
+        for stages in self._stages:
+            if stages.projection is not None:
+                other._stages.append(replace(stages, readout=stages.projection.inputs))
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_stages"}  # functions of the networks
+        """Leave out the stages, which are functions of the networks."""
+        state = dict(vars(self))
+        del state["_stages"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -128,9 +141,11 @@ class Chain:
         if self.start.shared_stem:
             return self._stages[0].stem(inputs)
         states = [stages.stem(inputs) for stages in self._stages]
-        own = {name: torch.stack([s.context[name] for s in states]) for name in self._stages[0].per_member}
-        hidden = torch.cat([s.hidden for s in states])  # M times [B, T, d] -> [M * B, T, d]
-        return State(hidden, states[0].context | own)
+        context = dict(states[0].context)
+        for name in self._stages[0].per_member:
+            context[name] = torch.stack([state.context[name] for state in states])  # M times [...] -> [M, ...]
+        hidden = torch.cat([state.hidden for state in states])  # M times [B, T, d] -> [M * B, T, d]
+        return State(hidden, context)
 
     def block(
         self,
@@ -149,13 +164,14 @@ class Chain:
             member, queries, attended: as of :class:`hydractl.model.context.RunContext`.
         """
         context = RunContext(member, self.batched, queries, attended)
-        return context.run(self._stages[0].blocks[site - self.sites.start], self._for_members(site, state, member))
+        block = self._stages[0].blocks[site - self.sites.start]
+        return context.run(block, self._for_members(site, state, member))
 
     def _for_members(self, site: int, state: State, member: int | None) -> State:
         """Return the state before a block, repeated for every member where they part."""
-        if self.members > 1 and self._parts_at(site) and member is None:
-            return State(state.hidden.repeat(self.members, 1, 1), state.context)  # [B, T, d] -> [M * B, T, d]
-        return state
+        if member is not None or self.members == 1 or not self._parts_at(site):
+            return state
+        return State(state.hidden.repeat(self.members, 1, 1), state.context)  # [B, T, d] -> [M * B, T, d]
 
     def _parts_at(self, site: int) -> bool:
         """Return whether the state before the block of a site is common to all members, and behind it no longer."""
@@ -168,16 +184,26 @@ class Chain:
             A function that runs one member from there on, for some rows of the batch (None: all), and gives what it
             reads out, ``[rows, ...]``.
         """
-        site, state = self.sites.start, self.stem(inputs)
+        site = self.sites.start
+        state = self.stem(inputs)
         while site < self.sites.stop and self.start.once(site):
-            state, site = self._block_for_rest(site, state), site + 1
-        parts = [state.hidden] * self.members if self.start.shared_stem else apart(state.hidden, self.members)
+            state = self._block_for_rest(site, state)
+            site += 1
+        hidden_of_members = self._of_members(state.hidden, common=self.start.shared_stem)
 
         def run(member: int, rows: Tensor | None) -> Tensor:
-            own = State(parts[member], state.context)
-            return self._alone(site, own if rows is None else self._of_rows(own, rows), member)
+            member_state = State(hidden_of_members[member], state.context)
+            if rows is not None:
+                member_state = self._of_rows(member_state, rows)
+            return self._alone(site, member_state, member)
 
         return run
+
+    def _of_members(self, hidden: Tensor, *, common: bool) -> Sequence[Tensor]:
+        """Return the tokens ``[B, T, d]`` of each member: the same for all where they are common, else their parts."""
+        if common:
+            return [hidden] * self.members
+        return apart(hidden, self.members)
 
     def _of_rows(self, state: State, rows: Tensor) -> State:
         """Return some samples of a state of one member."""
@@ -186,18 +212,19 @@ class Chain:
     def rest(self, site: int, state: State) -> Tensor:
         """Run on from the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
         while site < self.sites.stop and (self.start.once(site) or self.start.pooled(site)):
-            state, site = self._block_for_rest(site, state), site + 1
-        common = self._parts_at(site)
-        rows = state.hidden.shape[0] * state.hidden.shape[1] // (1 if common else self.members)
-        if self.members == 1 or site == self.sites.stop or self._side_by_side(state.hidden.device, rows):
+            state = self._block_for_rest(site, state)
+            site += 1
+        if self.members == 1 or site == self.sites.stop or self._side_by_side(site, state.hidden):
             for index in range(site, self.sites.stop):
                 state = self._block_for_rest(index, state)
             return self.readout(state)
-        parts = [state.hidden] * self.members if common else apart(state.hidden, self.members)
-        return torch.stack([self._alone(site, State(part, state.context), m) for m, part in enumerate(parts)])
+        outputs = []
+        for member, hidden in enumerate(self._of_members(state.hidden, common=self._parts_at(site))):
+            outputs.append(self._alone(site, State(hidden, state.context), member))
+        return torch.stack(outputs)
 
     def _alone(self, site: int, state: State, member: int) -> Tensor:
-        """Run one member from the block of ``site`` on: what it reads out, ``[B, ...]``."""
+        """Run one member from the block of ``site`` on and return what it reads out, ``[B, ...]``."""
         for index in range(site, self.sites.stop):
             state = self._block_for_rest(index, state, member)
         return self._stages[member].readout(state)
@@ -205,18 +232,28 @@ class Chain:
     @property
     def watched(self) -> bool:
         """Whether gates or observers of heads are in place, which are about all members at once."""
-        return any(one.head_gate is not None or one.observer is not None for one in self.attentions)
+        return any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions)
 
-    def _side_by_side(self, device: torch.device, rows: int) -> bool:
-        """Return whether members run in the same operations, with so many tokens of each."""
+    def _side_by_side(self, site: int, hidden: Tensor) -> bool:
+        """Return whether members run in the same operations from the block of a site on.
+
+        Args:
+            site: the first block that is not the same for all.
+            hidden: what enters it: ``[B, T, d]`` where it is common to all members, else ``[M * B, T, d]``.
+        """
         if self.watched:
             return True
         if self.side_by_side is not None:
             return self.side_by_side
+        if hidden.device.type != "cpu" or torch.compiler.is_compiling():
+            return True
         # With few rows a matrix product waits for its weights, which all members then use together; with many, for
         # activations, of which one member's fit into a processor's caches better than those of all.
+        rows = hidden.shape[0] * hidden.shape[1]
+        if not self._parts_at(site):
+            rows //= self.members
         few = _FEW_ROWS if self._merged else _FEW_ROWS // 2
-        return device.type != "cpu" or torch.compiler.is_compiling() or rows <= few
+        return rows <= few
 
     def _block_for_rest(self, site: int, state: State, member: int | None = None) -> State:
         """Run a block as :meth:`block` does; the last one only for the tokens that are read out."""
@@ -226,13 +263,15 @@ class Chain:
 
     def last_block(self, state: State, member: int | None = None) -> State:
         """Run the last block for those tokens only that are read out; all tokens where all are."""
-        last, short = self.sites.stop - 1, self.query_tokens(state, member)
-        if short is state:
+        last = self.sites.stop - 1
+        query_state = self.query_tokens(state, member)
+        if query_state is state:
             return self.block(last, state, member=member)
         # A pool attends to the state that is common to all members, everyone else to the state of each.
-        source = state if self.start.pooled(last) else self._for_members(last, state, member)
-        memory = RunContext(member, self.batched).run(self._stages[0].attention_inputs[-1], source)
-        return self.block(last, short, member=member, queries=QueryTokens(short.context["read"], memory))
+        attended_state = state if self.start.pooled(last) else self._for_members(last, state, member)
+        memory = RunContext(member, self.batched).run(self._stages[0].attention_inputs[-1], attended_state)
+        queries = QueryTokens(query_state.context["read"], memory)
+        return self.block(last, query_state, member=member, queries=queries)
 
     def query_tokens(self, state: State, member: int | None = None) -> State:
         """Return the tokens that are read out, of the state before the last block; the state itself where all are."""
@@ -241,7 +280,8 @@ class Chain:
             return state
         common = self.start.shared_stem and self.start.blocks >= len(self.sites) - 1
         copies = 1 if common or member is not None else self.members
-        positions = reads(State(state.hidden[: state.hidden.shape[0] // copies], state.context))
+        batch = state.hidden.shape[0] // copies
+        positions = reads(State(state.hidden[:batch], state.context))  # [B, q]
         index = positions.repeat(copies, 1)[:, :, None].expand(-1, -1, state.hidden.shape[2])  # -> [M * B, q, d]
         return State(state.hidden.gather(1, index), {**state.context, "read": positions})
 
@@ -249,18 +289,25 @@ class Chain:
         """Repeat the same samples ``times`` over, one copy behind the other, in a chain of one member."""
         if times == 1:
             return state
-        context = self._per_sample(state.context, lambda value: value.repeat(times, *[1] * (value.dim() - 1)))
-        return State(state.hidden.repeat(times, 1, 1), context)
+
+        def repeat(value: Tensor) -> Tensor:
+            other_dimensions = [1] * (value.dim() - 1)
+            return value.repeat(times, *other_dimensions)
+
+        return State(state.hidden.repeat(times, 1, 1), self._per_sample(state.context, repeat))
 
     def _per_sample(self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Return a context whose entries that have the samples in dimension 0 are changed."""
-        names = (*self._stages[0].per_sample, "read")
-        return {n: change(v) if n in names and v is not None else v for n, v in context.items()}
+        changed = dict(context)
+        for name in (*self._stages[0].per_sample, "read"):
+            if changed.get(name) is not None:
+                changed[name] = change(changed[name])
+        return changed
 
     def readout(self, state: State) -> Tensor:
         """Compute the output of every member from the state after the last block, ``[M, B, ...]``."""
-        once = self.start.blocks == len(self.sites)
-        parts = [state.hidden] * self.members if once else apart(state.hidden, self.members)
-        return torch.stack(
-            [stages.readout(State(p, state.context)) for stages, p in zip(self._stages, parts, strict=True)]
-        )
+        ran_once = self.start.blocks == len(self.sites)
+        outputs = []
+        for stages, hidden in zip(self._stages, self._of_members(state.hidden, common=ran_once), strict=True):
+            outputs.append(stages.readout(State(hidden, state.context)))
+        return torch.stack(outputs)

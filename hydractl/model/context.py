@@ -38,8 +38,9 @@ class QueryTokens:
             return attn_mask
         if attn_mask.dim() == 2:  # the same for every sample
             return attn_mask[self.positions][:, None]  # [T, T] -> [B, 1, q, T]
-        rows = self.positions[:, None, :, None].expand(-1, attn_mask.shape[1], -1, attn_mask.shape[-1])
-        return attn_mask.expand(self.positions.shape[0], -1, -1, -1).gather(2, rows)  # [B, h, T, T] -> [B, h, q, T]
+        batch = self.positions.shape[0]
+        rows = self.positions[:, None, :, None].expand(-1, attn_mask.shape[1], -1, attn_mask.shape[-1])  # [B, h, q, T]
+        return attn_mask.expand(batch, -1, -1, -1).gather(2, rows)  # [B, h, T, T] -> [B, h, q, T]
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,14 @@ class RunContext:
 
     def batches(self, device: torch.device) -> bool:
         """Whether batched products are wanted there. The meta device counts work, of which padding is none."""
-        return device.type not in ("cpu", "meta") if self.batched is None else self.batched
+        if self.batched is not None:
+            return self.batched
+        return device.type not in ("cpu", "meta")
 
     def run(self, function: Callable[[State], T], state: State) -> T:
         """Call a function of a state; the modules that it calls find this context."""
-        before, _thread.context = _thread.context, self
+        before = _thread.context
+        _thread.context = self
         try:
             return function(state)
         finally:
@@ -81,12 +85,12 @@ _thread = _Thread()
 
 
 def context_of_run() -> RunContext:
-    """The context of the block that runs in this thread; outside of any, that all members are meant."""
+    """Return the context of the block that runs in this thread; outside of any block all members are meant."""
     return _thread.context
 
 
 def apart(x: Tensor, members: int) -> tuple[Tensor, ...]:
-    """Member-major activations ``[M * B, ...]`` cut into those of each member."""
+    """Cut member-major activations ``[M * B, ...]`` into those of each member, ``[B, ...]``."""
     if members == 1:
         return (x,)
     # Not chunk: of a batch that is only a name while a graph is exported, it cannot know how many pieces it makes.

@@ -17,7 +17,7 @@ from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
 from hydractl.metrics.feature_scores import FEATURE_SCORES, Statistics, Training
 from hydractl.metrics.probabilities import Floats
-from hydractl.model.laplace import Network, has_posterior, heads_of, means
+from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
 
 # How far W x + b may be from the logits, as a share of the largest one: rounding of the format the model runs in.
 _AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -47,50 +47,70 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
     For a zero-shot model these are the normalised features of the samples; for a classifier that averages two linear
     layers, the inputs of both side by side.
     """
+    outputs: list[Tensor]
     if len(model.chains) > 1:
-        outputs = [model.label_features() if chain.of_labels else chain(inputs) for chain in model.chains]
-        (of_samples,) = (out for chain, out in zip(model.chains, outputs, strict=True) if not chain.of_labels)
-        return model.logits(outputs), list(means(model, of_samples))
-    heads, kept = heads_of(model, _ON_LOGITS), _Inputs()
+        outputs = model.tower_outputs(inputs)
+        return model.logits(outputs), list(feature_means(model, outputs[_tower_of_samples(model)]))
+    heads = heads_of(model, _ON_LOGITS)
+    entering = _Inputs()
     with ExitStack() as stack:
-        for head in (head for own in heads for head in own):
-            stack.callback(head.register_forward_pre_hook(kept).remove)
+        for heads_of_member in heads:
+            for head in heads_of_member:
+                stack.callback(head.register_forward_pre_hook(entering).remove)
         logits = model.logits([model.chains[0](inputs)])
-    return logits, [torch.cat([kept.of[head] for head in own], dim=-1) for own in heads]
+    features = []
+    for heads_of_member in heads:
+        features.append(torch.cat([entering.of[head] for head in heads_of_member], dim=-1))
+    return logits, features
+
+
+def _tower_of_samples(model: Network) -> int:
+    """Return the place of the tower that reads samples among the towers of a model."""
+    return next(index for index, chain in enumerate(model.chains) if not chain.of_labels)
 
 
 def readout(model: Network, inputs: Any) -> list[Tensor]:
     """Return the features ``[B, D]`` of each member, as :func:`read_features`; of a body too, without class names."""
     if len(model.chains) > 1 or not model.classes:
-        return list(means(model, model.chain_of_samples(inputs)))
-    return read_features(model, inputs)[1]
+        return list(feature_means(model, model.chain_of_samples(inputs)))
+    _, features = read_features(model, inputs)
+    return features
 
 
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
     """Return logits and features as :func:`read_features`, for the members of all models."""
-    found = [read_features(model, inputs) for model in models]
-    return torch.cat([logits for logits, _ in found]), [own for _, each in found for own in each]
+    logits = []
+    features = []
+    for model in models:
+        logits_of_model, features_of_model = read_features(model, inputs)
+        logits.append(logits_of_model)
+        features += features_of_model
+    return torch.cat(logits), features
 
 
 def classifiers(model: Network) -> Iterator[tuple[Floats, Floats]]:
     """Yield weight ``[classes, D]`` and bias ``[classes]`` of each member's classifier of such features, as float64."""
     if len(model.chains) == 1:
-        for own in heads_of(model, _ON_LOGITS):
-            weight = torch.cat([head.weight for head in own], dim=1) / len(own)
-            bias = sum((_bias(head) for head in own), torch.zeros(())) / len(own)
+        for heads in heads_of(model, _ON_LOGITS):
+            weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)
+            bias = sum((_bias(head) for head in heads), torch.zeros(())) / len(heads)
             yield _numbers(weight), _numbers(bias)
         return
-    labels = means(model, model.label_features())
-    place = next(index for index, chain in enumerate(model.chains) if not chain.of_labels)
+    labels = feature_means(model, model.label_features())  # [M, classes, D]
     for network, classes in zip(model.networks, labels, strict=True):
-        ends = torch.eye(classes.shape[1] + 1, classes.shape[1], device=classes.device, dtype=classes.dtype)
-        outputs = [classes, ends] if place else [ends, classes]
-        logits = model.family.logits(network, outputs)  # of every unit vector, and of 0
-        yield _numbers((logits[:-1] - logits[-1]).T), _numbers(logits[-1])
+        # Logits are linear in the features of a sample, so those of every unit vector and of 0 tell all of it.
+        count = classes.shape[1]
+        samples = torch.eye(count + 1, count, device=classes.device, dtype=classes.dtype)
+        outputs = [samples, classes] if _tower_of_samples(model) == 0 else [classes, samples]
+        logits = model.family.logits(network, outputs)
+        at_zero = logits[-1]
+        yield _numbers((logits[:-1] - at_zero).T), _numbers(at_zero)
 
 
 def _bias(head: nn.Linear) -> Tensor:
-    return head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
+    """Return the bias of a layer, zeros where it has none."""
+    bias: Tensor | None = head.bias
+    return head.weight.new_zeros(len(head.weight)) if bias is None else bias
 
 
 def _numbers(values: Tensor) -> Floats:
@@ -128,28 +148,37 @@ class Detector:
         Raises:
             InputError: what a score was fitted to does not fit the model.
         """
-        each = [(fitted, _numbers(x), _numbers(z)) for fitted, x, z in zip(self.members, features, logits, strict=True)]
+        numbers = []
+        for of_features, of_logits in zip(features, logits, strict=True):
+            numbers.append((_numbers(of_features), _numbers(of_logits)))
         try:
-            return {
-                name: np.stack([FEATURE_SCORES[name].score(fitted[name], x, z) for fitted, x, z in each])
-                for name in self.names
-            }
+            return {name: self._score(name, numbers) for name in self.names}
         except (LookupError, ValueError):  # parts that are missing, or of other shapes
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
 
+    def _score(self, name: str, numbers: Sequence[tuple[Floats, Floats]]) -> Floats:
+        """Return one score ``[M, B]`` from the features ``[B, D]`` and logits ``[B, classes]`` of each member."""
+        score = FEATURE_SCORES[name]
+        scores = []
+        for fitted, (features, logits) in zip(self.members, numbers, strict=True):
+            scores.append(score.score(fitted[name], features, logits))
+        return np.stack(scores)
+
     def with_scores(self, other: Detector) -> Detector:
         """Return a detector with the scores of another one of the same members too."""
-        members = [{**one, **more} for one, more in zip(self.members, other.members, strict=True)]
+        members = [{**fitted, **more} for fitted, more in zip(self.members, other.members, strict=True)]
         return Detector(members, self.fitted_on)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return what one score was fitted to, by the names of a checkpoint; float32 where that loses nothing."""
-        found = {}
+        tensors = {}
         for member, fitted in enumerate(self.members):
             for part, values in fitted[name].items():
-                tensor, short = torch.from_numpy(values), torch.from_numpy(values).float()
-                found[f"{BESIDE}ood.{member}.{part}"] = short if torch.equal(short.double(), tensor) else tensor
-        return found
+                exact = torch.from_numpy(values)
+                narrow = exact.float()
+                lossless = torch.equal(narrow.double(), exact)
+                tensors[f"{BESIDE}ood.{member}.{part}"] = narrow if lossless else exact
+        return tensors
 
 
 def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
@@ -158,15 +187,20 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
     Raises:
         InputError: it is not whole.
     """
-    found = []
+    fitted_members = []
     for member in range(members):
-        start = f"{BESIDE}ood.{member}."
-        own = [name for name in tensors.header.tensors if name.startswith(start)]
-        found.append({score: {name.removeprefix(start): _numbers(tensors.read(name)) for name in own}})
-    if not all(one[score] for one in found):
-        raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
+        prefix = f"{BESIDE}ood.{member}."
+        statistics = {}
+        for name in tensors.header.tensors:
+            if name.startswith(prefix):
+                statistics[name.removeprefix(prefix)] = _numbers(tensors.read(name))
+        if not statistics:
+            raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
+        fitted_members.append({score: statistics})
     fitted_on = document.get("fitted_on") if isinstance(document, Mapping) else None
-    return Detector(found, fitted_on if isinstance(fitted_on, Mapping) else {})
+    if not isinstance(fitted_on, Mapping):
+        fitted_on = {}
+    return Detector(fitted_members, fitted_on)
 
 
 @dataclass(frozen=True)
@@ -194,28 +228,36 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
     Raises:
         InputError: logits are no linear function of features.
     """
-    linear = [classifier for model in models for classifier in classifiers(model)]
-    divided = any(map(has_posterior, models))  # logits, by deviations that are no linear function of features
+    linear = all_classifiers(models)
+    # A posterior divides logits by deviations, and those are no linear function of features.
+    checked = any(has_posterior(model) for model in models)
     rows: list[int] = []
-    features: list[list[npt.NDArray[np.float32]]] = [[] for _ in linear]
-    highest: list[list[Floats]] = [[] for _ in linear]
-    for part, inputs in batches:
-        rows += part
-        for member, (logits, own) in enumerate(zip(*ensemble_features(models, inputs), strict=True)):
-            if len(rows) == len(part) and not divided:
-                check_linear(logits, own, *linear[member])
+    # Of each member what was read of each batch, behind an empty one, so that no batch at all has a shape too.
+    features = [[np.zeros((0, weight.shape[1]), dtype=np.float32)] for weight, _ in linear]
+    highest = [[np.zeros(0)] for _ in linear]
+    for rows_of_batch, inputs in batches:
+        rows += rows_of_batch
+        logits_of_members, features_of_members = ensemble_features(models, inputs)
+        if not checked:
+            for (weight, bias), logits, own in zip(linear, logits_of_members, features_of_members, strict=True):
+                check_linear(logits, own, weight, bias)
+            checked = True
+        for member, (logits, own) in enumerate(zip(logits_of_members, features_of_members, strict=True)):
             features[member].append(own.float().cpu().numpy())
             highest[member].append(_numbers(logits.max(dim=1).values))
-    every = [
-        np.concatenate(parts) if parts else _no_features(weight)
-        for parts, (weight, _) in zip(features, linear, strict=True)
-    ]
-    tops = [np.concatenate(parts) if parts else np.zeros(0) for parts in highest]
-    return TrainingFeatures(np.asarray(rows, dtype=np.int64), every, tops)
+    return TrainingFeatures(
+        np.asarray(rows, dtype=np.int64),
+        [np.concatenate(parts) for parts in features],
+        [np.concatenate(parts) for parts in highest],
+    )
 
 
-def _no_features(weight: Floats) -> npt.NDArray[np.float32]:
-    return np.zeros((0, weight.shape[1]), dtype=np.float32)
+def all_classifiers(models: Sequence[Network]) -> list[tuple[Floats, Floats]]:
+    """Return the classifiers, as :func:`classifiers` gives them, of the members of all models."""
+    every: list[tuple[Floats, Floats]] = []
+    for model in models:
+        every.extend(classifiers(model))
+    return every
 
 
 def fit_detector(
@@ -239,24 +281,27 @@ def fit_detector(
     Raises:
         InputError: the data are too few.
     """
-    linear = [classifier for model in models for classifier in classifiers(model)]
-    known = None if labels is None else labels[read.rows]
+    labels_read = None if labels is None else labels[read.rows]
     training = []
-    for (weight, bias), features, top in zip(linear, read.features, read.highest, strict=True):
-        training.append(Training(features.astype(np.float64), known, top, weight, bias, neighbours))
+    for (weight, bias), features, highest in zip(all_classifiers(models), read.features, read.highest, strict=True):
+        training.append(Training(features.astype(np.float64), labels_read, highest, weight, bias, neighbours))
     return detector_of(names, training, fitted_on)
 
 
 def detector_of(names: Sequence[str], training: Sequence[Training], fitted_on: Mapping[str, Any]) -> Detector:
     """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
-    return Detector([{name: FEATURE_SCORES[name].fit(data) for name in names} for data in training], fitted_on)
+    members = []
+    for data in training:
+        members.append({name: FEATURE_SCORES[name].fit(data) for name in names})
+    return Detector(members, fitted_on)
 
 
 def check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:
     """Raise InputError where logits ``[B, classes]`` are not the given linear function of features ``[B, D]``."""
-    found = _numbers(features) @ weight.T + bias
-    known = _numbers(logits)
-    if np.abs(found - known).max() > _AGREE.get(logits.dtype, _COARSE) * max(1.0, np.abs(known).max()):
+    expected = _numbers(features) @ weight.T + bias
+    actual = _numbers(logits)
+    tolerance = _AGREE.get(logits.dtype, _COARSE) * max(1.0, np.abs(actual).max())
+    if np.abs(expected - actual).max() > tolerance:
         raise InputError(
             "the logits of this model are no linear function of the features that enter its last layer",
             hint=_ON_LOGITS,

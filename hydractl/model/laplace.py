@@ -55,8 +55,10 @@ class Posterior(nn.Module):
 
     def __init__(self, basis: Tensor, spread: Tensor, outer: Tensor) -> None:
         super().__init__()
-        for name, tensor in zip(_PARTS, (basis, spread, outer), strict=True):
-            self.register_buffer(name, tensor, persistent=False)  # no weights: state_dict() is that of the library
+        # They are no weights: state_dict() is that of the library.
+        self.register_buffer("basis", basis, persistent=False)
+        self.register_buffer("spread", spread, persistent=False)
+        self.register_buffer("outer", outer, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return variances ``[..., k]`` of the output along the columns of ``outer``, from inputs ``[..., d]``."""
@@ -74,7 +76,9 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
 
 def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs ``[..., d]``, with a 1 behind each where the layer has a bias."""
-    return x if bias is None else F.pad(x, (0, 1), value=1.0)
+    if bias is None:
+        return x
+    return F.pad(x, (0, 1), value=1.0)
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -107,8 +111,10 @@ def _name(tower: str) -> str:
 
 
 def _layer(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) -> LastLayer:
-    whole = weight if bias is None else torch.cat([weight, bias[:, None]], dim=1)
-    return LastLayer(tower, owner, whole.detach(), bias)
+    """Return a layer of weight ``[k, d]``, with the bias ``[k]`` as its last column where there is one."""
+    if bias is not None:
+        weight = torch.cat([weight, bias[:, None]], dim=1)
+    return LastLayer(tower, owner, weight.detach(), bias)
 
 
 def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
@@ -117,17 +123,20 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
     Raises:
         UsageError: a model without a linear classifier that its family names.
     """
-    pattern = model.family.named_parts.get("head", "$.")
-    heads = [
-        [m for name, m in network.named_modules() if isinstance(m, nn.Linear) and re.match(pattern, f"{name}.weight")]
-        for network in model.networks
-    ]
-    if not all(heads):
-        raise UsageError(
-            f"{model.description.arch} has no linear classifier that its family names",
-            hint=hint,
-        )
-    return heads
+    pattern = model.family.named_parts.get("head", "$.")  # else one that nothing matches
+    members = []
+    for network in model.networks:
+        heads = []
+        for name, module in network.named_modules():
+            if isinstance(module, nn.Linear) and re.match(pattern, f"{name}.weight"):
+                heads.append(module)
+        if not heads:
+            raise UsageError(
+                f"{model.description.arch} has no linear classifier that its family names",
+                hint=hint,
+            )
+        members.append(heads)
+    return members
 
 
 def last_layers(model: Network) -> list[list[LastLayer]]:
@@ -143,16 +152,21 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
                 f"{model.description.arch} averages {len(heads[0])} classifiers, and a Laplace posterior is of one"
             )
         return [[_layer(model.chains[0].tower, head, head.weight, head.bias)] for (head,) in heads]
-    return [[_projected(model, network, one) for one in model.family.stages(network)] for network in model.networks]
+    members = []
+    for network in model.networks:
+        members.append([_projection(model, network, stages) for stages in model.family.stages(network)])
+    return members
 
 
-def _projected(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
+def _projection(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
+    """Return the projection that a tower ends in."""
     if stages.projection is None:
         raise UsageError(
             f"the {stages.tower} tower of {model.description.arch} does not end in one linear layer",
             hint="a Laplace posterior of two towers needs both projections, as CLIP has them",
         )
-    return _layer(stages.tower, network, *stages.projection.parameters())
+    weight, bias = stages.projection.parameters()
+    return _layer(stages.tower, network, weight, bias)
 
 
 def attach(model: Network, tensors: TensorSource) -> None:
@@ -163,8 +177,8 @@ def attach(model: Network, tensors: TensorSource) -> None:
     """
     for member, layers in enumerate(last_layers(model)):
         for layer in layers:
-            posterior = Posterior(*(_read(tensors, member, layer, part) for part in _PARTS))
-            layer.owner.add_module(layer.name, posterior)
+            basis, spread, outer = [_read(tensors, member, layer, part) for part in _PARTS]
+            layer.owner.add_module(layer.name, Posterior(basis, spread, outer))
             if len(layers) == 1:
                 layer.owner.register_forward_hook(_scale)
     for chain in model.chains:
@@ -172,14 +186,16 @@ def attach(model: Network, tensors: TensorSource) -> None:
 
 
 def _read(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Tensor:
+    """Read a part of the posterior of one layer ``[k, d]``."""
     k, d = layer.weight.shape
-    expected = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}[part]
+    shapes = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}
     try:
         tensor = tensors.read(tensor_name(member, layer.tower, part))
     except KeyError:
         raise InputError(_BROKEN, hint=_AGAIN) from None
-    negative = part == "spread" and not tensor.is_meta and bool((tensor < 0).any())
-    if tensor.shape != expected or not tensor.is_floating_point() or negative:
+    if tensor.shape != shapes[part] or not tensor.is_floating_point():
+        raise InputError(_BROKEN, hint=_AGAIN)
+    if part == "spread" and not tensor.is_meta and bool((tensor < 0).any()):  # they are variances
         raise InputError(_BROKEN, hint=_AGAIN)
     return tensor.to(layer.weight.device, layer.weight.dtype)
 
@@ -191,12 +207,13 @@ def tensor_name(member: int, tower: str, part: str) -> str:
 
 def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, Tensor]:
     """Return the posteriors of each member, by tower, as a checkpoint holds them: float32."""
-    return {
-        tensor_name(member, tower, part): getattr(posterior, part).float().contiguous()
-        for member, own in enumerate(posteriors)
-        for tower, posterior in own.items()
-        for part in _PARTS
-    }
+    tensors = {}
+    for member, by_tower in enumerate(posteriors):
+        for tower, posterior in by_tower.items():
+            for part in _PARTS:
+                values: Tensor = getattr(posterior, part)
+                tensors[tensor_name(member, tower, part)] = values.float().contiguous()
+    return tensors
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -204,8 +221,13 @@ def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, T
 
 def _scale(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
     """Scale the logits of a classifier, as a hook of it."""
-    (posterior,) = (module for name, module in head.named_children() if name.startswith(KEY))
+    (posterior,) = _posteriors_in(head)
     return posterior.scaled(logits, with_one(inputs[0], head.bias))
+
+
+def _posteriors_in(owner: nn.Module) -> list[Any]:
+    """Return the posteriors that a module holds, in the order of the towers."""
+    return [module for name, module in owner.named_children() if name.startswith(KEY)]
 
 
 def has_posterior(model: Network) -> bool:
@@ -215,12 +237,14 @@ def has_posterior(model: Network) -> bool:
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:
     """Return a tower that reads out :func:`gaussian_features` where the network holds a posterior of its projection."""
-    posterior, projection = getattr(network, _name(stages.tower), None), stages.projection
+    posterior = getattr(network, _name(stages.tower), None)
+    projection = stages.projection
     if posterior is None or projection is None:
         return stages
 
     def readout(state: Any) -> Tensor:
-        layer = _layer(stages.tower, network, *projection.parameters())
+        weight, bias = projection.parameters()
+        layer = _layer(stages.tower, network, weight, bias)
         return gaussian_features(posterior, projection.inputs(state), layer)
 
     return replace(stages, readout=readout)
@@ -237,22 +261,27 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
         x: its inputs ``[B, prompts, d]``.
         layer: the projection.
     """
-    x = with_one(x, layer.bias)
-    x = (x / (x @ layer.weight.T).norm(dim=-1, keepdim=True)).mean(dim=1)
-    mean = x @ layer.weight.T
+    x = with_one(x, layer.bias)  # [B, prompts, d]
+    lengths = (x @ layer.weight.T).norm(dim=-1, keepdim=True)
+    x = (x / lengths).mean(dim=1)  # [B, prompts, d] -> [B, d]
+    mean = x @ layer.weight.T  # [B, D]
     length = mean.norm(dim=-1, keepdim=True)
     return torch.cat([mean / length, posterior(x) / length.square()], dim=-1)
 
 
-def means(model: Network, features: Tensor) -> Tensor:
-    """Return the normalised features ``[..., D]`` of what a tower reads out."""
-    return features.chunk(2, dim=-1)[0] if len(model.chains) > 1 and has_posterior(model) else features
+def feature_means(model: Network, features: Tensor) -> Tensor:
+    """Return the normalised features ``[..., D]`` of what a tower reads out, without their variances."""
+    if len(model.chains) > 1 and has_posterior(model):
+        return features.chunk(2, dim=-1)[0]
+    return features
 
 
 def compared(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
     """Return logits ``[B, classes]`` of one member as :meth:`ModelFamily.logits`, or by the posteriors it holds."""
-    posteriors = [module for name, module in network.named_children() if name.startswith(KEY)]
-    return gaussian_logits(family, network, outputs, posteriors) if posteriors else family.logits(network, outputs)
+    posteriors = _posteriors_in(network)
+    if posteriors:
+        return gaussian_logits(family, network, outputs, posteriors)
+    return family.logits(network, outputs)
 
 
 def gaussian_logits(
@@ -267,17 +296,27 @@ def gaussian_logits(
         outputs: images, then classes.
         posteriors: of both projections.
     """
-    (g, sg), (h, sh) = (output.chunk(2, dim=-1) for output in outputs)
-    vg, vh = (posterior.outer for posterior in posteriors)
-    eg, eh = (1 + spread.sum(dim=-1, keepdim=True) for spread in (sg, sh))
-    variance = sg @ (vg.T @ vh).square() @ sh.T + (g @ vh).square() @ sh.T + sg @ (h @ vg).square().T
-    scale, bias = scale_and_bias(family, network, g)
-    logits = family.logits(network, [g / eg.sqrt(), h / eh.sqrt()])
-    return bias + probit(logits - bias, scale.square() * variance / (eg * eh.T))
+    images, classes = outputs
+    image_mean, image_spread = images.chunk(2, dim=-1)  # [B, D] each
+    class_mean, class_spread = classes.chunk(2, dim=-1)  # [classes, D] each
+    image_axes = posteriors[0].outer  # [D, D], whose columns are the directions of the spreads
+    class_axes = posteriors[1].outer
+    # The expected squared lengths E|g|^2 and E|h|^2 of features whose means have length 1.
+    image_square = 1 + image_spread.sum(dim=-1, keepdim=True)
+    class_square = 1 + class_spread.sum(dim=-1, keepdim=True)
+    variance = (
+        image_spread @ (image_axes.T @ class_axes).square() @ class_spread.T  # tr Sg Sh
+        + (image_mean @ class_axes).square() @ class_spread.T  # mg' Sh mg
+        + image_spread @ (class_mean @ image_axes).square().T  # mh' Sg mh
+    )
+    scale, bias = scale_and_bias(family, network, image_mean)
+    logits = family.logits(network, [image_mean / image_square.sqrt(), class_mean / class_square.sqrt()])
+    return bias + probit(logits - bias, scale.square() * variance / (image_square * class_square.T))
 
 
 def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor of the cosines in a member's logits, and what is added; scalars like a tensor ``[B, D]``."""
-    unit = F.pad(like.new_ones(1, 1), (0, like.shape[-1] - 1))
-    at_one, at_zero = (family.logits(network, [unit, classes])[0, 0] for classes in (unit, torch.zeros_like(unit)))
+    unit = F.pad(like.new_ones(1, 1), (0, like.shape[-1] - 1))  # [1, D]
+    at_one = family.logits(network, [unit, unit])[0, 0]
+    at_zero = family.logits(network, [unit, torch.zeros_like(unit)])[0, 0]
     return at_one - at_zero, at_zero

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,9 @@ from torch.nn import functional as F
 
 from hydractl.heads.relative import Relative
 from hydractl.heads.weights import COMMON, ROWS, HeadWeights
+
+QUERIES, KEYS_AND_VALUES, ALL_THREE = slice(0, 1), slice(1, 3), slice(0, 3)
+"""The projections that are wanted of a weight that holds, head by head, queries, keys and values."""
 
 _MOST_SCALE = math.log(100)
 """Liu et al. 2021, Swin v2, https://arxiv.org/abs/2111.09883, section 3.2: a temperature of at least 0.01."""
@@ -48,8 +50,9 @@ class Packing:
         if self.keys is None:
             return rows.unflatten(0, (self.heads, 3, self.head_dim)).unbind(1)
         queries, pairs = rows.split([self.heads * self.head_dim, 2 * self.keys * self.head_dim])
-        pair = pairs.unflatten(0, (self.keys, 2, self.head_dim)).unbind(1)
-        return queries.unflatten(0, (self.heads, self.head_dim)), *pair
+        queries = queries.unflatten(0, (self.heads, self.head_dim))
+        keys, values = pairs.unflatten(0, (self.keys, 2, self.head_dim)).unbind(1)
+        return queries, keys, values
 
     def join(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Join queries, keys and values to rows: the inverse of :meth:`split`."""
@@ -59,7 +62,8 @@ class Packing:
 
     def join_rows(self, parts: Iterable[Tensor]) -> Tensor:
         """Join matrices with as many :attr:`rows`, as :meth:`join`."""
-        return self.join(*(part.unflatten(0, (-1, self.head_dim)) for part in parts))
+        q, k, v = [part.unflatten(0, (-1, self.head_dim)) for part in parts]
+        return self.join(q, k, v)
 
 
 class HeadBank(nn.Module):
@@ -97,61 +101,87 @@ class HeadBank(nn.Module):
         features: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.heads, self.head_dim = weights.heads, weights.head_dim
+        self.heads = weights.heads
+        self.head_dim = weights.head_dim
         self.key_heads = weights.key_heads
-        self.packing = Packing(self.heads, self.head_dim, None if self.key_heads is None else weights.k.shape[0])
+        shared_keys = None if self.key_heads is None else weights.k.shape[0]
+        self.packing = Packing(self.heads, self.head_dim, shared_keys)
         self.qkv = nn.Parameter(self.packing.join(weights.q, weights.k, weights.v))
-        self.qkv_bias: nn.Parameter | None = None
-        biases = (weights.q_bias, weights.k_bias, weights.v_bias)
-        # A library may leave one of them out (EVA: of keys). It stays zero in training, and is none of its tensors.
-        self._without = [index for index, bias in enumerate(biases) if bias is None]
-        if len(self._without) < 3:
-            pairs = zip(biases, (weights.q, weights.k, weights.v), strict=True)
-            each = [torch.zeros_like(weight[..., 0]) if bias is None else bias for bias, weight in pairs]
-            self.qkv_bias = nn.Parameter(self.packing.join(*each))
+        self.qkv_bias = self._packed_bias(weights)
         # [h, d, dk] -> [d, h * dk]
         self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
         self.out_bias = _parameter(weights.o_bias)
-        # The rows of all heads as one matrix, biases and tables as one vector, which weight decay leaves alone.
-        rows = {name: tensor for name in ROWS if (tensor := getattr(weights, name)) is not None}
-        self._rows = {name: tensor.shape for name, tensor in rows.items()}
+        self._row_shapes: dict[str, torch.Size] = {}
         for name in ROWS:
-            self.register_parameter(name, _parameter(rows[name].flatten(0, 1) if name in rows else None))
+            rows: Tensor | None = getattr(weights, name)
+            if rows is not None:
+                self._row_shapes[name] = rows.shape
+                # The rows of all heads are one matrix, biases and tables one vector, which weight decay leaves alone.
+                rows = rows.flatten(0, 1)
+            self.register_parameter(name, _parameter(rows))
         self.register_buffer("number", weights.number, persistent=False)
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
         self.features = nn.Identity() if features is None else features
 
+    def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
+        """Pack the biases of queries, keys and values as their weights, with zeros for one that is left out."""
+        biases = (weights.q_bias, weights.k_bias, weights.v_bias)
+        # A library may leave one of them out (EVA: of keys). It stays zero in training, and is none of its tensors.
+        self._missing_biases = [index for index, bias in enumerate(biases) if bias is None]
+        if len(self._missing_biases) == len(biases):
+            return None
+        filled = []
+        for bias, weight in zip(biases, (weights.q, weights.k, weights.v), strict=True):
+            if bias is None:
+                bias = torch.zeros_like(weight[..., 0])  # [h, dk, d] -> [h, dk]
+            filled.append(bias)
+        q_bias, k_bias, v_bias = filled
+        return nn.Parameter(self.packing.join(q_bias, k_bias, v_bias))
+
     def weights(self) -> HeadWeights:
         """Return the current weights, head by head; the inverse of the constructor."""
-        h, dk = self.heads, self.head_dim
         q, k, v = self.packing.split(self.qkv.detach())
-        there = () if self.qkv_bias is None else self.packing.split(self.qkv_bias.detach())
-        biases = [there[i] if there and i not in self._without else None for i in range(3)]
+        q_bias, k_bias, v_bias = self._unpacked_biases()
+        d_model = self.out.shape[0]
+        out = self.out.detach().reshape(d_model, self.heads, self.head_dim)
+        rows = {}
+        for name, shape in self._row_shapes.items():
+            rows[name] = getattr(self, name).detach().reshape(shape)
+        extra = {}
+        for side in COMMON:
+            module: nn.Module = getattr(self, side)
+            for name, tensor in module.named_parameters():
+                extra[f"{side}.{name}"] = tensor.detach()
         return HeadWeights(
             q=q,
             k=k,
             v=v,
-            o=self.out.detach().reshape(self.out.shape[0], h, dk).permute(1, 0, 2),
-            q_bias=biases[0],
-            k_bias=biases[1],
-            v_bias=biases[2],
+            o=out.permute(1, 0, 2),  # [d, h, dk] -> [h, d, dk]
+            q_bias=q_bias,
+            k_bias=k_bias,
+            v_bias=v_bias,
             o_bias=None if self.out_bias is None else self.out_bias.detach(),
-            **{name: getattr(self, name).detach().reshape(shape) for name, shape in self._rows.items()},
+            **rows,
             number=self.number,
-            extra={
-                f"{side}.{name}": tensor.detach()
-                for side in COMMON
-                for name, tensor in getattr(self, side).named_parameters()
-            },
+            extra=extra,
             key_heads=self.key_heads,
         )
+
+    def _unpacked_biases(self) -> list[Tensor | None]:
+        """Return the biases of queries, keys and values, ``[heads, head_dim]`` each; None for one that is left out."""
+        if self.qkv_bias is None:
+            return [None, None, None]
+        biases: list[Tensor | None] = list(self.packing.split(self.qkv_bias.detach()))
+        for index in self._missing_biases:
+            biases[index] = None
+        return biases
 
     def project(self, run: slice, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Project ``x [B, q, d_model]`` to queries, ``memory [B, T, d_model]`` (None: x as well) to keys and values.
 
         Args:
-            run: which heads, that have keys of their own; n of them.
+            run: which heads; n neighbours that have keys of their own.
             x: the query tokens.
             memory: the key and value tokens.
 
@@ -159,86 +189,157 @@ class HeadBank(nn.Module):
             ``[B, n, q, head_dim]`` and twice ``[B, n, T, head_dim]``.
         """
         if memory is None:
-            q, k, v = self._linear(run, x, slice(0, 3))
+            q, k, v = self._linear(run, x, ALL_THREE)
         else:
-            (q,), (k, v) = self._linear(run, x, slice(0, 1)), self._linear(run, memory, slice(1, 3))
+            (q,) = self._linear(run, x, QUERIES)
+            k, v = self._linear(run, memory, KEYS_AND_VALUES)
         q = self.q_norm(q)
         if self.scale is not None:
-            q = q * self.scale[run].clamp(max=_MOST_SCALE).exp()[:, None, None]  # [B, n, q, dk] * [n, 1, 1]
+            scale = self.scale[run].clamp(max=_MOST_SCALE).exp()
+            q = q * scale[:, None, None]  # [B, n, q, dk] * [n, 1, 1]
         return q, self.k_norm(k), v
 
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
         """Return what relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
-        vectors = relative.embeddings
-        if vectors is None:
-            table = None if self.table is None else self.table.unflatten(0, (self.heads, -1))[run]
-            if table is not None and relative.coordinates is not None:
-                table = relative.table_of(self.features, table)
-            return relative.looked_up(table, None if self.number is None else self.number[run])
+        if relative.embeddings is None:
+            number = None if self.number is None else self.number[run]
+            return relative.looked_up(self._distance_table(run, relative), number)
+        queries, keys = self._project_distances(run, relative.embeddings)
+        if not relative.to_content:
+            queries = None
+        if not relative.to_position:
+            keys = None
+        return relative.compared(q, k, queries, keys)
+
+    def _distance_table(self, run: slice, relative: Relative) -> Tensor | None:
+        """Return the numbers ``[n, R]`` that the heads of a run have for each distance; None where all are shared."""
+        if self.table is None:
+            return None
+        table = self.table.unflatten(0, (self.heads, -1))[run]  # [heads * R] -> [n, R]
+        if relative.coordinates is None:
+            return table
+        return relative.table_of(self.features, table)
+
+    def _project_distances(self, run: slice, vectors: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Project vectors of distances ``[R, d_model]`` to queries and keys, ``[n, R, head_dim]`` or ``[1, ...]``."""
         if self.pos_q is None and self.pos_k is None:  # the vectors go through the projections of the tokens
             queries, keys = self._linear(run, vectors[None], slice(0, 2))
-        else:
-            queries = self._of_distances(run, vectors, self.pos_q, self.pos_q_bias)
-            keys = self._of_distances(run, vectors, self.pos_k, self.pos_k_bias)
-        return relative.compared(q, k, queries if relative.to_content else None, keys if relative.to_position else None)
+            return queries, keys
+        return (
+            self._linear_of_distances(run, vectors, self.pos_q, self.pos_q_bias),
+            self._linear_of_distances(run, vectors, self.pos_k, self.pos_k_bias),
+        )
 
-    def _of_distances(self, run: slice, vectors: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+    def _linear_of_distances(
+        self, run: slice, vectors: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor | None:
+        """Project vectors of distances by weights of their own, for the heads of a run; None without weights."""
         if weight is None:
             return None
-        rows = slice(run.start * self.head_dim, run.stop * self.head_dim)
-        projected = F.linear(vectors, weight[rows], None if bias is None else bias[rows])
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)  # [R, n * dk] -> [n, R, dk]
+        rows = self.rows_of(run)
+        packed = F.linear(vectors, weight[rows], _rows_of_bias(bias, rows))
+        return packed.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)  # [R, n * dk] -> [n, R, dk]
 
-    def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
+    def _linear(self, run: slice, x: Tensor, wanted: slice) -> Sequence[Tensor]:
+        """Compute the wanted ones of queries, keys and values, ``[B, n, T, head_dim]`` each, for a run of n heads."""
         rows = slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
-        bias = self.trained_bias()
-        bias = None if bias is None else bias[rows]
-        return projected(F.linear, x, self.qkv[rows], bias, of, self.head_dim)
+        bias = _rows_of_bias(self.trained_bias(), rows)
+        return project_wanted(F.linear, x, self.qkv[rows], bias, wanted, self.head_dim)
+
+    def rows_of(self, run: slice) -> slice:
+        """Return the rows (of the output projection the columns) of a run of heads that have ``head_dim`` each."""
+        return slice(run.start * self.head_dim, run.stop * self.head_dim)
 
     def project_shared(
         self, runs: Sequence[slice], keys: Sequence[slice], x: Tensor, memory: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project as :meth:`project`, for heads that share ``keys``.
+        """Project as :meth:`project`, for heads that share keys and values.
 
-        Keys and values are ``[B, number of shared heads, T, head_dim]``.
+        Args:
+            runs: which heads.
+            keys: which of the shared heads of keys and values they use.
+            x: the query tokens ``[B, q, d_model]``.
+            memory: the key and value tokens ``[B, T, d_model]``.
+
+        Returns:
+            Queries ``[B, h, q, head_dim]``, keys and values ``[B, number of shared heads, T, head_dim]``.
         """
-        weight, bias = self.qkv, self.trained_bias()
-
-        def parts(start: int, of: Sequence[slice], kinds: int, x: Tensor) -> Sequence[Tensor]:
-            width = kinds * self.head_dim
-            rows = [slice(start + run.start * width, start + run.stop * width) for run in of]
-            own = [(weight[r], None if bias is None else bias[r]) for r in rows]
-            each = [unpacked(F.linear, x, *one, kinds, self.head_dim) for one in own]
-            return [p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*each, strict=True)]
-
-        (q,), (k, v) = parts(0, runs, 1, x), parts(self.heads * self.head_dim, keys, 2, memory)
+        bias = self.trained_bias()
+        first_key_row = self.heads * self.head_dim
+        (q,) = self._linear_of_runs(runs, x, bias, first_row=0, kinds=1)
+        k, v = self._linear_of_runs(keys, memory, bias, first_row=first_key_row, kinds=2)
         return self.q_norm(q), self.k_norm(k), v
+
+    def _linear_of_runs(
+        self, runs: Sequence[slice], x: Tensor, bias: Tensor | None, *, first_row: int, kinds: int
+    ) -> Sequence[Tensor]:
+        """Project tokens ``[B, T, d_model]`` by one part of ``qkv``, for several runs of heads side by side.
+
+        Args:
+            runs: which heads of the part.
+            x: the tokens.
+            bias: of all of ``qkv``.
+            first_row: where the part begins.
+            kinds: how many projections of each head lie in it, one behind the other.
+
+        Returns:
+            As many tensors ``[B, heads of all runs, T, head_dim]``.
+        """
+        width = kinds * self.head_dim
+        by_run = []
+        for run in runs:
+            rows = slice(first_row + run.start * width, first_row + run.stop * width)
+            by_run.append(project_all(F.linear, x, self.qkv[rows], _rows_of_bias(bias, rows), kinds, self.head_dim))
+        return [concatenated(of_all_runs, dim=1) for of_all_runs in zip(*by_run, strict=True)]
 
     def trained_bias(self) -> Tensor | None:
         """Return ``qkv_bias``, through which no gradient reaches what the library does not have."""
-        if self.qkv_bias is None or not self._without or not torch.is_grad_enabled():
+        if self.qkv_bias is None or not self._missing_biases or not torch.is_grad_enabled():
             return self.qkv_bias
-        parts = self.packing.split(self.qkv_bias)
-        return self.packing.join(*(torch.zeros_like(p) if i in self._without else p for i, p in enumerate(parts)))
+        biases = list(self.packing.split(self.qkv_bias))
+        for index in self._missing_biases:
+            biases[index] = torch.zeros_like(biases[index])
+        q_bias, k_bias, v_bias = biases
+        return self.packing.join(q_bias, k_bias, v_bias)
 
 
-def projected(
-    linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, of: slice, head_dim: int
+def project_wanted(
+    linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: int
 ) -> Sequence[Tensor]:
-    """Compute some of the three projections of all n heads of a weight ``[..., n * 3 * head_dim, d_model]`` at once."""
-    kinds = of.stop - of.start
+    """Compute some of the three projections of all n heads of a weight at once.
+
+    Args:
+        linear: computes a linear layer of tokens, a weight and a bias.
+        x: the tokens ``[B, T, d_model]``.
+        weight: ``[..., n * 3 * head_dim, d_model]``.
+        bias: ``[..., n * 3 * head_dim]`` or None.
+        wanted: :data:`QUERIES`, :data:`KEYS_AND_VALUES` or :data:`ALL_THREE`.
+        head_dim: the width of a head.
+
+    Returns:
+        For each projection that is wanted ``[B, n, T, head_dim]``.
+    """
+    kinds = wanted.stop - wanted.start
     if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
-        weight = weight.unflatten(-2, (-1, 3, head_dim))[..., of, :, :].flatten(-4, -2)
-        bias = None if bias is None else bias.unflatten(-1, (-1, 3, head_dim))[..., of, :].flatten(-3)
-    return unpacked(linear, x, weight, bias, kinds, head_dim)
+        weight = weight.unflatten(-2, (-1, 3, head_dim))[..., wanted, :, :].flatten(-4, -2)
+        if bias is not None:
+            bias = bias.unflatten(-1, (-1, 3, head_dim))[..., wanted, :].flatten(-3)
+    return project_all(linear, x, weight, bias, kinds, head_dim)
 
 
-def unpacked(
+def project_all(
     linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, kinds: int, head_dim: int
 ) -> Sequence[Tensor]:
-    """Return a weight's projections, ``[..., n * kinds * head_dim, d_model]``: kinds times ``[B, n, T, head_dim]``."""
+    """Compute all projections of a weight ``[..., n * kinds * head_dim, d_model]``: kinds times ``[B, n, T, dk]``."""
     packed = linear(x, weight, bias).unflatten(-1, (-1, kinds, head_dim))
     return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
+
+
+def concatenated(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Concatenate tensors; of a single one return it itself, not a copy."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts), dim=dim)
 
 
 class MemberProjections(nn.Module):
@@ -258,14 +359,19 @@ class MemberProjections(nn.Module):
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
         super().__init__()
         self.bank = bank
-        self._positions = list(range(bank.heads) if positions is None else positions)
-        self.heads, self.head_dim = len(self._positions), bank.head_dim
+        if positions is None:
+            positions = range(bank.heads)
+        self._positions = list(positions)
+        self.heads = len(self._positions)
+        self.head_dim = bank.head_dim
         self.runs = runs_of(self._positions)
-        # Of the keys that are shared: those that its heads use, and for how many neighbouring heads each in turn.
-        used = [] if bank.key_heads is None else [bank.key_heads[position] for position in sorted(self._positions)]
-        self._keys = runs_of(set(used))
-        places = [sorted(set(used)).index(key) for key in used]
-        self._uses = [(place, len(list(heads))) for place, heads in groupby(places)]
+        key_of_head: list[int] = []
+        if bank.key_heads is not None:
+            key_of_head = [bank.key_heads[position] for position in sorted(self._positions)]
+        keys = sorted(set(key_of_head))
+        self._key_runs = runs_of(keys)
+        # For how many neighbouring heads each key in turn is used, with its place among the keys.
+        self._key_uses = [(keys.index(key), len(list(heads))) for key, heads in groupby(key_of_head)]
 
     def weights(self) -> HeadWeights:
         """Return the current weights of its heads, in the order of the member."""
@@ -281,56 +387,68 @@ class MemberProjections(nn.Module):
         """Return queries, keys, values of every run, as :meth:`HeadBank.project`; all as one where keys are shared."""
         if self.bank.key_heads is None or not self.heads:
             return [self.bank.project(run, x, memory) for run in self.runs]
-        q, k, v = self.bank.project_shared(self.runs, self._keys, x, x if memory is None else memory)
+        if memory is None:
+            memory = x
+        q, k, v = self.bank.project_shared(self.runs, self._key_runs, x, memory)
         return [(q, self.for_each_head(k), self.for_each_head(v))]
 
     def for_each_head(self, keys: Tensor) -> Tensor:
         """Repeat keys or values that heads share ``[B, n, T, head_dim]``, once for each head that uses them."""
         # Not by an index: its gradient would be added up in an order that a GPU does not keep.
-        return torch.cat([keys[:, key : key + 1].expand(-1, heads, -1, -1) for key, heads in self._uses], dim=1)
+        repeated = [keys[:, key : key + 1].expand(-1, heads, -1, -1) for key, heads in self._key_uses]
+        return torch.cat(repeated, dim=1)
 
     def relative(self, projected: Sequence[tuple[Tensor, ...]], relative: Relative) -> list[Tensor]:
         """Return what relative terms add to the scores of every run, given what :meth:`project` gave."""
-        each = zip(self.runs, projected, strict=True)
-        return [self.bank.relative(run, q, k, relative) for run, (q, k, _) in each]
+        terms = []
+        for run, (q, k, _) in zip(self.runs, projected, strict=True):
+            terms.append(self.bank.relative(run, q, k, relative))
+        return terms
 
     def take(self, attended: Tensor) -> Tensor:
         """Select the member's heads from all attended heads of the bank, ``[B, heads of the bank, q, head_dim]``."""
-        taken = [attended[:, run] for run in self.runs]
-        return taken[0] if len(taken) == 1 else torch.cat(taken, dim=1)
+        return concatenated([attended[:, run] for run in self.runs], dim=1)
 
     def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
         """Concatenate heads ``[B, h, q, head_dim]`` to ``[B, q, h * head_dim]``, gated where there is a gate."""
-        heads, gate, bias = attended.transpose(1, 2).flatten(2), self.bank.gate, self.bank.gate_bias
-        if gate is None:
+        heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, dk] -> [B, q, h * dk]
+        weight = self.bank.gate
+        bias = self.bank.gate_bias
+        if weight is None:
             return heads
-        columns = map(self._columns, self.runs)
-        gates = [F.linear(x, gate[at], None if bias is None else bias[at]) for at in columns]
-        return heads * (gates[0] if len(gates) == 1 else torch.cat(gates, dim=-1)).sigmoid()
+        gates = []
+        for run in self.runs:
+            rows = self.bank.rows_of(run)
+            gates.append(F.linear(x, weight[rows], _rows_of_bias(bias, rows)))
+        return heads * concatenated(gates, dim=-1).sigmoid()
 
     def output(self, heads: Tensor) -> Tensor:
-        """Project concatenated heads to the residual stream, ``[B, q, d_model]``."""
-        bank, start, total = self.bank, 0, None
+        """Project concatenated heads ``[B, q, h * head_dim]`` to the residual stream, ``[B, q, d_model]``."""
+        total: Tensor | None = None
+        start = 0
         for run in self.runs:
             stop = start + (run.stop - run.start) * self.head_dim
-            own = heads if len(self.runs) == 1 else heads[..., start:stop]
-            part = F.linear(own, bank.out[:, self._columns(run)], bank.out_bias if total is None else None)
-            total, start = part if total is None else total + part, stop
+            heads_of_run = heads if len(self.runs) == 1 else heads[..., start:stop]
+            weight = self.bank.out[:, self.bank.rows_of(run)]
+            if total is None:
+                total = F.linear(heads_of_run, weight, self.bank.out_bias)
+            else:
+                total = total + F.linear(heads_of_run, weight)
+            start = stop
         assert total is not None, "a member without heads has nothing to project"
         return total
 
-    def _columns(self, run: slice) -> slice:
-        return slice(run.start * self.head_dim, run.stop * self.head_dim)
-
     def share(self, heads: Tensor, position: int) -> Tensor:
         """Return what one head of a member with a bank of its own adds to the residual stream, ``[B, q, d_model]``."""
-        columns = self._columns(slice(position, position + 1))
+        columns = self.bank.rows_of(slice(position, position + 1))
         return F.linear(heads[..., columns], self.bank.out[:, columns])
 
     def bias_only(self, x: Tensor) -> Tensor:
         """Return what a site without heads adds to the residual stream: the bias of its output projection."""
         zeros = x.new_zeros((x.shape[0], x.shape[1], self.bank.out.shape[0]))
-        return zeros if self.bank.out_bias is None else zeros + self.bank.out_bias
+        if self.bank.out_bias is None:
+            return zeros
+        return zeros + self.bank.out_bias
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -358,29 +476,55 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
     Args:
         members: the heads of each.
     """
-    owners: dict[frozenset[int], list[int]] = {}
-    for head in sorted({head for heads in members for head in heads}):
-        owners.setdefault(frozenset(m for m, heads in enumerate(members) if head in heads), []).append(head)
-    groups = sorted(owners, key=lambda group: (len(group), sorted(group)))
+    heads_of_group: dict[frozenset[int], list[int]] = {}  # a group: the members that have certain heads
+    for head in sorted(set().union(*members)):
+        group = frozenset(member for member, heads in enumerate(members) if head in heads)
+        heads_of_group.setdefault(group, []).append(head)
+    groups = sorted(heads_of_group, key=lambda group: (len(group), sorted(group)))
     best: list[frozenset[int]] = []
     for first in groups[:_TRIED]:  # each in turn at one end
-        order, left = [first], [g for g in groups if g != first]
-        while left:
-            order.append(min(left, key=lambda g: len(g ^ order[-1])))
-            left.remove(order[-1])
-        if not best or _breaks(order) < _breaks(best):
+        order = _ordered_from(first, groups)
+        if not best or _count_runs(order) < _count_runs(best):
             best = order
-    return [head for group in best for head in owners[group]]
+    ordered = []
+    for group in best:
+        ordered.extend(heads_of_group[group])
+    return ordered
 
 
 _TRIED = 32
 """Enough for every group of five members."""
 
 
-def _breaks(order: Sequence[frozenset[int]]) -> int:
+def _ordered_from(first: frozenset[int], groups: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Order groups of members so that each is followed by the one most like it."""
+    order = [first]
+    left = [group for group in groups if group != first]
+    while left:
+        last = order[-1]
+        nearest = min(left, key=lambda group: len(group ^ last))
+        order.append(nearest)
+        left.remove(nearest)
+    return order
+
+
+def _count_runs(order: Sequence[frozenset[int]]) -> int:
     """Count the runs that the members have together."""
-    return len(order[0]) + sum(len(one - other) for one, other in zip(order[1:], order, strict=False))
+    runs = len(order[0])
+    for before, group in pairwise(order):
+        runs += len(group - before)  # members whose run begins with this group
+    return runs
+
+
+def _rows_of_bias(bias: Tensor | None, rows: slice) -> Tensor | None:
+    """Return some rows of a bias that a layer may be without."""
+    if bias is None:
+        return None
+    return bias[rows]
 
 
 def _parameter(tensor: Tensor | None) -> nn.Parameter | None:
-    return None if tensor is None else nn.Parameter(tensor.contiguous())
+    """Return a tensor as a parameter; None for None."""
+    if tensor is None:
+        return None
+    return nn.Parameter(tensor.contiguous())

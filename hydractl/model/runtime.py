@@ -7,6 +7,7 @@ ratio of a fused to a single model compares the same code. Paper section 4.2 and
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.cascade import Cascade
 from hydractl.metrics.cascade import stored as stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import samples_of
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.metrics.threshold import stored_score
@@ -89,8 +91,10 @@ class HydraModel(nn.Module):
         self.lineage: Sequence[str] = bases_of(description.provenance)
         assembly = Assembly(description, self.family, tensors, torch.device(device), dtype, streamed=streamed)
         self.networks = nn.ModuleList(assembly.networks)
-        self.attentions, self.chains = assembly.attentions, assembly.chains
+        self.attentions = assembly.attentions
+        self.chains = assembly.chains
         self.prompted: PromptedClasses | None = None
+        self._compiled_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.calibration = _calibration(description)
         if has_posterior(self):
             attach(self, tensors)
@@ -120,25 +124,36 @@ class HydraModel(nn.Module):
             InputError: for a file without names or templates.
             UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
         """
-        labels = read_labels(labels, "labels") if isinstance(labels, str) else labels
-        templates = read_prompts([prompt] if isinstance(prompt, str) else prompt or [], "prompt")
-        view = object.__new__(HydraModel)
-        vars(view).update(vars(self))
+        if isinstance(labels, str):
+            labels = read_labels(labels, "labels")
+        if isinstance(prompt, str):
+            prompt = [prompt]
+        templates = read_prompts(prompt or [], "prompt")
+        if not templates:
+            known = self.prompted.templates if self.prompted else self.description.prompt
+            templates = list(known or [DEFAULT_PROMPT])
+        view = copy.copy(self)  # of the same modules
+        view._all_prompted = self._all_prompted
         view.chains = [copy.copy(chain) for chain in self.chains]  # whose settings are those of the view
-        if vars(view).pop("member_logits", None) is not None:
-            args, options = self._compiled
+        if self._compiled_with is not None:
+            args, options = self._compiled_with
             view.compile(*args, **options)
-        known = self.prompted.templates if self.prompted else self.description.prompt
-        view._set_classes(labels, templates or known or [DEFAULT_PROMPT])
-        view.calibration = view.detector = view.cascade = None  # they were fitted for the classes of the checkpoint
+        view._set_classes(labels, templates)
+        # What was fitted for the classes of the checkpoint is not for these.
+        view.calibration = None
+        view.detector = None
+        view.cascade = None
         view._stored = {}
         return view
 
     def with_classes(self) -> HydraModel:
         """Return this model, or where it has no classes yet one with ten stand-ins: for measuring and checking it."""
-        return self if self.classes is not None else self.zero_shot(STAND_INS)
+        if self.classes is not None:
+            return self
+        return self.zero_shot(STAND_INS)
 
     def _set_classes(self, labels: Sequence[str], templates: Sequence[str]) -> None:
+        """Make this a classifier into classes given by name."""
         if not labels or not templates:
             raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
         prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
@@ -150,7 +165,10 @@ class HydraModel(nn.Module):
     @property
     def block_paths(self) -> list[str]:
         """The module path of each block of each tower, within the first network."""
-        return [path for chain in self.chains for path in chain.block_paths]
+        paths = []
+        for chain in self.chains:
+            paths += chain.block_paths
+        return paths
 
     @property
     def chain_of_labels(self) -> Chain:
@@ -199,8 +217,10 @@ class HydraModel(nn.Module):
             prompted.forget()
 
     def _stack_weights(self) -> None:
-        """A compiled model is given its weights stacked: a graph would else do it in every call."""
-        for module in self.modules() if "member_logits" in vars(self) else ():
+        """Stack the weights of a compiled model: its graph would else do it in every call."""
+        if self._compiled_with is None:
+            return
+        for module in self.modules():
             if isinstance(module, HeadAttention | PerMember):
                 module.stack(RunContext(batched=self.batched))
 
@@ -261,22 +281,38 @@ class HydraModel(nn.Module):
     @property
     def classes(self) -> int | None:
         """Number of classes; None for a model whose classes are given by name, before they are."""
-        return len(self.prompted.labels) if self.prompted else self.family.classes(self.description.config)
+        if self.prompted:
+            return len(self.prompted.labels)
+        return self.family.classes(self.description.config)
+
+    def tower_outputs(self, inputs: Any) -> list[Tensor]:
+        """Return what each tower reads out for every member, ``[M, B, ...]``; of class names ``[M, classes, D]``."""
+        outputs = []
+        for chain in self.chains:
+            outputs.append(self.label_features() if chain.of_labels else chain(inputs))
+        return outputs
 
     def logits(self, outputs: Sequence[Tensor]) -> Tensor:
         """Compute member logits ``[M, B, classes]`` from what each tower reads out, ``[M, ...]`` each."""
         if len(outputs) == 1:
             return outputs[0]
-        members = [[output[m] for output in outputs] for m in range(self.members)]
-        return torch.stack([compared(self.family, n, own) for n, own in zip(self.networks, members, strict=True)])
+        logits = []
+        for member, network in enumerate(self.networks):
+            logits.append(compared(self.family, network, [output[member] for output in outputs]))
+        return torch.stack(logits)
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return logits of every member, ``[M, B, classes]``; for samples that stop in a cascade, the first's."""
-        cascade = self.cascade
-        traced = torch.compiler.is_compiling()  # which rows go on depends on numbers, and a graph has none
-        if cascade is not None and not (self.training or traced or self.chain_of_samples.watched):
-            return self.staged_logits(inputs, cascade.member, lambda logits: _rows_that_go_on(cascade, logits))
-        return self.logits([self.label_features() if c.of_labels else c(inputs) for c in self.chains])
+        if self.cascade is not None and self._runs_in_stages():
+            rows_of = functools.partial(_rows_that_go_on, self.cascade)
+            return self.staged_logits(inputs, self.cascade.member, rows_of)
+        return self.logits(self.tower_outputs(inputs))
+
+    def _runs_in_stages(self) -> bool:
+        """Return whether samples may stop at the first member: not in training, nor while heads are watched."""
+        if torch.compiler.is_compiling():  # which rows go on depends on numbers, and a graph has none
+            return False
+        return not self.training and not self.chain_of_samples.watched
 
     def staged_logits(self, inputs: Any, first: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Return logits ``[M, B, classes]`` where only some samples run all members; the first fills in for the rest.
@@ -286,31 +322,41 @@ class HydraModel(nn.Module):
             first: the member that runs for all samples.
             rows_of: from its logits ``[B, classes]`` to the samples that go on, int64 ``[rows]``.
         """
-        run, labels = self.chain_of_samples.by_member(inputs), self.label_features() if len(self.chains) > 1 else None
+        run = self.chain_of_samples.by_member(inputs)
+        labels = self.label_features() if len(self.chains) > 1 else None
 
-        def logits(member: int, rows: Tensor | None = None) -> Tensor:
-            output = run(member, rows)
+        def logits_of(member: int, rows: Tensor | None = None) -> Tensor:
+            features = run(member, rows)
             if labels is None:
-                return output
-            own = [labels[member] if chain.of_labels else output for chain in self.chains]
-            return compared(self.family, self.networks[member], own)
+                return features
+            outputs = [labels[member] if chain.of_labels else features for chain in self.chains]
+            return compared(self.family, self.networks[member], outputs)
 
-        alone = logits(first)
-        rows, every = rows_of(alone), alone.repeat(self.members, 1, 1)  # [B, classes] -> [M, B, classes]
-        for member in range(self.members) if rows.numel() else ():
+        first_logits = logits_of(first)
+        rows = rows_of(first_logits)
+        logits = first_logits.repeat(self.members, 1, 1)  # [B, classes] -> [M, B, classes]
+        if not rows.numel():
+            return logits
+        for member in range(self.members):
             if member != first:
-                every[member] = every[member].index_copy(0, rows, logits(member, rows))
-        return every
+                logits[member] = logits[member].index_copy(0, rows, logits_of(member, rows))
+        return logits
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("preprocess", "member_logits", "_compiled", "_all_prompted")  # functions, and what other models share
         # The family comes first: what is unpickled imports it before its library, which it prepares.
-        return {"family": self.family} | {name: value for name, value in vars(self).items() if name not in own}
+        state: dict[str, Any] = {"family": self.family}
+        for name, value in vars(self).items():
+            if name not in _NOT_COPIED:
+                state[name] = value
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.preprocess = self.family.collate(self.description.preprocess)
-        self._all_prompted = weakref.WeakSet([self.prompted] if self.prompted else [])
+        self._compiled_with = None
+        self._all_prompted = weakref.WeakSet()
+        if self.prompted:
+            self._all_prompted.add(self.prompted)
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
@@ -318,7 +364,9 @@ class HydraModel(nn.Module):
         Calibrated, where the checkpoint holds a calibration.
         """
         pooled = pooled_log_probs(self.member_logits(inputs))
-        return pooled if self.calibration is None else calibrated(pooled, self.calibration)
+        if self.calibration is None:
+            return pooled
+        return calibrated(pooled, self.calibration)
 
     # --- OOD detection ------------------------------------------------------------------------------------------------
 
@@ -332,22 +380,32 @@ class HydraModel(nn.Module):
             InputError: for a score on features whose training data are not in the file.
             NonFiniteError: for logits that are NaN or infinite.
         """
-        name, stored = stored_score(self._stored) or "msp", self._stored.get("calibration")
+        name = stored_score(self._stored) or "msp"
+        fitted_scores: dict[str, Floats] = {}
         with torch.no_grad():
-            given: dict[str, Any] = {}
             if name in ON_FEATURES:
-                if self.detector is None:
-                    raise InputError(f"there is nothing that {name} was fitted to", hint="eval --calibrated writes it")
-                logits, features = read_features(self, inputs)
-                given = {score: own.mean(axis=0) for score, own in self.detector.scores(logits, features).items()}
+                logits, fitted_scores = self._fitted_scores(inputs, name)
             else:
                 logits = self.member_logits(inputs)
-        logits = logits.to("cpu", torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        stored = self._stored.get("calibration")
         calibration = Calibration.from_json(stored) if stored else None
-        score = samples_of(logits.numpy(), score=name, given=given, calibration=calibration, pairs=False).score
-        if score is None:
+        samples = samples_of(
+            logits.to("cpu", wide).numpy(), score=name, given=fitted_scores, calibration=calibration, pairs=False
+        )
+        if samples.score is None:
             raise UsageError(f"{name} is the same for every sample of a single model")
-        return torch.from_numpy(score)
+        return torch.from_numpy(samples.score)
+
+    def _fitted_scores(self, inputs: Any, name: str) -> tuple[Tensor, dict[str, Floats]]:
+        """Return the logits ``[M, B, classes]``, and by name the scores on features, ``[B]`` over all members."""
+        if self.detector is None:
+            raise InputError(f"there is nothing that {name} was fitted to", hint="eval --calibrated writes it")
+        logits, features = read_features(self, inputs)
+        scores = {}
+        for score, values in self.detector.scores(logits, features).items():  # values are [M, B]
+            scores[score] = values.mean(axis=0)
+        return logits, scores
 
     def is_ood(self, inputs: Any) -> Tensor:
         """Return whether each sample's OOD score reaches the threshold that the checkpoint holds, bool ``[B]``.
@@ -362,9 +420,10 @@ class HydraModel(nn.Module):
 
     def compile(self, *args: Any, **options: Any) -> None:
         """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error."""
-        vars(self).pop("member_logits", None)
-        self._compiled = (args, options)
-        self.member_logits = torch.compile(self.member_logits, *args, **{"fullgraph": True, **options})  # type: ignore[method-assign]
+        vars(self).pop("member_logits", None)  # an older compiled one, which stands before the method
+        self._compiled_with = (args, options)
+        options = {"fullgraph": True, **options}
+        self.member_logits = torch.compile(self.member_logits, *args, **options)  # type: ignore[method-assign]
         self._stack_weights()
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
@@ -376,22 +435,31 @@ class HydraModel(nn.Module):
     def head_weights(self, site_index: int, member: int = 0) -> HeadWeights:
         """Return the current attention weights of one member at one site."""
         projections = self.attentions[site_index].projections
-        return projections[member if len(projections) > 1 else 0].weights()  # one for all where all are the same
+        if len(projections) == 1:  # where all members are the same, there is one for all of them
+            return projections[0].weights()
+        return projections[member].weights()
 
     def stock_tensors(self) -> dict[str, Tensor]:
         """Return the weights of a model with one member under their stock names, removed heads sliced away."""
         if self.members != 1:
             raise InputError("a fused model has no single set of stock tensors")
-        state, sites = plain_state(self.networks[0]), self.sites
-        tensors = {name: t for name, t in state.items() if self.family.part(name, sites) != "attention"}
-        for index, site in enumerate(sites):
+        tensors = {}
+        for name, tensor in plain_state(self.networks[0]).items():
+            if self.family.part(name, self.sites) != "attention":
+                tensors[name] = tensor
+        for index, site in enumerate(self.sites):
             self.family.write(tensors, site, self.head_weights(index))
         return tensors
 
 
+_NOT_COPIED = ("preprocess", "member_logits", "_compiled_with", "_all_prompted")
+"""Attributes of a model that a copy makes anew: functions, and what it shares with other models."""
+
+
 def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
     """Return the rows of the first member's logits ``[B, classes]`` that run all members, on the device of these."""
-    goes_on = cascade.goes_on(logits.detach().to("cpu", torch.promote_types(logits.dtype, torch.float32)).numpy())
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    goes_on = cascade.goes_on(logits.detach().to("cpu", wide).numpy())
     return torch.from_numpy(goes_on.nonzero()[0]).to(logits.device)
 
 
@@ -402,9 +470,11 @@ def _calibration(description: Description) -> tuple[list[float], list[float]] | 
         return None
     try:
         if stored["kind"] == "temperature":
-            scale, bias = [1.0 / float(stored["temperature"])], [0.0]
+            scale = [1.0 / float(stored["temperature"])]
+            bias = [0.0]
         else:
-            scale, bias = [float(value) for value in stored["scale"]], [float(value) for value in stored["bias"]]
+            scale = [float(value) for value in stored["scale"]]
+            bias = [float(value) for value in stored["bias"]]
     except (KeyError, TypeError, ValueError, ArithmeticError):
         raise InputError("the checkpoint holds a broken calibration") from None
     if not all(map(math.isfinite, [*scale, *bias])):
@@ -420,7 +490,8 @@ def pooled_log_probs(member_logits: Tensor) -> Tensor:
 
 def calibrated(log_probs: Tensor, calibration: tuple[Sequence[float], Sequence[float]]) -> Tensor:
     """Calibrate log p ``[B, C]`` of a pooled prediction: ``log_softmax(log p * scale + bias)``."""
-    scale, bias = (torch.tensor(list(v), dtype=log_probs.dtype, device=log_probs.device) for v in calibration)
+    scale = torch.tensor(list(calibration[0]), dtype=log_probs.dtype, device=log_probs.device)
+    bias = torch.tensor(list(calibration[1]), dtype=log_probs.dtype, device=log_probs.device)
     return (log_probs * scale + bias).log_softmax(-1)
 
 
@@ -433,8 +504,12 @@ def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 def plain_state(network: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a network by their stock names; the value of what torch has parametrised."""
-    state = {n: t.detach() for n, t in network.state_dict().items() if ".parametrizations." not in n}
+    state = {}
+    for name, tensor in network.state_dict().items():
+        if ".parametrizations." not in name:
+            state[name] = tensor.detach()
     for path, module in network.named_modules():
         if parametrize.is_parametrized(module):
-            state |= {f"{path}.{name}": getattr(module, name).detach() for name in module.parametrizations}
+            for name in module.parametrizations:
+                state[f"{path}.{name}"] = getattr(module, name).detach()
     return state

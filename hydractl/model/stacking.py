@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.model.context import RunContext, apart, context_of_run
-from hydractl.model.projections import MemberProjections, projected, unpacked
+from hydractl.model.projections import (
+    ALL_THREE,
+    KEYS_AND_VALUES,
+    QUERIES,
+    MemberProjections,
+    project_all,
+    project_wanted,
+)
 
 PADDED = 4 / 3
 """The most heads that may be computed for each that is there, where members have unequal numbers of them."""
@@ -49,30 +56,36 @@ class Stack:
             weights: the parameter of each member.
             parts: what each takes of it; None: all of it.
         """
-        first, kept = weights[0], self._kept
+        first = weights[0]
         if parts is None and all(weight is first for weight in weights):
             return first.expand(len(weights), *first.shape)
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
             return _stacked(weights, parts)
-        if torch.compiler.is_compiling():  # addresses and versions are none of a graph
+        kept = self._kept
+        if torch.compiler.is_compiling():  # a graph knows neither addresses nor versions
             return _stacked(weights, parts) if kept is None else kept[1]
-        views = parts is None and len({id(weight) for weight in weights}) == len(weights)
+        distinct = len({id(weight) for weight in weights}) == len(weights)
+        views = parts is None and distinct
         if kept is None or kept[0] != _key(weights, views):
             with _moving:
-                kept = self._kept
+                kept = self._kept  # another thread may have made it meanwhile
                 if kept is None or kept[0] != _key(weights, views):
-                    self._kept = kept = self._make(weights, parts, views)
+                    kept = self._make(weights, parts, views)
+                    self._kept = kept
         return kept[1]
 
     @staticmethod
     def _make(
         weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None, views: bool
     ) -> tuple[tuple[object, ...], Tensor]:
+        """Stack the weights, make the parameters views of the stack where asked, and return it behind its key."""
         # Outside inference mode: a parameter must not become a tensor of which there are no gradients.
         with torch.inference_mode(False), torch.no_grad():
             stack = _stacked(weights, parts)
-            for weight, place in zip(weights, stack, strict=True) if views else ():
-                weight.data = place[tuple(slice(size) for size in weight.shape)]
+            if views:
+                for weight, place in zip(weights, stack, strict=True):
+                    unpadded = tuple(slice(size) for size in weight.shape)
+                    weight.data = place[unpadded]
         return _key(weights, views), stack
 
 
@@ -97,14 +110,23 @@ def times_written(tensor: Tensor) -> int:
 
 def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> Tensor:
     """Stack the weights, all of one shape, with zeros behind those that are smaller."""
-    each = list(weights) if parts is None else [part(w) for part, w in zip(parts, weights, strict=True)]
-    largest = [max(sizes) for sizes in zip(*(tensor.shape for tensor in each), strict=True)]
-    return torch.stack([_padded(tensor, largest) for tensor in each])
+    tensors = list(weights)
+    if parts is not None:
+        tensors = [part(weight) for part, weight in zip(parts, weights, strict=True)]
+    shapes = [tensor.shape for tensor in tensors]
+    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    return torch.stack([_padded(tensor, largest) for tensor in tensors])
 
 
 def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    missing = [most - size for most, size in zip(shape, tensor.shape, strict=True)]
-    return F.pad(tensor, [n for size in reversed(missing) for n in (0, size)]) if any(missing) else tensor
+    """Return a tensor of a shape, with zeros behind what is there in every dimension."""
+    missing = [wanted - size for wanted, size in zip(shape, tensor.shape, strict=True)]
+    if not any(missing):
+        return tensor
+    padding = []
+    for behind in reversed(missing):  # from the last dimension on, in pairs: before, behind
+        padding += [0, behind]
+    return F.pad(tensor, padding)
 
 
 class PerMember(nn.Module):
@@ -116,12 +138,9 @@ class PerMember(nn.Module):
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(modules)
-        self._weight, self._bias = Stack(), Stack()
-        first = modules[0]
-        one_dimension = isinstance(first, nn.LayerNorm) and len(first.normalized_shape) == 1
-        self._possible = len(modules) > 1 and (
-            type(first) is nn.Linear or (one_dimension and first.weight is not None)  # any library's layer norm
-        )
+        self._weight = Stack()
+        self._bias = Stack()
+        self._stackable = len(modules) > 1 and _runs_as_one_product(modules[0])
 
     def _apply(self, fn: Any, recurse: bool = True) -> PerMember:
         self._weight.forget()
@@ -130,26 +149,39 @@ class PerMember(nn.Module):
 
     def stack(self, context: RunContext) -> None:
         """Stack the weights, see :class:`hydractl.model.attention.HeadAttention`."""
-        if self._possible and context.batches(next(self.parameters()).device):
+        if self._stackable and context.batches(next(self.parameters()).device):
             with torch.no_grad():
                 self._weights()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply module m to the samples of member m."""
-        context, first = context_of_run(), self.members[0]
+        """Apply module m to the samples of member m, ``[M * B, ...]``; in the run of one member, its own to ``x``."""
+        context = context_of_run()
         if context.member is not None:
             return self.members[context.member](x)
-        if not (self._possible and context.batches(x.device)):
+        if not (self._stackable and context.batches(x.device)):
             parts = apart(x, len(self.members))
             return torch.cat([module(part) for module, part in zip(self.members, parts, strict=True)])
+        weight, bias = self._weights()
+        first = self.members[0]
         if isinstance(first, nn.LayerNorm):
-            return members_layer_norm(x, *self._weights(), first.eps)
-        return members_linear(x, *self._weights())
+            return members_layer_norm(x, weight, bias, first.eps)
+        return members_linear(x, weight, bias)
 
     def _weights(self) -> tuple[Tensor, Tensor | None]:
-        each: list[Any] = list(self.members)
-        bias = None if each[0].bias is None else self._bias.of([module.bias for module in each])
-        return self._weight.of([module.weight for module in each]), bias
+        """Return the stacked weight ``[M, ...]`` and bias of all members."""
+        modules: list[Any] = list(self.members)
+        bias = None
+        if modules[0].bias is not None:
+            bias = self._bias.of([module.bias for module in modules])
+        weight = self._weight.of([module.weight for module in modules])
+        return weight, bias
+
+
+def _runs_as_one_product(module: nn.Module) -> bool:
+    """Return whether all members' modules like this one can run as one product: linear layers and layer norms."""
+    if isinstance(module, nn.LayerNorm):  # of any library, over the last dimension
+        return len(module.normalized_shape) == 1 and module.weight is not None
+    return type(module) is nn.Linear
 
 
 class PerMemberScale(nn.Module):
@@ -170,7 +202,8 @@ class PerMemberScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale the samples of member m, ``[M * B, T, d_model]``, by vector m."""
-        scales, member = list(self.parameters()), context_of_run().member
+        scales = list(self.parameters())
+        member = context_of_run().member
         if member is not None:
             return scales[member] * x
         parts = apart(x, len(scales))
@@ -194,23 +227,29 @@ class StackedProjections:
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:
         self._members = list(members)
-        counts = [member.heads for member in members]
-        self.heads, self.head_dim = max(counts), members[0].head_dim
-        # What is pooled has heads of zeros in its output only, which is a small part of the work.
-        most = len(counts) if pooled else PADDED
-        self.possible = (
-            len(counts) > 1
-            and self.heads > 0
-            and len(counts) * self.heads <= most * sum(counts)
-            and all(member.bank.gate is None for member in members)
-        )
-        self._whole = all(member.heads == member.bank.heads for member in members)
-        self._shared = members[0].bank.key_heads is not None
-        if self._shared and not pooled:  # heads of zeros would be none that share the keys of others
-            alike = len({member.bank.key_heads for member in members}) == 1
-            self.possible = self.possible and self._whole and alike
+        self.heads = max(member.heads for member in members)
+        self.head_dim = members[0].head_dim
+        self._all_heads_of_banks = all(member.heads == member.bank.heads for member in members)
+        self._shares_keys = members[0].bank.key_heads is not None
+        self.possible = self._is_possible(pooled)
         self._stacks = {name: Stack() for name in ("qkv", "qkv_bias", "out", "out_bias")}
         self._index: Tensor | None = None
+
+    def _is_possible(self, pooled: bool) -> bool:
+        members = self._members
+        if len(members) == 1 or self.heads == 0:
+            return False
+        if any(member.bank.gate is not None for member in members):
+            return False
+        # What is pooled has heads of zeros in its output only, which is a small part of the work.
+        most_padded = len(members) if pooled else PADDED
+        heads_there = sum(member.heads for member in members)
+        if len(members) * self.heads > most_padded * heads_there:
+            return False
+        if self._shares_keys and not pooled:  # heads of zeros would be none that share the keys of others
+            alike = len({member.bank.key_heads for member in members}) == 1
+            return self._all_heads_of_banks and alike
+        return True
 
     def forget(self) -> None:
         """Drop what is kept: the weights may have changed unseen."""
@@ -221,8 +260,8 @@ class StackedProjections:
     def make(self, pooled: bool) -> None:
         """Make everything that is kept from call to call."""
         if not pooled:
-            self._in()
-        self._out()
+            self._input_weights()
+        self._output_weights()
         if pooled:
             self._places(self._members[0].bank.out.device)
 
@@ -232,27 +271,35 @@ class StackedProjections:
         Returns:
             ``[M * B, heads, q, head_dim]`` and twice ``[M * B, heads, T, head_dim]``.
         """
-        if self._shared:
+        if self._shares_keys:
             return self._project_shared(x, x if memory is None else memory)
         if memory is None:
-            q, k, v = self._linear(x, slice(0, 3))
+            q, k, v = self._linear(x, ALL_THREE)
         else:
-            (q,), (k, v) = self._linear(x, slice(0, 1)), self._linear(memory, slice(1, 3))
+            (q,) = self._linear(x, QUERIES)
+            k, v = self._linear(memory, KEYS_AND_VALUES)
         return self._normed(q, "q_norm"), self._normed(k, "k_norm"), v
 
     def _project_shared(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        weight, bias = self._in()
-        rows, spread = self.heads * self.head_dim, self._members[0].for_each_head
-        of_q, of_keys = (None, None) if bias is None else (bias[:, :rows], bias[:, rows:])
-        (q,) = unpacked(members_linear, x, weight[:, :rows], of_q, 1, self.head_dim)
-        k, v = unpacked(members_linear, memory, weight[:, rows:], of_keys, 2, self.head_dim)
-        return self._normed(q, "q_norm"), spread(self._normed(k, "k_norm")), spread(v)
+        """Project as :meth:`project`, where heads share keys and values: these are repeated for each head."""
+        weight, bias = self._input_weights()
+        query_bias, key_bias = None, None
+        query_rows = self.heads * self.head_dim
+        if bias is not None:
+            query_bias = bias[:, :query_rows]
+            key_bias = bias[:, query_rows:]
+        (q,) = project_all(members_linear, x, weight[:, :query_rows], query_bias, 1, self.head_dim)
+        k, v = project_all(members_linear, memory, weight[:, query_rows:], key_bias, 2, self.head_dim)
+        for_each_head = self._members[0].for_each_head
+        return self._normed(q, "q_norm"), for_each_head(self._normed(k, "k_norm")), for_each_head(v)
 
-    def _linear(self, x: Tensor, of: slice) -> Sequence[Tensor]:
-        return projected(members_linear, x, *self._in(), of, self.head_dim)
+    def _linear(self, x: Tensor, wanted: slice) -> Sequence[Tensor]:
+        """Compute the wanted ones of queries, keys and values, ``[M * B, heads, T, head_dim]`` each."""
+        weight, bias = self._input_weights()
+        return project_wanted(members_linear, x, weight, bias, wanted, self.head_dim)
 
     def _normed(self, heads: Tensor, side: str) -> Tensor:
-        """Normalise each head by the norm of its member."""
+        """Normalise each head ``[M * B, heads, T, head_dim]`` by the norm of its member."""
         norms: list[nn.Module] = [getattr(member.bank, side) for member in self._members]
         if all(isinstance(norm, nn.Identity) for norm in norms):
             return heads
@@ -271,13 +318,16 @@ class StackedProjections:
     def output(self, attended: Tensor) -> Tensor:
         """Project attended heads ``[M * B, heads, q, head_dim]`` to the residual stream, ``[M * B, q, d_model]``."""
         rows = attended.transpose(1, 2).flatten(2)  # [M * B, h, q, dk] -> [M * B, q, h * dk]
-        return members_linear(rows, *self._out())
+        weight, bias = self._output_weights()
+        return members_linear(rows, weight, bias)
 
-    def _in(self) -> tuple[Tensor, Tensor | None]:
+    def _input_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return ``qkv`` and its bias of all members."""
         width = 3 * self.head_dim
         return self._weights("qkv", 0, width), self._weights("qkv_bias", 0, width)
 
-    def _out(self) -> tuple[Tensor, Tensor | None]:
+    def _output_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return the output projection and its bias of all members."""
         return self._weights("out", 1, self.head_dim), self._weights("out_bias", 0, None)
 
     def _weights(self, name: str, dim: int, width: int | None) -> Any:
@@ -289,28 +339,49 @@ class StackedProjections:
             width: what each head has of it along ``dim``; None: it belongs to no head.
         """
         banks = [member.bank for member in self._members]
-        weights: list[Any] = [bank.trained_bias() if name == "qkv_bias" else getattr(bank, name) for bank in banks]
+        weights: list[Any]
+        if name == "qkv_bias":
+            weights = [bank.trained_bias() for bank in banks]
+        else:
+            weights = [getattr(bank, name) for bank in banks]
         if weights[0] is None:
             return None
-        if width is None or self._whole:
+        if width is None or self._all_heads_of_banks:
             return self._stacks[name].of(weights)
         return self._stacks[name].of(weights, [_heads_of(member, dim, width) for member in self._members])
 
     def _places(self, device: torch.device) -> Tensor:
-        """Return the places in the bank of all members' heads; a head of zeros has the place of some other."""
-        index = self._index
-        if index is None or index.device != device:
-            rows = [[head for run in m.runs for head in range(run.start, run.stop)] for m in self._members]
-            index = torch.tensor([h for row in rows for h in (row + [0] * self.heads)[: self.heads]], device=device)
-            if not torch.compiler.is_compiling():
-                self._index = index
+        """Return the places in the bank of all members' heads, int64 ``[M * heads]``.
+
+        A head of zeros has the place of some other.
+        """
+        kept = self._index  # read once: another thread may forget it
+        if kept is not None and kept.device == device:
+            return kept
+        places: list[int] = []
+        for member in self._members:
+            for run in member.runs:
+                places.extend(range(run.start, run.stop))
+            heads_of_zeros = self.heads - member.heads
+            places.extend([0] * heads_of_zeros)
+        index = torch.tensor(places, device=device)
+        if not torch.compiler.is_compiling():
+            self._index = index
         return index
 
 
 def _heads_of(member: MemberProjections, dim: int, width: int) -> Callable[[Tensor], Tensor]:
     """Return the function from a weight of a bank to that of one member."""
-    runs = [(run.start * width, (run.stop - run.start) * width) for run in member.runs or [slice(0, 0)]]
-    return lambda weight: torch.cat([weight.narrow(dim, *run) for run in runs], dim=dim)
+    runs = member.runs or [slice(0, 0)]  # of no heads, an empty part
+
+    def heads_of_member(weight: Tensor) -> Tensor:
+        parts = []
+        for run in runs:
+            count = run.stop - run.start
+            parts.append(weight.narrow(dim, run.start * width, count * width))
+        return torch.cat(parts, dim=dim)
+
+    return heads_of_member
 
 
 def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -325,12 +396,18 @@ def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ``[M * B, ..., m]``.
     """
     rows = x.reshape(weight.shape[0], -1, x.shape[-1])  # [M * B, ..., n] -> [M, B * ..., n]
-    products = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+    if bias is None:
+        products = torch.bmm(rows, weight.mT)
+    else:
+        products = torch.baddbmm(bias[:, None], rows, weight.mT)
     return products.reshape(*x.shape[:-1], weight.shape[1])
 
 
 def members_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Apply each member's layer norm over the last dimension, ``x`` member-major, weight and bias ``[M, n]``."""
-    rows = F.layer_norm(x, x.shape[-1:], eps=eps).reshape(weight.shape[0], -1, x.shape[-1])
-    scaled = rows * weight[:, None] if bias is None else torch.addcmul(bias[:, None], rows, weight[:, None])
+    rows = F.layer_norm(x, x.shape[-1:], eps=eps).reshape(weight.shape[0], -1, x.shape[-1])  # [M, B * ..., n]
+    if bias is None:
+        scaled = rows * weight[:, None]
+    else:
+        scaled = torch.addcmul(bias[:, None], rows, weight[:, None])
     return scaled.reshape_as(x)
