@@ -202,10 +202,10 @@ MUTATIONS = (
     ),
     Mutation(
         "the scale of LoRA",
-        "hydractl/training/adapters/lora.py",
+        "hydractl/methods/lora/matrices.py",
         "self.scale = alpha / rank",
         "self.scale = alpha",
-        "tests/training/adapters/test_lora.py -m 'not long'",
+        "tests/methods/test_lora.py -m 'not long'",
     ),
     # --- exports and hub ----------------------------------------------------------------------------------------------
     Mutation(

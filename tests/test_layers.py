@@ -28,6 +28,7 @@ ROOMS = (
         "circuit",
         "benchmark",
         "evaluation",
+        "methods",
         "training",
         "exports",
         "fusion",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from hydractl.errors import did_you_mean
+from hydractl.errors import InputError, did_you_mean
+from hydractl.methods import Method, MethodOption, all_methods
 from hydractl.settings.common import RECIPE, Batched, SideBySide, file_option, run_option
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.yaml_files import read_recipe
@@ -28,8 +29,11 @@ FREEZABLE = (
 factors by which a block multiplies what attention and MLP add (LayerScale), ``scale`` the factor (and bias) by which
 the similarities of a CLIP become logits."""
 
-ADAPTERS = ("lora", "batch_ensemble")
-"""Options that train something in the place of the weights, each by its module in ``training/adapters``."""
+ROLES = ("weights",)
+"""Roles of methods (:attr:`hydractl.methods.Method.role`), each of which one method can have."""
+
+_BEHIND = {"Length": "patience", "What is trained": "dropout"}
+"""The option that those of methods stand behind in the help, by their heading."""
 
 TOGETHER = ("classifiers", "mimo", "packed")
 """Options that make several members by one training, each by its module in ``training/together``."""
@@ -128,7 +132,49 @@ class Several(SideBySide):
         return len(self.model) * self.members > 1
 
 
+SettingsT = TypeVar("SettingsT", bound=type[Batched])
+
+
+def with_method_options(settings: SettingsT) -> SettingsT:
+    """Add the options that methods declare to a settings class that is no dataclass yet.
+
+    Raises:
+        InputError: for one that is an option already, of the verb or of another method.
+    """
+    behind: dict[str, list[MethodOption]] = {}
+    for method in all_methods():
+        for declared in method.options:
+            if hasattr(settings, declared.name):
+                raise InputError(f"the method {method.name} declares the option {declared.name!r}, which is taken")
+            setattr(settings, declared.name, _field_of(declared))
+            behind.setdefault(_BEHIND[declared.heading], []).append(declared)
+    own_annotations = dict(settings.__annotations__)
+    settings.__annotations__.clear()
+    for name, annotation in own_annotations.items():
+        settings.__annotations__[name] = annotation
+        for declared in behind.get(name, ()):
+            is_switch = declared.value_type is bool
+            settings.__annotations__[declared.name] = bool if is_switch else declared.value_type | None
+    return settings
+
+
+def _field_of(declared: MethodOption) -> Any:
+    """Return the dataclass field of an option that a method declares."""
+    default = False if declared.value_type is bool else None
+    return option(
+        declared.heading,
+        declared.help,
+        default,
+        metavar=declared.metavar,
+        pattern=declared.pattern,
+        example=declared.example,
+        at_least=declared.at_least,
+        at_most=declared.at_most,
+    )
+
+
 @dataclass(kw_only=True)
+@with_method_options
 class FinetuneSettings(Prescribed, Several):
     """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
 
@@ -238,19 +284,6 @@ class FinetuneSettings(Prescribed, Several):
     dropout: float | None = weights_option(
         "Dropout in each layer, behind attention and in the MLP [default: what the model says]", at_least=0, below=1
     )
-    lora: str | None = weights_option(
-        "Train matrices of rank R on queries, keys, values and outputs, scaled by ALPHA / R, and the classifier "
-        "[default: off, the weights themselves]",
-        metavar="R,ALPHA",
-        pattern=r"[1-9][0-9]{0,3},[0-9]{1,5}(\.[0-9]{1,5})?",
-        example="4,8",
-    )
-    batch_ensemble: float | None = weights_option(
-        "Train rank-one factors of the linear layers of the blocks, drawn around 1 by --seed with this standard "
-        "deviation, their biases, and the classifier [default: off, the weights themselves]",
-        metavar="STD",
-        at_least=0,
-    )
     classifiers: int | None = weights_option(
         "Train this many classifiers on one body, drawn by --seed and the seeds after it: a.1.st, a.2.st and so on for "
         "a.st [classifiers; default: one, one output]",
@@ -332,6 +365,29 @@ class FinetuneSettings(Prescribed, Several):
         several = next((value for name in ("snapshots", "swag", *TOGETHER) if (value := getattr(self, name))), None)
         return None if several is None else int(str(several).partition(",")[0])
 
+    @property
+    def methods(self) -> list[Method]:
+        """The methods that are asked for."""
+        asked_for = []
+        for method in all_methods():
+            value = getattr(self, method.options[0].name) if method.options else None
+            if value is not None and value is not False:  # 0.0 is a value
+                asked_for.append(method)
+        return asked_for
+
+    def values_of(self, method: Method) -> dict[str, Any]:
+        """Return the values of a method's own options."""
+        return {declared.name: getattr(self, declared.name) for declared in method.options}
+
+    def has_default(self, name: str) -> bool:
+        """Return whether nobody has given an option."""
+        return not self._rank(name)
+
+    def _one_of_role(self, role: str) -> list[str]:
+        """Return a problem if several methods of a role are asked for."""
+        names = [method.options[0].name for method in all_methods() if method.role == role]
+        return self.at_most_one(*(name for name in names if getattr(self, name) is not False))
+
     def problems(self) -> list[str]:
         """List every problem, after taking in the recipe."""
         lr: Any = self.lr
@@ -374,7 +430,8 @@ class FinetuneSettings(Prescribed, Several):
         """List problems: data, a length, and what belongs together."""
         problems = super().conflicts() + self.needs("data") + self.at_most_one("epochs", "steps")
         problems += self.twice_named("track")
-        problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
+        for role in ROLES:
+            problems += self._one_of_role(role)
         problems += self._several_conflicts() + self._caption_conflicts() + self._together_conflicts()
         problems += self.goes_with("patience", "val") + self.goes_with("swag", "swa")
         problems += self.at_most_one("snapshots", "swa", *TOGETHER)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from hydractl.errors import UsageError
-from hydractl.training.adapters.base import Adapter
+from hydractl.training.adapters import Adapter
 from hydractl.training.together.base import Method
 
 

@@ -28,7 +28,7 @@ from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, with_labels
 from hydractl.model.stored import sliced
-from hydractl.training.adapters.base import remove_idle
+from hydractl.training.adapters import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.options import DataOptions, OptimizerOptions, TrainOptions, WeightOptions
 from hydractl.training.together.base import AnyModel, Together

@@ -24,8 +24,8 @@ from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
-from hydractl.settings.finetuning import ADAPTERS, TOGETHER, FinetuneSettings, recipe_options
-from hydractl.training.adapters.base import Adapter, make_adapter
+from hydractl.settings.finetuning import TOGETHER, FinetuneSettings, recipe_options
+from hydractl.training.adapters import Adapter
 from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
@@ -267,11 +267,11 @@ def _average(settings: FinetuneSettings) -> AverageOptions | None:
 
 
 def _adapter(settings: FinetuneSettings) -> Adapter | None:
-    """Return the adapter that the options ask for; they exclude each other."""
-    for name in ADAPTERS:
-        value = getattr(settings, name)
-        if value is not None and value is not False:  # 0.0 is a value
-            return make_adapter(name, value)
+    """Return the adapter of the one method that trains something in the place of the weights."""
+    for method in settings.methods:
+        adapter = method.adapter(settings.values_of(method))
+        if adapter is not None:
+            return adapter
     return None
 
 

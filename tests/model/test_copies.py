@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from hydractl.fusion.plan import plan_fusion
+from hydractl.methods.batch_ensemble.factors import BatchEnsemble
+from hydractl.methods.lora.matrices import LoRA
 from hydractl.model.loading import SequentialEnsemble
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters.batch_ensemble import BatchEnsemble
-from hydractl.training.adapters.lora import LoRA
 from hydractl.training.start import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits

@@ -3,8 +3,6 @@
 Each of queries, keys, values and the output projection of a site has an A and a B of its own, over the heads that the
 model has. B starts at zero, so the model starts as it was, and A as in the authors' code. Whoever asks for the weights
 gets the sum, so what is written is an ordinary checkpoint.
-
-Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from torch.nn.utils import parametrize
 
 from hydractl.model.projections import Packing
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters.base import added_names
+from hydractl.training.adapters import added_names
 
 
 class LowRank(nn.Module):
-    """Adds ``scale * B A`` to a matrix; for a stack of n matrices see :class:`OnProjections`.
+    """Adds ``scale * B A`` to a matrix; for a stack of n matrices see :class:`LowRankProjections`.
 
     Attributes:
         a: ``[n, r, columns]``.
@@ -30,9 +28,10 @@ class LowRank(nn.Module):
 
     def __init__(self, weight: Tensor, rank: int, alpha: float, count: int = 1) -> None:
         super().__init__()
+        rows, columns = weight.shape
         self.scale = alpha / rank
-        self.a = nn.Parameter(weight.new_empty((count, rank, weight.shape[1])))
-        self.b = nn.Parameter(weight.new_zeros((count, weight.shape[0] // count, rank)))
+        self.a = nn.Parameter(weight.new_empty((count, rank, columns)))
+        self.b = nn.Parameter(weight.new_zeros((count, rows // count, rank)))
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
@@ -42,10 +41,11 @@ class LowRank(nn.Module):
             self.a.copy_(drawn)
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + (self.scale * (self.b @ self.a))[0]
+        product = self.b @ self.a  # [1, rows, columns]
+        return weight + (self.scale * product)[0]
 
 
-class OnProjections(LowRank):
+class LowRankProjections(LowRank):
     """Low-rank matrices for a bank's queries, keys, values; B ``[n, r]`` of all their rows, where heads share keys."""
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
@@ -55,8 +55,10 @@ class OnProjections(LowRank):
             self.b = nn.Parameter(weight.new_zeros((weight.shape[0], rank)))
 
     def forward(self, weight: Tensor) -> Tensor:
-        b = self.b if self.packing.keys is None else self.b.split(self.packing.rows)
-        return weight + self.packing.join_rows(self.scale * (b @ a) for b, a in zip(b, self.a, strict=True))
+        shares_keys = self.packing.keys is not None
+        b_of_each = self.b.split(self.packing.rows) if shares_keys else self.b
+        products = [self.scale * (b @ a) for b, a in zip(b_of_each, self.a, strict=True)]
+        return weight + self.packing.join_rows(products)
 
 
 class LoRA:
@@ -68,28 +70,26 @@ class LoRA:
     """
 
     def __init__(self, rank: int, alpha: float) -> None:
-        self.rank, self.alpha = rank, alpha
+        self.rank = rank
+        self.alpha = alpha
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put matrices on the heads, see :class:`hydractl.training.adapters.base.Adapter`; the seed draws A."""
+        """Put matrices on the heads, see :class:`hydractl.training.adapters.Adapter`; the seed draws A."""
         generator = torch.Generator().manual_seed(seed)
+
+        def put(bank: nn.Module, name: str, matrices: LowRank) -> None:
+            matrices.draw(generator)
+            parametrize.register_parametrization(bank, name, matrices)
+
         for attention in model.attentions:
             bank = attention.only.bank
             if not bank.heads:
                 continue
-            for name, added in (
-                ("qkv", OnProjections(bank.packing, bank.qkv.detach(), self.rank, self.alpha)),
-                ("out", LowRank(bank.out.detach(), self.rank, self.alpha)),
-            ):
-                added.draw(generator)
-                parametrize.register_parametrization(bank, name, added)
+            qkv = bank.qkv.detach()
+            out = bank.out.detach()
+            put(bank, "qkv", LowRankProjections(bank.packing, qkv, self.rank, self.alpha))
+            put(bank, "out", LowRank(out, self.rank, self.alpha))
 
     def trains(self, model: HydraModel) -> set[str]:
         """Return A and B."""
         return added_names(model)
-
-
-def adapter(value: str) -> LoRA:
-    """Return the adapter that ``--lora`` asks for by ``R,ALPHA``."""
-    rank, alpha = value.split(",")
-    return LoRA(int(rank), float(alpha))

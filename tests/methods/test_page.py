@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.methods.batch_ensemble.factors import BatchEnsemble
+from hydractl.methods.lora.matrices import LoRA
 from hydractl.model.loading import build_model
-from hydractl.training.adapters.base import Adapter
-from hydractl.training.adapters.batch_ensemble import BatchEnsemble
-from hydractl.training.adapters.lora import LoRA
+from hydractl.training.adapters import Adapter
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
 from tests.pico import shared_stock, source_of, stock
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "ensembles.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ensembles.md").read_text(encoding="utf-8")
 
 
 def test_the_adapter_of_the_page(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_adapter_of_the_page(tmp_path: Path) -> None:
     spec.loader.exec_module(module)
     reference = stock("class-token")
     model = build_model(source_of(reference, "class-token"))
-    adapter: Adapter = module.adapter(True)
+    adapter: Adapter = module.METHOD.adapter({"bias_only": True})
     adapter.add(model, 0)
     trained = trainable(model, WeightOptions(adapter=adapter))
     biases = sum(p.numel() for name, p in reference.named_parameters() if name.endswith("bias"))

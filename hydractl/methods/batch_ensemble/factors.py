@@ -1,11 +1,8 @@
-"""BatchEnsemble on pretrained weights: a member is y = ((x o r) W^T) o s + b, where only r, s and b are its own.
+"""Rank-one factors of BatchEnsemble: a member is y = ((x o r) W^T) o s + b, where only r, s and b are its own.
 
 Every linear layer of the blocks has a pair of factors: queries, keys, values, gate and output of the heads, and the
 layers of the MLP. They are drawn around 1. Whoever asks for a weight gets W o (s r^T), so what is written is an
 ordinary checkpoint. Unlike in the paper, W is not trained along with the members: it stays as it was pretrained.
-
-Wen, Tran, Ba, BatchEnsemble: an Alternative Approach to Efficient Ensemble and Lifelong Learning (ICLR 2020),
-equations 1 and 5.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from hydractl.model.projections import Packing, is_linear
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters.base import added_names
+from hydractl.training.adapters import added_names
 
 
 class RankOne(nn.Module):
@@ -31,20 +28,22 @@ class RankOne(nn.Module):
 
     def __init__(self, weight: Tensor, count: int = 1) -> None:
         super().__init__()
-        self.r = nn.Parameter(weight.new_ones(count * weight.shape[1]))
-        self.s = nn.Parameter(weight.new_ones(weight.shape[0]))
+        rows, columns = weight.shape
+        self.r = nn.Parameter(weight.new_ones(count * columns))
+        self.s = nn.Parameter(weight.new_ones(rows))
 
     def draw(self, std: float, generator: torch.Generator) -> None:
         """Draw both from a normal distribution around 1."""
         with torch.no_grad():
             for factor in (self.r, self.s):
-                factor.copy_(1 + std * torch.randn(factor.shape, generator=generator))
+                noise = torch.randn(factor.shape, generator=generator)
+                factor.copy_(1 + std * noise)
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * torch.outer(self.s, self.r)
 
 
-class OnProjections(RankOne):
+class RankOneProjections(RankOne):
     """A pair of factors each for a bank's queries, keys and values."""
 
     def __init__(self, weight: Tensor, packing: Packing) -> None:
@@ -53,7 +52,8 @@ class OnProjections(RankOne):
 
     def forward(self, weight: Tensor) -> Tensor:
         pairs = zip(self.s.split(self.packing.rows), self.r.chunk(3), strict=True)
-        return weight * self.packing.join_rows(torch.outer(s, r) for s, r in pairs)
+        products = [torch.outer(s, r) for s, r in pairs]
+        return weight * self.packing.join_rows(products)
 
 
 class BatchEnsemble:
@@ -67,7 +67,7 @@ class BatchEnsemble:
         self.std = std
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put factors on the layers, see :class:`hydractl.training.adapters.base.Adapter`; the seed draws them."""
+        """Put factors on the layers, see :class:`hydractl.training.adapters.Adapter`; the seed draws them."""
         generator = torch.Generator().manual_seed(seed)
 
         def put(module: nn.Module, name: str, factors: RankOne) -> None:
@@ -78,7 +78,7 @@ class BatchEnsemble:
             bank = attention.only.bank
             if not bank.heads:
                 continue
-            put(bank, "qkv", OnProjections(bank.qkv.detach(), bank.packing))
+            put(bank, "qkv", RankOneProjections(bank.qkv.detach(), bank.packing))
             put(bank, "out", RankOne(bank.out.detach()))
             if bank.gate is not None:
                 put(bank, "gate", RankOne(bank.gate.detach()))
@@ -87,29 +87,29 @@ class BatchEnsemble:
 
     def trains(self, model: HydraModel) -> set[str]:
         """Return the factors, and the biases of their layers."""
-        return added_names(model) | _biases(model)
+        return added_names(model) | _bias_names(model)
 
 
 def _mlp_layers(model: HydraModel) -> list[Any]:
-    blocks = tuple(f"{path}." for path in model.block_paths)
-    return [
-        module
-        for path, module in model.networks[0].named_modules()
-        if path.startswith(blocks) and is_linear(module) and model.family.part(f"{path}.weight", model.sites) == "mlp"
-    ]
+    """Return the linear layers of the MLPs of all blocks."""
+    inside_blocks = tuple(f"{path}." for path in model.block_paths)
+    layers = []
+    for path, module in model.networks[0].named_modules():
+        if not path.startswith(inside_blocks) or not is_linear(module):
+            continue
+        if model.family.part(f"{path}.weight", model.sites) == "mlp":
+            layers.append(module)
+    return layers
 
 
-def _biases(model: HydraModel) -> set[str]:
+def _bias_names(model: HydraModel) -> set[str]:
+    """Return the names of the biases beside weights that have factors."""
     names = set()
     for path, module in model.networks[0].named_modules():
-        if parametrize.is_parametrized(module):
-            for name in module.parametrizations:
-                bias = "bias" if name == "weight" else f"{name}_bias"  # a bank has several
-                if getattr(module, bias, None) is not None:
-                    names.add(f"{path}.{bias}")
+        if not parametrize.is_parametrized(module):
+            continue
+        for weight in module.parametrizations:  # type: ignore[operator,union-attr]
+            bias = "bias" if weight == "weight" else f"{weight}_bias"  # a bank has several
+            if getattr(module, bias, None) is not None:
+                names.add(f"{path}.{bias}")
     return names
-
-
-def adapter(value: float) -> BatchEnsemble:
-    """Return the adapter that ``--batch-ensemble`` asks for by a standard deviation."""
-    return BatchEnsemble(value)

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from hydractl.cli.app import main
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
+from hydractl.methods.lora.matrices import LoRA
 from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters.lora import LoRA
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
 from tests.pico import inputs, mask_of, prune_source, shared_stock, source_of, stock

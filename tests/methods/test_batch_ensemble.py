@@ -17,10 +17,10 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
+from hydractl.methods.batch_ensemble.factors import BatchEnsemble
 from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.start import trainable
 from hydractl.verbs.finetune import train_options
 from tests.model.test_attention import weights

@@ -1,1 +1,0 @@
-"""Adapters: few numbers that are trained in the place of whole weights, one file each."""
