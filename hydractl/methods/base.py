@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hydractl.training.adapters import Adapter
+    from hydractl.training.members import MemberMaker
 
 OptionValues = Mapping[str, Any]
 """The values of a method's own options, by name; None where an option was not given."""
@@ -102,8 +103,16 @@ class Method:
         """List the options that do not go with this method, which was asked for; each a sentence."""
         return []
 
+    def models(self, values: OptionValues) -> int | None:
+        """Return how many models one training writes; None for one that is called as ``--output`` says."""
+        return None
+
     def adapter(self, values: OptionValues) -> Adapter | None:
         """Return what is trained in the place of the weights."""
+        return None
+
+    def together(self, values: OptionValues) -> MemberMaker | None:
+        """Return what makes several members of one training."""
         return None
 
 
@@ -111,3 +120,36 @@ class AdapterMethod(Method):
     """A method that trains something in the place of the weights."""
 
     role = "weights"
+
+
+class TogetherMethod(Method):
+    """A method by which one training makes several members; the number of them begins the value of its option.
+
+    Attributes:
+        can_be_sped_up: whether ``--compile`` and ``--shard`` go with it.
+    """
+
+    role = "models"
+    can_be_sped_up: bool = False
+
+    def models(self, values: OptionValues) -> int:
+        """Return the number of members."""
+        value = values[self.options[0].name]
+        return int(str(value).partition(",")[0])
+
+    def conflicts(self, request: FinetuneRequest) -> list[str]:
+        """List the options that do not go with making several members by one training."""
+        name = self.options[0].name
+        told = f"{request.called(name)}{request.where(name)}"
+        problems = []
+        if request.members > 1:
+            problems.append(f"{told} makes several members already: without --members")
+        if request.loss == "contrastive":
+            problems.append(f"{told} is for models with a classifier, not --loss contrastive")
+        if request.compile and not self.can_be_sped_up:
+            problems.append(f"{told} does not go with --compile")
+        if request.shard and not self.can_be_sped_up:
+            problems.append(f"{told} does not go with --shard")
+        if "head" in request.freeze:
+            problems.append(f"{told} trains classifiers: without --freeze head")
+        return problems

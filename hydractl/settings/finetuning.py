@@ -29,14 +29,8 @@ FREEZABLE = (
 factors by which a block multiplies what attention and MLP add (LayerScale), ``scale`` the factor (and bias) by which
 the similarities of a CLIP become logits."""
 
-ROLES = ("weights",)
-"""Roles of methods (:attr:`hydractl.methods.Method.role`), each of which one method can have."""
-
 _BEHIND = {"Length": "patience", "What is trained": "dropout"}
 """The option that those of methods stand behind in the help, by their heading."""
-
-TOGETHER = ("classifiers", "mimo", "packed")
-"""Options that make several members by one training, each by its module in ``training/together``."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Names of ``--track``; see ``hydractl.training.trackers``."""
@@ -284,27 +278,6 @@ class FinetuneSettings(Prescribed, Several):
     dropout: float | None = weights_option(
         "Dropout in each layer, behind attention and in the MLP [default: what the model says]", at_least=0, below=1
     )
-    classifiers: int | None = weights_option(
-        "Train this many classifiers on one body, drawn by --seed and the seeds after it: a.1.st, a.2.st and so on for "
-        "a.st [classifiers; default: one, one output]",
-        at_least=2,
-        at_most=100,
-    )
-    mimo: str | None = weights_option(
-        "Train one network of M inputs and M answers: of the rows of a batch a share RHO takes one sample M times, the "
-        "others M that were shuffled, each sample REPEATS times; a.1.st, a.2.st and so on for a.st [default: off; "
-        "RHO 0.5, REPEATS 4]",
-        metavar="M[,RHO[,REPEATS]]",
-        pattern=r"([2-9]|[1-9][0-9])(,(0|0?\.[0-9]{1,6}|1)(\.0)?(,[1-9][0-9]?)?)?",
-        example="3,0.5",
-    )
-    packed: str | None = weights_option(
-        "Train M networks of ALPHA / M of the width on the same batches, their layers cut into GAMMA groups: a.1.st, "
-        "a.2.st and so on for a.st; ALPHA may be 9/4 [default: off; GAMMA 1]",
-        metavar="M,ALPHA[,GAMMA]",
-        pattern=r"([2-9]|[1-9][0-9]),[1-9][0-9]?(\.[0-9]{1,3}|/[1-9][0-9]?)?(,[1-9][0-9]?)?",
-        example="3,2",
-    )
     augment: list[str] = augment_option(
         "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",
         [],
@@ -362,8 +335,15 @@ class FinetuneSettings(Prescribed, Several):
     @property
     def outputs(self) -> int | None:
         """The number of models one training writes: its snapshots, or members; None: one."""
-        several = next((value for name in ("snapshots", "swag", *TOGETHER) if (value := getattr(self, name))), None)
-        return None if several is None else int(str(several).partition(",")[0])
+        if self.snapshots is not None:
+            return int(self.snapshots)
+        if self.swag is not None:
+            return int(self.swag.partition(",")[0])
+        for method in self.methods:
+            models = method.models(self.values_of(method))
+            if models is not None:
+                return models
+        return None
 
     @property
     def methods(self) -> list[Method]:
@@ -383,10 +363,10 @@ class FinetuneSettings(Prescribed, Several):
         """Return whether nobody has given an option."""
         return not self._rank(name)
 
-    def _one_of_role(self, role: str) -> list[str]:
-        """Return a problem if several methods of a role are asked for."""
-        names = [method.options[0].name for method in all_methods() if method.role == role]
-        return self.at_most_one(*(name for name in names if getattr(self, name) is not False))
+    def _asking_for(self, role: str) -> list[str]:
+        """Return the options that ask for a method of a role, but for switches that are off."""
+        names = [method.options[0].name for method in all_methods() if method.options and method.role == role]
+        return [name for name in names if getattr(self, name) is not False]
 
     def problems(self) -> list[str]:
         """List every problem, after taking in the recipe."""
@@ -430,11 +410,10 @@ class FinetuneSettings(Prescribed, Several):
         """List problems: data, a length, and what belongs together."""
         problems = super().conflicts() + self.needs("data") + self.at_most_one("epochs", "steps")
         problems += self.twice_named("track")
-        for role in ROLES:
-            problems += self._one_of_role(role)
-        problems += self._several_conflicts() + self._caption_conflicts() + self._together_conflicts()
+        problems += self.at_most_one(*self._asking_for("weights"))
+        problems += self._several_conflicts() + self._caption_conflicts() + self._method_conflicts()
         problems += self.goes_with("patience", "val") + self.goes_with("swag", "swa")
-        problems += self.at_most_one("snapshots", "swa", *TOGETHER)
+        problems += self.at_most_one("snapshots", "swa", *self._asking_for("models"))
         if self.swa is not None and self.schedule == "cosine" and not self._rank("lr_floor"):
             problems.append(
                 f"--swa{self.where('swa')} needs the learning rate while it averages: --lr-floor, a fraction of --lr, "
@@ -465,19 +444,11 @@ class FinetuneSettings(Prescribed, Several):
             problems.append(f"of several MODELs --output {hint}, not {self.output}{self.where('output')}")
         return problems
 
-    def _together_conflicts(self) -> list[str]:
-        """List the options that do not go with making several members by one training."""
+    def _method_conflicts(self) -> list[str]:
+        """List the options that do not go with the methods that are asked for."""
         problems = []
-        for name in (name for name in TOGETHER if getattr(self, name)):
-            told = f"{self.called(name)}{self.where(name)}"
-            if self.members > 1:
-                problems.append(f"{told} makes several members already: without --members")
-            if self.loss == "contrastive":
-                problems.append(f"{told} is for models with a classifier, not --loss contrastive")
-            speed = [] if name == "classifiers" else [one for one in ("compile", "shard") if getattr(self, one)]
-            problems += [f"{told} does not go with --{one}" for one in speed]
-            if "head" in self.freeze:
-                problems.append(f"{told} trains classifiers: without --freeze head")
+        for method in self.methods:
+            problems += method.conflicts(self)
         return problems
 
     def _caption_conflicts(self) -> list[str]:

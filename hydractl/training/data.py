@@ -23,8 +23,8 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.model.source import Source
+from hydractl.training.members import AnyModel
 from hydractl.training.options import DataOptions, TrainOptions
-from hydractl.training.together.base import AnyModel
 
 declare_operators()
 

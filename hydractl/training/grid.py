@@ -13,8 +13,8 @@ from hydractl.training.checkpointing import Saved
 from hydractl.training.data import TrainingData
 from hydractl.training.distribution import whole
 from hydractl.training.loop import History, Training, TrainingContext
+from hydractl.training.members import AnyModel
 from hydractl.training.options import TrainOptions
-from hydractl.training.together.base import AnyModel
 
 
 @dataclass

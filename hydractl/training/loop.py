@@ -30,10 +30,10 @@ from hydractl.training.checkpointing import (
 from hydractl.training.data import TrainingData
 from hydractl.training.distribution import backward, placed, shared, unshard, whole
 from hydractl.training.losses import make_loss
+from hydractl.training.members import AnyModel
 from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import kept_weights, make_optimizer, trainable
-from hydractl.training.together.base import AnyModel
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hydractl.distributed import Processes
 from hydractl.model.runtime import HydraModel
+from hydractl.training.members import AnyModel, Together
 from hydractl.training.options import LossOptions
-from hydractl.training.together.base import AnyModel, Together
 
 ROWS = 4096
 """Images (and texts) of a step that are compared with all others at once. Larger steps are compared in parts, each

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hydractl.errors import UsageError
 from hydractl.training.adapters import Adapter
-from hydractl.training.together.base import Method
+from hydractl.training.members import MemberMaker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class TrainOptions:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     average: AverageOptions | None = None
     loss: LossOptions = field(default_factory=LossOptions)
-    together: Method | None = None
+    together: MemberMaker | None = None
 
     @property
     def per_step(self) -> int:

@@ -29,9 +29,9 @@ from hydractl.model.stored import check_finite
 from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
+from hydractl.training.members import Together
 from hydractl.training.run_log import FileLog, RunLog, Sink, first_new_step
 from hydractl.training.start import Opened
-from hydractl.training.together.base import Together
 from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")

@@ -30,8 +30,8 @@ from hydractl.model.source import Source, need_classifier, with_labels
 from hydractl.model.stored import sliced
 from hydractl.training.adapters import remove_idle
 from hydractl.training.data import open_pairs
+from hydractl.training.members import AnyModel, Together
 from hydractl.training.options import DataOptions, OptimizerOptions, TrainOptions, WeightOptions
-from hydractl.training.together.base import AnyModel, Together
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
-from hydractl.settings.finetuning import TOGETHER, FinetuneSettings, recipe_options
+from hydractl.settings.finetuning import FinetuneSettings, recipe_options
 from hydractl.training.adapters import Adapter
 from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
@@ -33,6 +33,7 @@ from hydractl.training.distribution import shard
 from hydractl.training.doubts import course_doubts, data_doubts
 from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
+from hydractl.training.members import AnyModel, MemberMaker
 from hydractl.training.options import (
     AverageOptions,
     Cycles,
@@ -46,7 +47,6 @@ from hydractl.training.options import (
 from hydractl.training.outputs import RunFiles, finished, write_all
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
-from hydractl.training.together.base import AnyModel, make_method
 from hydractl.training.trackers import check_installed
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
 from hydractl.verbs.opening import announce_reading, model_options, renaming_doubts, start_options
@@ -254,7 +254,7 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         ),
         average=_average(settings),
         loss=settings.fill(LossOptions, name=settings.loss),
-        together=next((make_method(name, value) for name in TOGETHER if (value := getattr(settings, name))), None),
+        together=_together(settings),
     )
 
 
@@ -272,6 +272,15 @@ def _adapter(settings: FinetuneSettings) -> Adapter | None:
         adapter = method.adapter(settings.values_of(method))
         if adapter is not None:
             return adapter
+    return None
+
+
+def _together(settings: FinetuneSettings) -> MemberMaker | None:
+    """Return what makes the members of the one method that trains several together."""
+    for method in settings.methods:
+        together = method.together(settings.values_of(method))
+        if together is not None:
+            return together
     return None
 
 

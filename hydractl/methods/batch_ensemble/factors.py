@@ -108,7 +108,7 @@ def _bias_names(model: HydraModel) -> set[str]:
     for path, module in model.networks[0].named_modules():
         if not parametrize.is_parametrized(module):
             continue
-        for weight in module.parametrizations:  # type: ignore[operator,union-attr]
+        for weight in module.parametrizations:
             bias = "bias" if weight == "weight" else f"{weight}_bias"  # a bank has several
             if getattr(module, bias, None) is not None:
                 names.add(f"{path}.{bias}")

@@ -19,18 +19,28 @@ from torch.nn import functional as F
 import hydractl
 from hydractl.errors import UsageError
 from hydractl.log import Log
+from hydractl.methods import METHODS
+from hydractl.methods.mimo.many_inputs import Mimo
 from hydractl.model.loading import build_model
 from hydractl.model.source import Source, open_source
 from hydractl.training import loop
 from hydractl.training.loop import Training, TrainingContext
-from hydractl.training.together import mimo
-from hydractl.training.together.base import Together, make_method
+from hydractl.training.members import MemberMaker, Together
 from hydractl.verbs.finetune import train_options
 from tests.pico import images, inputs, mask_of, prune_source, source_of, stock, write_tokenizer
 from tests.running import answer, quiet, run, tensors
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
 PLAIN = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
+
+
+def make_method(option: str, value: Any) -> MemberMaker:
+    """What makes the members that an option asks for."""
+    method = METHODS.get(option)
+    assert method is not None
+    maker = method.together({option: value})
+    assert maker is not None
+    return maker
 
 
 def together(source: Source, option: str, value: Any, seed: int = 3) -> Together:
@@ -211,7 +221,7 @@ def test_what_cannot_be_packed_is_told() -> None:
 def test_samples_are_dealt_as_by_the_authors() -> None:
     torch.manual_seed(0)
     for equal, together_rows in ((0.0, 0), (0.5, 20), (1.0, 40)):
-        rows = mimo.Mimo(3, equal, 4).deal(10)
+        rows = Mimo(3, equal, 4).deal(10)
         assert rows.shape == (3, 40) and torch.equal(
             rows[:, 40 - together_rows :], rows[:1, 40 - together_rows :].expand(3, -1)
         )
@@ -338,7 +348,7 @@ def test_classifiers_are_trained_as_in_a_plain_loop() -> None:
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
          "--epochs", "2", "--lr", "0.01", "--dropout", "0.2"]  # fmt: skip
-METHODS = {"h": ["--classifiers", "3"], "m": ["--mimo", "3"], "p": ["--packed", "3,2,2", "--init", "random"]}
+OPTIONS_OF = {"h": ["--classifiers", "3"], "m": ["--mimo", "3"], "p": ["--packed", "3,2,2", "--init", "random"]}
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +360,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
         np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
     with contextlib.chdir(path):
-        for name, options in METHODS.items():
+        for name, options in OPTIONS_OF.items():
             quiet(*TRAIN, *options, "-o", f"{name}.st")
     return path
 
@@ -363,7 +373,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OPTIONS_OF)
 def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = loop.Training._save_or_stop
 
@@ -372,7 +382,7 @@ def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.C
             os.kill(os.getpid(), signal.SIGTERM)
         before(self)
 
-    command = [*TRAIN, *METHODS[name], "-o", "part.st"]
+    command = [*TRAIN, *OPTIONS_OF[name], "-o", "part.st"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Training, "_save_or_stop", signalled)
         run(*command, code=130)

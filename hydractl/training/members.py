@@ -1,12 +1,8 @@
-"""Members that one training makes together: what the loop sees of them, and what a method provides.
-
-The module named as the option has a function ``method(value)``, which makes a :class:`Method` of what the option says.
-"""
+"""Members that one training makes together: what the loop sees of them, and what makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -28,9 +24,12 @@ class Together(nn.Module):
 
     def __init__(self, models: Sequence[HydraModel], members: int) -> None:
         super().__init__()
-        self.models, self.members = nn.ModuleList(models), members
+        self.models = nn.ModuleList(models)
+        self.members = members
         first = models[0]
-        self.family, self.description, self.preprocess = first.family, first.description, first.preprocess
+        self.family = first.family
+        self.description = first.description
+        self.preprocess = first.preprocess
 
     @property
     def each(self) -> list[HydraModel]:
@@ -52,7 +51,8 @@ class Together(nn.Module):
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return the sum over members of the mean over the batch."""
         rows = logits.flatten(0, 1)  # [M, B, classes] -> [M * B, classes]
-        return self.members * F.cross_entropy(rows, labels.flatten(), label_smoothing=smoothing)
+        mean = F.cross_entropy(rows, labels.flatten(), label_smoothing=smoothing)
+        return self.members * mean
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
         """Return the weights of one member as those of an ordinary model."""
@@ -63,31 +63,28 @@ AnyModel = HydraModel | Together
 """The models that the loop trains."""
 
 
-class Method(Protocol):
-    """A way of making members by one training.
+class MemberMaker(Protocol):
+    """What makes members of one training.
 
     Attributes:
         members: how many.
         passes: the mult-adds of a training sample by those of one member.
     """
 
-    members: int
-    passes: int
+    @property
+    def members(self) -> int: ...
+
+    @property
+    def passes(self) -> int: ...
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
         """Return the start of each model of :class:`Together`, given that of an ordinary training.
 
         Raises:
-            UsageError: for a model that the method does not fit.
+            UsageError: for a model that it does not fit.
         """
         ...
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
         """Make the model that is trained from the models of these sources, which may be changed in place."""
         ...
-
-
-def make_method(option: str, value: Any) -> Method:
-    """Return the method of an option, such as ``mimo``, that has this value."""
-    method: Method = import_module(f"hydractl.training.together.{option}").method(value)
-    return method

@@ -1,13 +1,12 @@
-"""Several classifiers on one body, trained together: each is drawn by a seed of its own, all else is common.
+"""Several classifiers on one body: each is drawn by a seed of its own, all else is common.
 
-The loss is the mean of theirs. Lee et al., Why M Heads are Better than One (2015, arXiv 1511.06314), section 3, where
-members share all layers but the last.
+The loss is the mean of theirs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from hydractl.errors import UsageError
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
-from hydractl.training.together.base import Together
+from hydractl.training.members import Together
 
 
 class OneBody(Together):
@@ -30,9 +29,10 @@ class OneBody(Together):
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]]) -> None:
         super().__init__([model], len(drawn))
-        self._heads = head_names(model, drawn[0])
+        self._heads = last_layer_names(model, drawn[0])
         for name in self._heads:
-            replaced(model, name, torch.cat([tensors[name] for tensors in drawn]))  # M of [classes, ...]
+            of_all_members = torch.cat([tensors[name] for tensors in drawn])  # M of [classes, ...]
+            replace_parameter(model, name, of_all_members)
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return logits ``[M, B, classes]``."""
@@ -45,12 +45,13 @@ class OneBody(Together):
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
         """Return the body with the classifier of one member."""
-        tensors = super().stock_tensors(0)
-        own = {name: tensors[name].chunk(self.members)[member].clone() for name in self._heads}
-        return {**tensors, **own}
+        tensors = dict(super().stock_tensors(0))
+        for name in self._heads:
+            tensors[name] = tensors[name].chunk(self.members)[member].clone()
+        return tensors
 
 
-def head_names(model: HydraModel, names: Any) -> list[str]:
+def last_layer_names(model: HydraModel, names: Iterable[str]) -> list[str]:
     """Return the tensors of the last layer of the classifier.
 
     Raises:
@@ -63,11 +64,12 @@ def head_names(model: HydraModel, names: Any) -> list[str]:
     return heads
 
 
-def replaced(model: HydraModel, name: str, tensor: Tensor) -> Any:
+def replace_parameter(model: HydraModel, name: str, tensor: Tensor) -> Any:
     """Put a parameter of another shape in the place of one of a model. Returns its module."""
     path, _, leaf = name.rpartition(".")
     module: Any = model.networks[0].get_submodule(path)
-    setattr(module, leaf, nn.Parameter(tensor.to(getattr(module, leaf))))
+    before = getattr(module, leaf)
+    setattr(module, leaf, nn.Parameter(tensor.to(before)))
     return module
 
 
@@ -83,15 +85,11 @@ class Classifiers:
         return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Make the body with all classifiers, see :class:`hydractl.training.together.base.Method`."""
-        return OneBody(models[0], drawn(source, self.members, seed))
+        """Make the body with all classifiers, see :class:`hydractl.training.members.MemberMaker`."""
+        return OneBody(models[0], draw_members(source, self.members, seed))
 
 
-def drawn(source: Source, members: int, seed: int) -> list[dict[str, Tensor]]:
+def draw_members(source: Source, members: int, seed: int) -> list[dict[str, Tensor]]:
     """Draw each member's weights as the library does, by a seed of its own."""
-    return [source.family.initial(source.description.config, seed + member) for member in range(members)]
-
-
-def method(value: int) -> Classifiers:
-    """Return the method that ``--classifiers`` asks for by the number of classifiers."""
-    return Classifiers(value)
+    config = source.description.config
+    return [source.family.initial(config, seed + member) for member in range(members)]

@@ -1,1 +1,0 @@
-"""Ensembles whose members are made by one training, each method chosen by an option of its own."""
