@@ -50,6 +50,7 @@ COMMANDS = {
         "out.json",
     ),
     "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
+    "walks": ("-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
 TESTED_ELSEWHERE = {"gpu_cost", "verdict_rules", "verdict_cases"}
