@@ -261,7 +261,7 @@ MUTATIONS = (
     Mutation(
         "lengths of a part",
         "hydractl/data/part.py",
-        "return None if lengths is None else [lengths[row] for row in self._rows]",
+        "return [lengths[row] for row in self._rows]",
         "return lengths",
         "tests/data/test_part.py",
     ),
@@ -282,15 +282,15 @@ MUTATIONS = (
     Mutation(
         "labels of 2^63",
         "hydractl/data/labels.py",
-        "abs(values[i]) >= 2**63",
-        "abs(values[i]) > 2**63",
+        "abs(value) >= 2**63",
+        "abs(value) > 2**63",
         "tests/data/test_labels.py",
     ),
     Mutation(
         "the order of texts",
         "hydractl/data/batching.py",
-        "key=lambda i: -lengths[i])",
-        "key=lambda i: lengths[i])",
+        "order.sort(key=lambda i: -lengths[i])",
+        "order.sort(key=lambda i: lengths[i])",
         "tests/data/test_batches.py",
     ),
     Mutation(

@@ -12,7 +12,7 @@ from hydractl.circuit.samples import EVERY, Columns
 from hydractl.circuit.scope import SearchOptions
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
-from hydractl.data.overlap import GivenSet, compare
+from hydractl.data.overlap import GivenSet, compare_sets
 from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.expressions.data_sets import AUTO
@@ -107,7 +107,7 @@ def data_doubts(sets: Mapping[str, Dataset]) -> list[str]:
     Raises:
         InputError: two of them share more than half of their samples.
     """
-    findings = compare([GivenSet(dataset.where, dataset) for dataset in sets.values()])
+    findings = compare_sets([GivenSet(dataset.where, dataset) for dataset in sets.values()])
     findings.refuse("give OOD validation data that hold none of --data, and each set once")
     doubts = list(findings.warnings)
     for dataset in sets.values():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,37 +63,13 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
     """
     spec.check_query(QUERY)
     path = Path(os.path.expanduser(spec.path))
-    name = {key: spec.query.get(key, key) for key in QUERY}
+    names = {key: spec.query.get(key, key) for key in QUERY}
     try:
-        with zipfile.ZipFile(path) as archive:
-            headers, problems = _read_headers(archive, name.values())
-        present = sorted(member.removesuffix(".npy") for member in archive.namelist())
-        problems += [
-            f"no array {wanted!r} (the file has: {', '.join(present) or 'nothing'}; choose with ?{key}=NAME)"
-            for key, wanted in {"x": name["x"], **spec.query}.items()
-            if wanted not in present
-        ]
-        if name["x"] in headers:
-            problems += _image_problems(name["x"], headers[name["x"]])
-        label_problems = _label_problems(name, headers)
+        headers, problems = _checked_headers(spec, path, names)
+        label_problems = _label_problems(names, headers)
         if problems:
             raise InputError(f"{spec.where}: not a usable image set", problems=[*problems, *label_problems])
-        with np.load(path, allow_pickle=False) as arrays:
-            total = headers[name["x"]].shape[0]
-            labels = arrays[name["y"]] if name["y"] in headers and not label_problems else None
-            rows = limited(None if labels is None else labels.tolist(), total, limit, seed)
-            images = _first_images(path, name["x"], len(rows)) if rows == list(range(len(rows))) else None
-            if images is None:
-                images = np.ascontiguousarray(arrays[name["x"]][rows])
-            classes = arrays[name["classes"]] if name["classes"] in headers and not label_problems else None
-            label_problems += [
-                f"{name[key]} has strings with numbers that are no characters"
-                for key, array in (("y", labels), ("classes", classes))
-                if array is not None and _has_no_characters(array)
-            ]
-            raw = RawLabels(problems=label_problems)
-            if not label_problems:
-                raw = _labels(labels, rows, None if classes is None else classes.tolist(), name["y"])
+        images, rows, raw = _read_arrays(path, names, headers, label_problems, limit, seed)
     except (InputError, MemoryError):
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
@@ -106,20 +82,76 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
     return ArrayImages(spec.text, spec.where, ids, images), raw
 
 
+def _checked_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
+    """Return the headers of the named arrays that are there, and why the images cannot be used."""
+    with zipfile.ZipFile(path) as archive:
+        headers, problems = _read_headers(archive, names.values())
+    present = sorted(member.removesuffix(".npy") for member in archive.namelist())
+    listed = ", ".join(present) or "nothing"
+    # The array of the images is needed, and those that the SPEC names.
+    for key, wanted in {"x": names["x"], **spec.query}.items():
+        if wanted not in present:
+            problems.append(f"no array {wanted!r} (the file has: {listed}; choose with ?{key}=NAME)")
+    if names["x"] in headers:
+        problems += _image_problems(names["x"], headers[names["x"]])
+    return headers, problems
+
+
+def _read_arrays(
+    path: Path,
+    names: Mapping[str, str],
+    headers: Mapping[str, _Header],
+    label_problems: list[str],
+    limit: int | None,
+    seed: int,
+) -> tuple[npt.NDArray[Any], list[int], RawLabels]:
+    """Return the images that ``limit`` takes, their places in the file, and their labels."""
+    labels = None
+    classes = None
+    with np.load(path, allow_pickle=False) as arrays:
+        if names["y"] in headers and not label_problems:
+            labels = arrays[names["y"]]
+        total = headers[names["x"]].shape[0]
+        rows = limited(None if labels is None else labels.tolist(), total, limit, seed)
+        images = None
+        if rows == list(range(len(rows))):
+            images = _first_images(path, names["x"], len(rows))
+        if images is None:
+            images = np.ascontiguousarray(arrays[names["x"]][rows])
+        if names["classes"] in headers and not label_problems:
+            classes = arrays[names["classes"]]
+
+    if label_problems:
+        return images, rows, RawLabels(problems=label_problems)
+    for key, array in (("y", labels), ("classes", classes)):
+        if array is not None and _has_no_characters(array):
+            label_problems.append(f"{names[key]} has strings with numbers that are no characters")
+    if label_problems:
+        return images, rows, RawLabels(problems=label_problems)
+    class_names = None if classes is None else classes.tolist()
+    return images, rows, _labels(labels, rows, class_names, names["y"])
+
+
 def _first_images(path: Path, name: str, count: int) -> npt.NDArray[Any] | None:
-    """So many images, without unpacking the others; None for an array whose images do not follow each other."""
+    """Read so many images, without unpacking the others; None for an array whose images do not follow each other."""
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-        version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(member)
+        shape, fortran, dtype = _read_header(member, np.lib.format.read_magic(member))
         if fortran:
             return None
-        wanted = math.prod((count, *shape[1:])) * dtype.itemsize
-        return np.frombuffer(bytearray(member.read(wanted)), dtype).reshape(count, *shape[1:])
+        shape = (count, *shape[1:])
+        content = member.read(math.prod(shape) * dtype.itemsize)
+        return np.frombuffer(bytearray(content), dtype).reshape(shape)
+
+
+def _read_header(member: IO[bytes], version: tuple[int, int]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and type of a ``.npy`` whose version was read."""
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(member)
+    return np.lib.format.read_array_header_2_0(member)
 
 
 def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[str, _Header], list[str]]:
-    """The headers of those of the named arrays that are there, and what is wrong with them."""
+    """Return the headers of those of the named arrays that are there, and what is wrong with them."""
     headers: dict[str, _Header] = {}
     problems = []
     members = set(archive.namelist())
@@ -132,23 +164,22 @@ def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[
             if version not in ((1, 0), (2, 0)):
                 problems.append(f"{name}: a .npy of version {version} is for structured arrays")
                 continue
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(member)
-            start = member.tell()
+            shape, _, dtype = _read_header(member, version)
+            in_file = info.file_size - member.tell()
         if dtype.hasobject:
             problems.append(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
             continue
         # A header may claim any size: numpy would first set that much memory aside.
         claimed = math.prod((dtype.itemsize, *shape))
-        if claimed != info.file_size - start:
-            problems.append(f"{name}: {shape} of {dtype} needs {claimed} bytes, the file has {info.file_size - start}")
+        if claimed != in_file:
+            problems.append(f"{name}: {shape} of {dtype} needs {claimed} bytes, the file has {in_file}")
             continue
         headers[name] = _Header(shape, dtype)
     return headers, problems
 
 
 def _image_problems(name: str, header: _Header) -> list[str]:
-    """Problems of the images' type and shape."""
+    """List what is wrong with the images' type and shape."""
     problems = []
     shape = header.shape
     if header.dtype != np.uint8:
@@ -161,46 +192,62 @@ def _image_problems(name: str, header: _Header) -> list[str]:
         problems.append(f"{name} has images without pixels: shape {shape}")
     elif len(shape) == 4 and shape[3] not in (1, 3):
         if shape[3] == 4:
-            reason = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
+            advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
         elif shape[1] in (1, 3):
-            reason = "channels come last: transpose to (N, H, W, C)"
+            advice = "channels come last: transpose to (N, H, W, C)"
         else:
-            reason = "1 or 3 channels are needed"
-        problems.append(f"{name} has shape {shape}; {reason}")
+            advice = "1 or 3 channels are needed"
+        problems.append(f"{name} has shape {shape}; {advice}")
     return problems
 
 
-def _label_problems(name: dict[str, str], headers: dict[str, _Header]) -> list[str]:
-    """Problems of the types and shapes of labels and class names."""
+def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) -> list[str]:
+    """List what is wrong with the types and shapes of labels and class names."""
     problems = []
-    images, labels, classes = (headers.get(name[key]) for key in QUERY)
+    images = headers.get(names["x"])
+    labels = headers.get(names["y"])
+    classes = headers.get(names["classes"])
     if labels is not None:
         if labels.dtype.kind not in "iuU":
-            problems.append(f"{name['y']} is {labels.dtype}; integers or unicode strings are needed")
+            problems.append(f"{names['y']} is {labels.dtype}; integers or unicode strings are needed")
         if len(labels.shape) != 1:
-            problems.append(f"{name['y']} has shape {labels.shape}, one label for each image is needed")
+            problems.append(f"{names['y']} has shape {labels.shape}, one label for each image is needed")
         elif images is not None and images.shape and labels.shape[0] != images.shape[0]:
-            problems.append(f"{name['y']} has {labels.shape[0]} labels for {images.shape[0]} images")
-    if classes is not None and (classes.dtype.kind != "U" or len(classes.shape) != 1 or classes.shape[0] == 0):
-        problems.append(f"{name['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed")
+            problems.append(f"{names['y']} has {labels.shape[0]} labels for {images.shape[0]} images")
+    if classes is not None and not _is_list_of_strings(classes):
+        problems.append(f"{names['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed")
     return problems
+
+
+def _is_list_of_strings(header: _Header) -> bool:
+    return header.dtype.kind == "U" and len(header.shape) == 1 and header.shape[0] > 0
 
 
 def _has_no_characters(array: npt.NDArray[Any]) -> bool:
-    """Whether strings hold numbers beyond Unicode or half characters, which Python takes in and fails at later."""
+    """Return whether strings hold numbers beyond Unicode or half characters: Python takes them in and fails later."""
     if array.dtype.kind != "U" or not array.nbytes:
         return False
     codes = np.ascontiguousarray(array).view(np.dtype(f"{array.dtype.byteorder}u4"))
-    return int(codes.max()) > 0x10FFFF or bool(((codes >= 0xD800) & (codes < 0xE000)).any())
+    is_half = (codes >= 0xD800) & (codes < 0xE000)
+    return int(codes.max()) > 0x10FFFF or bool(is_half.any())
 
 
 def _labels(every: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:
-    """The labels of some samples, out of those of all, and the class names; ``array`` is what their array is called."""
+    """Return the labels of some samples.
+
+    Args:
+        every: the labels of all samples; None where there are none.
+        rows: the samples.
+        names: the class names, where the file has them.
+        array: what the array of the labels is called.
+    """
     if every is None:
         return RawLabels(None, names)
     if every.dtype.kind == "U":
-        return RawLabels(every[rows].tolist(), names if names is not None else sorted(set(every.tolist())))
-    every = every[rows]
-    if every.dtype.kind == "u" and int(every.max()) > np.iinfo(np.int64).max:
+        if names is None:
+            names = sorted(set(every.tolist()))
+        return RawLabels(every[rows].tolist(), names)
+    labels = every[rows]
+    if labels.dtype.kind == "u" and int(labels.max()) > np.iinfo(np.int64).max:
         return RawLabels(problems=[f"{array} has labels beyond 2^63"])
-    return RawLabels(every.astype(np.int64), names)
+    return RawLabels(labels.astype(np.int64), names)

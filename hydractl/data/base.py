@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import unquote
 
 import numpy as np
@@ -66,10 +66,10 @@ class Spec:
         known = list(known)
         unknown = [key for key in self.query if key not in known]
         if unknown:
-            raise UsageError(
-                f"{self.where}: unknown setting {', '.join(map(repr, unknown))} after '?'",
-                hint=f"known here: {', '.join(known)}" if known else "this kind of data takes no settings",
-            )
+            hint = "this kind of data takes no settings"
+            if known:
+                hint = f"known here: {', '.join(known)}"
+            raise UsageError(f"{self.where}: unknown setting {', '.join(map(repr, unknown))} after '?'", hint=hint)
 
 
 def parse_spec(text: str, option: str = "--data") -> Spec:
@@ -81,13 +81,14 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
     Raises:
         UsageError: for an empty SPEC, or a setting that is empty, doubled or without ``=``.
     """
-    path, *rest = _QUERY.split(text, maxsplit=1)
-    kind, path = _kind(path)
+    name, *settings = _QUERY.split(text, maxsplit=1)
+    kind, path = _kind_and_path(name)
     if not path:
         raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
+    items = settings[0].split("&") if settings else []
     query: dict[str, str] = {}
     problems = []
-    for item in rest[0].split("&") if rest else []:
+    for item in items:
         key, equals, value = item.partition("=")
         if not key or not equals or not value:
             problems.append(f"{item!r} is not key=value")
@@ -100,17 +101,17 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
     return Spec(text, option, kind, path, query)
 
 
-def _kind(path: str) -> tuple[str, str]:
-    """The kind of a SPEC without its query, and the path without the scheme."""
-    scheme, colon, rest = path.partition(":")
+def _kind_and_path(text: str) -> tuple[str, str]:
+    """Return the kind of a SPEC without its query, and the path without the scheme."""
+    scheme, colon, path = text.partition(":")
     if colon and scheme in _SCHEMES:
-        return scheme, rest
-    lower = path.lower()
+        return scheme, path
+    lower = text.lower()
     if lower.endswith(".npz"):
-        return "npz", path
+        return "npz", text
     if lower.endswith(TEXT_SUFFIXES):
-        return "text", path
-    return "path", path
+        return "text", text
+    return "path", text
 
 
 # --- the data set -----------------------------------------------------------------------------------------------------
@@ -159,8 +160,8 @@ class Dataset(ABC):
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Any:
-        """The sample, fully loaded: a ``PIL.Image.Image`` in the mode it is stored in, a ``str``, ``(str, str)``, or
-        an image and its caption.
+        """Return the sample, fully loaded: a ``PIL.Image.Image`` in the mode it is stored in, a ``str``, a pair of
+        ``str``, or an image and its caption.
 
         Raises:
             IndexError: outside the data set.
@@ -173,22 +174,22 @@ class Dataset(ABC):
 
     @abstractmethod
     def _sample(self, i: int) -> Any:
-        """Sample ``i``, 0 <= i < len(self)."""
+        """Return sample ``i``, 0 <= i < len(self)."""
 
     @abstractmethod
     def _content(self, i: int) -> Iterable[bytes]:
-        """The bytes that make sample ``i`` what it is, in pieces of any size."""
+        """Return the bytes that make sample ``i`` what it is, in pieces of any size."""
 
     def origins(self) -> list[Dataset]:
-        """This set, and those that its samples were made of: who sees the one has seen the others."""
+        """Return this set, and those that its samples were made of: who sees the one has seen the others."""
         return [self]
 
     def lengths(self) -> list[int] | None:
-        """Length of each sample if batches of similar length are cheaper (texts: characters); else None."""
+        """Return the length of each sample if batches of similar length are cheaper (texts: characters); else None."""
         return None
 
     def sample_fingerprints(self) -> list[str]:
-        """SHA-256 of each sample's content alone, in hex: equal samples are equal, wherever and however labelled.
+        """Return the SHA-256 of each sample's content alone, in hex: the same wherever it is and however labelled.
 
         Content is the file for image files, shape and pixels for arrays: the same picture in another format differs.
         Of texts it is the characters: the same text in another format is the same. Computed once.
@@ -209,10 +210,14 @@ class Dataset(ABC):
             return _sha256([b"unreadable\n", self.ids[i].encode("utf-8", "backslashreplace")])
 
     def fingerprint(self) -> str:
-        """SHA-256 in hex over every sample's content, their order and ``labels`` as mapped."""
-        labels = b"unlabelled" if self.labels is None else self.labels.astype("<i8").tobytes()
-        digests = (bytes.fromhex(digest) for digest in self.sample_fingerprints())
-        return _sha256([f"hydractl.data/1 {self.kind} {len(self)}\n".encode(), *digests, labels])
+        """Return the SHA-256 in hex over every sample's content, their order and ``labels`` as mapped."""
+        labels = b"unlabelled"
+        if self.labels is not None:
+            labels = self.labels.astype("<i8").tobytes()
+        pieces = [f"hydractl.data/1 {self.kind} {len(self)}\n".encode()]
+        pieces += map(bytes.fromhex, self.sample_fingerprints())
+        pieces.append(labels)
+        return _sha256(pieces)
 
 
 def _sha256(pieces: Iterable[bytes]) -> str:
@@ -223,10 +228,16 @@ def _sha256(pieces: Iterable[bytes]) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why the system or a library failed, in one line; it may quote the bytes of a damaged file."""
-    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    """Say in one line why the system or a library failed; its words may quote the bytes of a damaged file."""
+    words = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        words = error.strerror
     line = words.strip().partition("\n")[0] or type(error).__name__
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in line)
+    return "".join(map(_visible, line))
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
 
 
 def report_classes(dataset: Dataset, log: Log) -> None:
@@ -234,15 +245,28 @@ def report_classes(dataset: Dataset, log: Log) -> None:
     labels = dataset.labels
     if labels is None or len(labels) < 2 or (labels != labels[0]).any():
         return
-    name = int(labels[0]) if dataset.label_names is None else dataset.label_names[labels[0]]
+    label = int(labels[0])
+    name = label if dataset.label_names is None else dataset.label_names[label]
     log.warn(
         f"{dataset.where}: all {len(labels)} samples are of one class, {name}: give samples of every class; with "
         "--limit, a file that is sorted by class is to be shuffled first"
     )
 
 
-def skipped_document(dataset: Dataset) -> dict[str, Any] | None:
-    """Skipped samples, for an artefact: ``n`` and the first :data:`MOST_LISTED` ``ids`` in order; None for nothing."""
+class SkippedSamples(TypedDict):
+    """Skipped samples as an artefact records them.
+
+    Attributes:
+        n: how many there are.
+        ids: the first :data:`MOST_LISTED` of them in order.
+    """
+
+    n: int
+    ids: list[str]
+
+
+def skipped_document(dataset: Dataset) -> SkippedSamples | None:
+    """Return the skipped samples for an artefact; None where there are none."""
     if not dataset.skipped:
         return None
     indices = sorted(dataset.skipped)
@@ -256,7 +280,10 @@ def report_skipped(dataset: Dataset, log: Log) -> None:
     indices = sorted(dataset.skipped)
     for i in indices:
         log.detail(f"skipped {dataset.ids[i]}: {dataset.skipped[i]}")
-    count = f"{len(indices)} of {len(dataset)} images {'is' if len(indices) == 1 else 'are'}"
-    named = ", ".join(dataset.ids[i] for i in indices[:_MOST_SAID])
-    more = f" and {len(indices) - _MOST_SAID} more" if len(indices) > _MOST_SAID else ""
-    log.warn(f"{dataset.where}: {count} left out, as they cannot be read: {named}{more}")
+    verb = "is" if len(indices) == 1 else "are"
+    listed = ", ".join(dataset.ids[i] for i in indices[:_MOST_SAID])
+    if len(indices) > _MOST_SAID:
+        listed += f" and {len(indices) - _MOST_SAID} more"
+    log.warn(
+        f"{dataset.where}: {len(indices)} of {len(dataset)} images {verb} left out, as they cannot be read: {listed}"
+    )

@@ -73,7 +73,7 @@ def batches(
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
-    order = longest_first(dataset) if indices is None else [int(i) for i in indices]
+    order = longest_first(dataset) if indices is None else list(map(int, indices))
     for i in order:
         if not 0 <= i < len(dataset):
             raise IndexError(f"sample {i} of {len(dataset)}")
@@ -84,28 +84,36 @@ def batches(
 
 def longest_first(dataset: Dataset) -> list[int]:
     """Every sample once; where lengths matter the longest first: little is padded, and want of memory shows at once."""
+    order = list(range(len(dataset)))
     lengths = dataset.lengths()
-    order = range(len(dataset))
-    return list(order) if lengths is None else sorted(order, key=lambda i: -lengths[i])
+    if lengths is not None:
+        order.sort(key=lambda i: -lengths[i])
+    return order
 
 
 def _run(reader: _BatchReader, workers: int) -> Iterator[Batch]:
     import torch
 
-    dataset, none_left = reader.dataset, bool(reader.parts)
-    results = _from_workers(reader, workers) if workers else map(reader.read, range(len(reader)))
-    for part, (inputs, bad) in zip(reader.parts, results, strict=True):
-        if bad:
+    dataset = reader.dataset
+    results: Iterator[_Result] = map(reader.read, range(len(reader)))
+    if workers:
+        results = _from_workers(reader, workers)
+    any_readable = False
+    for part, (inputs, unreadable) in zip(reader.parts, results, strict=True):
+        if unreadable:
             assert dataset.skipped is not None  # else the reader raises
-            dataset.skipped.update(bad)
-            part = [i for i in part if i not in bad]
+            dataset.skipped.update(unreadable)
+            part = [i for i in part if i not in unreadable]
             if not part:
                 continue
-        none_left = False
-        labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[part])
+        any_readable = True
+        labels = None
+        if dataset.labels is not None:
+            labels = torch.from_numpy(dataset.labels[part])
         yield Batch(inputs, labels, part)
-    if none_left:
-        reasons = [why for _, why in sorted((dataset.skipped or {}).items())]
+    if reader.parts and not any_readable:
+        skipped = dataset.skipped or {}
+        reasons = [skipped[i] for i in sorted(skipped)]
         raise InputError(f"{dataset.where}: not one of the samples can be read", problems=reasons)
 
 
@@ -121,15 +129,17 @@ class _BatchReader:
         return len(self.parts)
 
     def read(self, i: int) -> _Result:
-        samples, bad = [], {}
+        samples = []
+        unreadable = {}
         for index in self.parts[i]:
             try:
                 samples.append(self.dataset[index])
             except UnreadableSample as error:
                 if self.dataset.skipped is None:
                     raise
-                bad[index] = error.message
-        return self.collate(samples) if samples else None, bad
+                unreadable[index] = error.message
+        inputs = self.collate(samples) if samples else None
+        return inputs, unreadable
 
     def __getitem__(self, i: int) -> _Result | Exception:
         # torch would raise the error anew with its traceback for a message; as a value it arrives as it is.
@@ -179,13 +189,14 @@ def _unchanged(value: Any) -> Any:
 
 @contextmanager
 def _worker_errors() -> Iterator[None]:
-    """A loader that lost a worker, as an error with a way out."""
+    """Raise the error of a loader that lost a worker as one with a way out."""
     try:
         yield
     # A worker that dies while it hands over a tensor shows as an error of the connection.
     except (RuntimeError, OSError, EOFError) as error:
+        words = str(error) or repr(error)
         raise HydraError(
-            f"a data worker process ended before its work was done: {(str(error) or repr(error)).splitlines()[0]}",
+            f"a data worker process ended before its work was done: {words.splitlines()[0]}",
             hint="it was probably killed for want of memory: try a smaller --batch-size or fewer --workers",
         ) from error
 
@@ -201,7 +212,7 @@ def _child_handler() -> Any:
 
 
 def _torch_handler(outside: Any) -> Any:
-    """torch's handler, once a loader has been started; ``outside`` was in force before."""
+    """Return torch's handler, once a loader has been started; ``outside`` was in force before."""
     current = _child_handler()
     if current is not outside:
         _kept_handler[:] = [current]
@@ -210,7 +221,7 @@ def _torch_handler(outside: Any) -> Any:
 
 @contextmanager
 def _child_signals(inside: Any, outside: Any) -> Iterator[None]:
-    """One handler of ended child processes inside, another outside; only the main thread may set them."""
+    """Set one handler of ended child processes inside, another outside; only the main thread may set them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -57,26 +57,39 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """
     spec.check_query(())
     name, _, split = spec.path.partition("/")
-    if name not in SPLITS:
-        raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {', '.join(_all_names())}")
-    if split not in (SPLITS[name] or ("",)):
-        raise UsageError(
-            f"{spec.where}: builtin:{name} has " + (f"no split {split!r}" if SPLITS[name] else "no splits"),
-            hint=f"write {' or '.join(n for n in _all_names() if n.split('/')[0] == f'builtin:{name}')}",
-        )
-    if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
-        message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
-        raise UsageError(message, hint=install_hint("sklearn"))
+    _check_name(spec, name, split)
     if name == "docstrings":
         return _sentences(spec, limit), RawLabels()
     if name == "digits":
         images, labels = digits(split)
-        raw = RawLabels(labels[:limit], [str(digit) for digit in range(10)])
+        raw = RawLabels(labels[:limit], list("0123456789"))
     else:
-        images, raw = ood_images(name), RawLabels()
+        images = ood_images(name)
+        raw = RawLabels()
     images = images[:limit]
     ids = [f"builtin:{spec.path}#{i}" for i in range(len(images))]
     return ArrayImages(spec.text, spec.where, ids, images), raw
+
+
+def _check_name(spec: Spec, name: str, split: str) -> None:
+    """Refuse sets and splits that there are not, or not on this machine."""
+    if name not in SPLITS:
+        every = [full_name for known in SPLITS for full_name in _full_names(known)]
+        raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {', '.join(every)}")
+    splits = SPLITS[name]
+    if split not in (splits or ("",)):
+        problem = f"no split {split!r}" if splits else "no splits"
+        raise UsageError(f"{spec.where}: builtin:{name} has {problem}", hint=f"write {' or '.join(_full_names(name))}")
+    if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
+        message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
+        raise UsageError(message, hint=install_hint("sklearn"))
+
+
+def _full_names(name: str) -> list[str]:
+    """Return the SPECs of a set: one for each split."""
+    if not SPLITS[name]:
+        return [f"builtin:{name}"]
+    return [f"builtin:{name}/{split}" for split in SPLITS[name]]
 
 
 def _sentences(spec: Spec, limit: int | None) -> Texts:
@@ -88,13 +101,9 @@ def _sentences(spec: Spec, limit: int | None) -> Texts:
     return Texts(spec.text, spec.where, ids, sentences)
 
 
-def _all_names() -> list[str]:
-    return [f"builtin:{name}/{split}".rstrip("/") for name, splits in SPLITS.items() for split in splits or ("",)]
-
-
 @lru_cache(maxsize=3)
 def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
-    """A fixed stratified part of scikit-learn's handwritten digits (UCI, 1,797 images, grey 0..16 scaled to 0..255).
+    """Return a fixed stratified part of scikit-learn's handwritten digits (UCI, 1,797 images, 0..16 made 0..255).
 
     Returns:
         Images uint8 ``[N, 8, 8]`` and labels int64 ``[N]``; N = 1,000 (train), 300 (val), 497 (test).
@@ -106,50 +115,58 @@ def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
     # Class after class, each in random order; then every split takes its even share along this line.
     line = np.random.RandomState(0).permutation(len(target))
     line = line[np.argsort(target[line], kind="stable")]
-    train = _even(len(line), DIGITS_TRAIN)
-    rest = line[~train]
-    val = _even(len(rest), DIGITS_VAL)
-    chosen = np.sort({"train": line[train], "val": rest[val], "test": rest[~val]}[split])
-    images, labels = _to_grey(source.images[chosen]), target[chosen]
+    in_train = _even(len(line), DIGITS_TRAIN)
+    rest = line[~in_train]
+    in_val = _even(len(rest), DIGITS_VAL)
+    parts = {"train": line[in_train], "val": rest[in_val], "test": rest[~in_val]}
+    chosen = np.sort(parts[split])
+    images = _to_grey(source.images[chosen])
+    labels = target[chosen]
     images.setflags(write=False)
     labels.setflags(write=False)
     return images, labels
 
 
 def _even(total: int, count: int) -> npt.NDArray[np.bool_]:
-    """``count`` of ``total`` places, spread evenly: bool ``[total]``."""
+    """Mark ``count`` of ``total`` places, spread evenly: bool ``[total]``."""
     steps = np.arange(total + 1) * count // total
     return np.diff(steps) > 0
 
 
 @lru_cache(maxsize=3)
 def ood_images(name: str) -> Images:
-    """The images of ``symbols``, ``letters`` or ``photos``: uint8 ``[N, 8, 8]``, read-only."""
+    """Return the images of ``symbols``, ``letters`` or ``photos``: uint8 ``[N, 8, 8]``, read-only."""
     if name == "photos":
         images = _photo_patches()
+    elif name == "symbols":
+        images = _glyph_images(SYMBOLS, variants=22, seed=1)
     else:
-        characters, variants, seed = {"symbols": (SYMBOLS, 22, 1), "letters": (LETTERS, 10, 2)}[name]
-        images = _glyph_images(characters, variants, seed)
+        images = _glyph_images(LETTERS, variants=10, seed=2)
     images.setflags(write=False)
     return images
 
 
 def _photo_patches() -> Images:
-    """Square patches of scikit-learn's two sample photographs, in grey, averaged down to 8x8 at four scales."""
+    """Cut square patches of scikit-learn's two sample photographs, in grey, averaged down to 8x8 at four scales."""
     from sklearn.datasets import load_sample_images
 
-    photos = [np.asarray(photo, dtype=np.int64) for photo in load_sample_images().images]
-    # Integer arithmetic (the weights of ITU-R BT.601), so that no rounding depends on the machine.
-    grey = [(photo @ np.array([299, 587, 114]) + 500) // 1000 for photo in photos]
+    grey_photos = []
+    for photo in load_sample_images().images:
+        # Integer arithmetic (the weights of ITU-R BT.601), so that no rounding depends on the machine.
+        weighted = np.asarray(photo, dtype=np.int64) @ np.array([299, 587, 114])
+        grey_photos.append((weighted + 500) // 1000)
     random = np.random.RandomState(3)
     patches = []
     for i in range(_PHOTO_PATCHES):
-        photo = grey[i % len(grey)]
-        scale = _PHOTO_SCALES[i // len(grey) % len(_PHOTO_SCALES)]
+        photo = grey_photos[i % len(grey_photos)]
+        scale = _PHOTO_SCALES[i // len(grey_photos) % len(_PHOTO_SCALES)]
         side = 8 * scale
-        top, left = (int(random.randint(0, length - side + 1)) for length in photo.shape)
+        top = int(random.randint(0, photo.shape[0] - side + 1))
+        left = int(random.randint(0, photo.shape[1] - side + 1))
         blocks = photo[top : top + side, left : left + side].reshape(8, scale, 8, scale)
-        patches.append(((blocks.sum(axis=(1, 3)) + scale * scale // 2) // (scale * scale)).astype(np.uint8))
+        pixels = scale * scale
+        means = (blocks.sum(axis=(1, 3)) + pixels // 2) // pixels
+        patches.append(means.astype(np.uint8))
     return np.stack(patches)
 
 
@@ -160,12 +177,12 @@ _CANVAS = 2 * _FONT_SIZE  # room for the widest character, turned
 
 
 def _to_grey(counts: npt.NDArray[Any]) -> Images:
-    """Block counts 0..16 to grey levels 0..255, any shape."""
+    """Turn block counts 0..16 into grey levels 0..255, any shape."""
     return np.rint(np.asarray(counts) * (255 / _BLOCK**2)).astype(np.uint8)
 
 
 def _glyph_images(characters: str, variants: int, seed: int) -> Images:
-    """Each character drawn in several ways, all of them different: uint8 ``[variants * len(characters), 8, 8]``.
+    """Draw each character in several ways, all of them different: uint8 ``[variants * len(characters), 8, 8]``.
 
     The seed is of size, thickness, angle and place; each character comes once in every ``len(characters)`` images.
     """
@@ -185,9 +202,11 @@ def _glyph_images(characters: str, variants: int, seed: int) -> Images:
 
 
 def _draw(character: str, font: Any, random: np.random.RandomState) -> Images:
-    """One character, uint8 ``[8, 8]``, of random thickness, angle, size and place."""
-    thickness, angle = int(random.randint(2, 9)), float(random.uniform(-12, 12))
-    height, width = random.randint(28, _BITMAP + 1), random.randint(20, 27)
+    """Draw one character, uint8 ``[8, 8]``, of random thickness, angle, size and place."""
+    thickness = int(random.randint(2, 9))
+    angle = float(random.uniform(-12, 12))
+    height = random.randint(28, _BITMAP + 1)
+    width = random.randint(20, 27)
     large = Image.new("L", (_CANVAS, _CANVAS))
     place = (_FONT_SIZE // 2, _FONT_SIZE // 3)
     ImageDraw.Draw(large).text(place, character, fill=255, font=font, stroke_width=thickness)
@@ -201,6 +220,6 @@ def _draw(character: str, font: Any, random: np.random.RandomState) -> Images:
     left = (_BITMAP - size[0]) // 2 + int(random.randint(-1, 2))
     top = round((_BITMAP - size[1]) * float(random.uniform(0.25, 0.75)))
     bitmap.paste(small, (left, top))
-    black = np.asarray(bitmap) >= 128
-    blocks = black.reshape(_BITMAP // _BLOCK, _BLOCK, _BITMAP // _BLOCK, _BLOCK)
+    is_white = np.asarray(bitmap) >= 128
+    blocks = is_white.reshape(_BITMAP // _BLOCK, _BLOCK, _BITMAP // _BLOCK, _BLOCK)
     return _to_grey(blocks.sum(axis=(1, 3)))

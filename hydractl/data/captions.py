@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hydractl.data.hub import holds_images, read_image_parquet
 from hydractl.data.labels import RawLabels
 from hydractl.data.shards import index_shards
 from hydractl.data.text import MOST_PROBLEMS, shown_columns
-from hydractl.data.text_rows import Row, open_table
+from hydractl.data.text_rows import TextRow, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
@@ -37,7 +37,8 @@ class CaptionedImages(Dataset):
 
     def __init__(self, images: Dataset, captions: Sequence[str]) -> None:
         super().__init__(images.spec, images.where, images.ids)
-        self.images, self.captions = images, captions
+        self.images = images
+        self.captions = captions
 
     def _sample(self, i: int) -> tuple[Image.Image, str]:
         return self.images[i], self.captions[i]
@@ -85,8 +86,11 @@ def _from_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     spec.check_query(("image", "caption"))
     asked = spec.query.get("caption", "txt")
     images, captions = index_shards(spec, limit, asked, texts=True)
-    bad = [images.ids[i] for i, caption in enumerate(captions) if caption is None or not caption.strip()]
-    _refuse(spec, [f"{name} has no caption, or an empty one" for name in bad], f"where captions are: ?caption={asked}")
+    problems = []
+    for name, caption in zip(images.ids, captions, strict=True):
+        if caption is None or not caption.strip():
+            problems.append(f"{name} has no caption, or an empty one")
+    _refuse(spec, problems, f"where captions are: ?caption={asked}")
     return CaptionedImages(images, captions), RawLabels()
 
 
@@ -95,58 +99,75 @@ def _from_image_parquet(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabe
     only_image = {key: value for key, value in spec.query.items() if key == "image"}
     images, _ = read_image_parquet(replace(spec, query=only_image), limit, None)
     column = _column(spec, "caption", table.columns or (), "column")
-    texts, _ = _texts(spec, itertools.islice(table.rows([column]), len(images)), {"caption": column})
+    rows = itertools.islice(table.rows([column]), len(images))
+    texts, _ = _texts(spec, rows, {"caption": column})
     return CaptionedImages(images, texts["caption"]), RawLabels()
 
 
 def _from_table(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     table = open_table(spec, ("image", "caption", "root"))
-    columns = {key: _column(spec, key, table.columns, "column") for key in _NAMES} if table.columns else {}
+    columns = {}
+    if table.columns:
+        columns = _columns(spec, table.columns, "column")
     rows = itertools.islice(table.rows(list(columns.values())), limit)
     texts, places = _texts(spec, rows, columns)
     if not places:
         raise InputError(f"{spec.where}: no pairs in the file")
-    return CaptionedImages(listed_images(spec, texts["image"], places), texts["caption"]), RawLabels()
+    images = listed_images(spec, texts["image"], places)
+    return CaptionedImages(images, texts["caption"]), RawLabels()
 
 
-def _texts(spec: Spec, rows: Iterable[Row], columns: dict[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The texts of some columns, and the place of each row."""
+def _texts(spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the texts of some columns, and the place of each row; without columns those that the first row has."""
     texts: dict[str, list[str]] = {key: [] for key in _NAMES}
-    places, problems = [], []
+    places = []
+    problems = []
     for row in rows:
         try:
             if row.problem:
                 raise ValueError(row.problem)
-            columns = columns or {key: _column(spec, key, list(row.values), "key") for key in _NAMES}
-            values = {key: _text(row, column, key) for key, column in columns.items()}
+            if not columns:
+                columns = _columns(spec, list(row.values), "key")
+            texts_of_row = {key: _text(row, column, key) for key, column in columns.items()}
         except ValueError as error:
             problems.append(f"{row.place} {error}")
             if len(problems) == MOST_PROBLEMS:
                 break
             continue
         places.append(row.place)
-        for key, value in values.items():
-            texts[key].append(value)
+        for key, text in texts_of_row.items():
+            texts[key].append(text)
     _refuse(spec, problems)
     return texts, places
 
 
+def _columns(spec: Spec, there: Sequence[str], what: str) -> dict[str, str]:
+    """Return the column of the images and that of the captions."""
+    return {key: _column(spec, key, there, what) for key in _NAMES}
+
+
 def _column(spec: Spec, key: str, there: Sequence[str], what: str) -> str:
-    """The column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name."""
+    """Return the column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name."""
     asked = spec.query.get(key)
-    found = [name for name in (_NAMES[key] if asked is None else [asked]) if name in there]
-    if len(found) == 1 and list(there).count(found[0]) == 1:
-        return found[0]
-    meant = f"?{key}={asked}" if asked is not None else f"the {key}"
-    problem = f"{' and '.join(map(repr, found))} may be {meant}" if found else f"no {what} of {meant}"
+    if asked is None:
+        meant = f"the {key}"
+        candidates = [name for name in _NAMES[key] if name in there]
+    else:
+        meant = f"?{key}={asked}"
+        candidates = [asked] if asked in there else []
+    if len(candidates) == 1 and list(there).count(candidates[0]) == 1:
+        return candidates[0]
+    problem = f"no {what} of {meant}"
+    if candidates:
+        problem = f"{' and '.join(map(repr, candidates))} may be {meant}"
     hint = f"say which {what} it is with ?{key}=NAME"
     if what == "column" and not spec.path.lower().endswith(".parquet"):
         hint += "; a file without a header needs ?columns=image,caption or the like"
     raise InputError(f"{spec.where}: {problem}: it has {shown_columns(there)}", hint=hint)
 
 
-def _text(row: Row, column: str, what: str) -> str:
-    """A path or a caption of one row."""
+def _text(row: TextRow, column: str, what: str) -> str:
+    """Return a path or a caption of one row."""
     value: Any = row.values.get(column)
     if value is None:
         raise ValueError(f"has no {column!r}")
@@ -159,7 +180,9 @@ def _text(row: Row, column: str, what: str) -> str:
 
 def _refuse(spec: Spec, problems: list[str], hint: str | None = None) -> None:
     """Raise the error of pairs that cannot be used, if there are any."""
-    if problems:
-        count = f"{len(problems)} {'pair' if len(problems) == 1 else 'pairs'}"
-        more = " or more" if len(problems) == MOST_PROBLEMS else ""
-        raise InputError(f"{spec.where}: {count}{more} cannot be used", hint=hint, problems=problems)
+    if not problems:
+        return
+    count = "1 pair" if len(problems) == 1 else f"{len(problems)} pairs"
+    if len(problems) == MOST_PROBLEMS:
+        count += " or more"
+    raise InputError(f"{spec.where}: {count} cannot be used", hint=hint, problems=problems)

@@ -9,7 +9,7 @@ import difflib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -60,28 +60,32 @@ class CorruptedImages(Dataset):
         if photographs is not None:
             spec = with_setting(spec, f"photographs={setting_value(photographs)}")
         super().__init__(spec, clean.where, clean.ids)
-        # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
-        folder = None if photographs is None else Spec(photographs, "photographs", "path", photographs)
-        frost = None if folder is None else read_folder(folder, None)[0]
-        self.photographs = None if frost is None else [frost[i] for i in range(len(frost))]
-        self._frost = b"" if frost is None else bytes.fromhex(frost.fingerprint())
-        self.clean, self.name, self.severity = clean, name, severity
-        self.labels, self.label_names = clean.labels, clean.label_names
+        self.clean = clean
+        self.name = name
+        self.severity = severity
+        self.photographs: list[Image.Image] | None = None
+        self._frost = b""  # the fingerprint of the photographs
+        if photographs is not None:
+            frost, _ = read_folder(Spec(photographs, "photographs", "path", photographs), None)
+            # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
+            self.photographs = [frost[i] for i in range(len(frost))]
+            self._frost = bytes.fromhex(frost.fingerprint())
+        self.labels = clean.labels
+        self.label_names = clean.label_names
         self.skipped = None if clean.skipped is None else {}
 
     def _sample(self, i: int) -> Image.Image:
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
 
-        image = grey_or_rgb(self.clean[i])
-        shorter = min(image.size)
-        if shorter > LARGE_SIDE:
-            width, height = (max(1, round(side * LARGE_SIDE / shorter)) for side in image.size)
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        kind = TABLE[self.name]
-        constants = (kind.small if min(image.size) < SMALL_SIDE else kind.large)[self.severity - 1]
+        image = _reduced(grey_or_rgb(self.clean[i]))
+        corruption = TABLE[self.name]
+        is_small = min(image.size) < SMALL_SIDE
+        severities = corruption.small if is_small else corruption.large
+        constants = severities[self.severity - 1]
         if self.photographs is not None:
             constants = (*constants, self.photographs)
-        return to_image(kind.apply(to_pixels(image), constants, _random(self.name, self.severity, i)))
+        random = _random(self.name, self.severity, i)
+        return to_image(corruption.apply(to_pixels(image), constants, random))
 
     def _content(self, i: int) -> Iterable[bytes]:
         # The clean images are read once for all corruptions of them.
@@ -90,13 +94,31 @@ class CorruptedImages(Dataset):
         yield bytes.fromhex(self.clean.sample_fingerprints()[i])
 
 
+def _reduced(image: Image.Image) -> Image.Image:
+    """Reduce an image whose shorter side is longer than :data:`LARGE_SIDE`."""
+    shorter = min(image.size)
+    if shorter <= LARGE_SIDE:
+        return image
+    width = max(1, round(image.width * LARGE_SIDE / shorter))
+    height = max(1, round(image.height * LARGE_SIDE / shorter))
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
 def grey_or_rgb(image: Image.Image) -> Image.Image:
-    """An image of a grey mode as 8-bit grey, any other as RGB."""
+    """Return an image of a grey mode as 8-bit grey, any other as RGB."""
     return in_mode(image, "L" if image.mode in _GREY else "RGB")
 
 
-def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int, str | None] | None]:
-    """The SPEC of the clean images, and the corruption that its query asks for: name, severity, folder of photographs.
+class AskedCorruption(NamedTuple):
+    """The corruption that a SPEC asks for; ``photographs`` is the folder of those of frost."""
+
+    name: str
+    severity: int
+    photographs: str | None
+
+
+def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
+    """Return the SPEC of the clean images, and the corruption that its query asks for.
 
     Raises:
         UsageError: for settings that do not go together, or what there is not.
@@ -104,11 +126,12 @@ def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int, str | None] | Non
     asked = {key: spec.query[key] for key in QUERY if key in spec.query}
     if not asked:
         return spec, None
-    if not {"corruption", "severity"} <= asked.keys():
+    if "corruption" not in asked or "severity" not in asked:
         raise UsageError(
             f"{spec.where}: ?corruption= and &severity= go together", hint="for example ?corruption=fog&severity=3"
         )
-    name, severity = asked["corruption"], asked["severity"]
+    name = asked["corruption"]
+    severity = asked["severity"]
     if name not in CORRUPTIONS:
         near = difflib.get_close_matches(name, CORRUPTIONS, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
@@ -118,14 +141,16 @@ def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int, str | None] | Non
     if severity not in map(str, SEVERITIES):
         raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
     photographs = asked.get("photographs")
-    if (name == FROST) != (photographs is not None):
-        problem = "needs photographs of frost" if photographs is None else "takes no photographs: frost does"
-        raise UsageError(f"{spec.where}: {name} {problem}", hint=PHOTOGRAPHS.format("&photographs=FOLDER"))
-    rest = {key: value for key, value in spec.query.items() if key not in QUERY}
-    return replace(spec, query=rest), (name, int(severity), photographs)
+    hint = PHOTOGRAPHS.format("&photographs=FOLDER")
+    if name == FROST and photographs is None:
+        raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint)
+    if name != FROST and photographs is not None:
+        raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint)
+    other_settings = {key: value for key, value in spec.query.items() if key not in QUERY}
+    return replace(spec, query=other_settings), AskedCorruption(name, int(severity), photographs)
 
 
-def _random(name: str, severity: int, index: int) -> Any:
-    """A generator of its own for each sample; RandomState's stream never changes between numpy versions."""
+def _random(name: str, severity: int, index: int) -> np.random.RandomState:
+    """Return a generator for one sample; RandomState's stream never changes between numpy versions."""
     seed = hashlib.sha256(f"hydractl.corruption {name} {severity} {index}".encode()).digest()
     return np.random.RandomState(np.frombuffer(seed, dtype="<u4").astype(np.uint32))

@@ -28,152 +28,187 @@ Corruption = Callable[[Pixels, Any, Random], Pixels]
 
 
 def gaussian_noise(x: Pixels, scale: float, random: Random) -> Pixels:
-    """Normal noise of standard deviation ``scale`` on every value."""
+    """Add normal noise of standard deviation ``scale`` to every value."""
     return x + random.normal(scale=scale, size=x.shape)
 
 
 def shot_noise(x: Pixels, photons: float, random: Random) -> Pixels:
-    """Poisson noise, ``photons`` of them at white: variance ``x / photons``."""
+    """Draw Poisson noise, ``photons`` of them at white: variance ``x / photons``."""
     return random.poisson(x * photons) / photons
 
 
 def impulse_noise(x: Pixels, amount: float, random: Random) -> Pixels:
-    """A share ``amount`` of all values becomes 0 or 1, half of them each."""
+    """Set a share ``amount`` of all values to 0 or 1, half of them each."""
     drawn = random.uniform(size=x.shape)
-    return np.where(drawn < amount / 2, 0.0, np.where(drawn < amount, 1.0, x))
+    salted = np.where(drawn < amount, 1.0, x)
+    return np.where(drawn < amount / 2, 0.0, salted)
 
 
 def defocus_blur(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
-    """A disk of a radius (pixels), itself smoothed a little at its edge."""
+    """Blur with a disk of a radius (pixels), itself smoothed a little at its edge."""
     radius, smoothing = constants
-    half = 8 if radius <= 8 else int(radius)
-    line = np.arange(-half, half + 1)
-    disk = (line[:, None] ** 2 + line[None, :] ** 2 <= radius**2).astype(np.float64)
-    width = 1 if radius <= 8 else 2
-    edge = np.exp(-(np.arange(-width, width + 1) ** 2) / (2 * smoothing**2))
-    edge /= edge.sum()
-    kernel = filtered((disk / disk.sum())[..., None], edge[:, None] * edge[None, :])[..., 0]
-    return filtered(x, kernel)
+    if radius <= 8:
+        half_side, edge_reach = 8, 1
+    else:
+        half_side, edge_reach = int(radius), 2
+    places = np.arange(-half_side, half_side + 1)
+    disk = (places[:, None] ** 2 + places[None, :] ** 2 <= radius**2).astype(np.float64)
+    disk = disk / disk.sum()
+    bell = np.exp(-(np.arange(-edge_reach, edge_reach + 1) ** 2) / (2 * smoothing**2))
+    bell /= bell.sum()
+    smooth_disk = filtered(disk[..., None], bell[:, None] * bell[None, :])
+    return filtered(x, smooth_disk[..., 0])
 
 
 def glass_blur(x: Pixels, constants: tuple[float, int, int], random: Random) -> Pixels:
-    """Smoothed, then pixel after pixel replaced by one nearby, then smoothed again; (sigma, distance, rounds).
+    """Smooth, then replace pixel after pixel by one nearby, then smooth again; (sigma, distance, rounds).
 
     The authors mean to swap the two pixels; their code copies the one over the other, and so made ImageNet-C.
     """
     sigma, distance, rounds = constants
     # They cut the smoothed image down to 8 bits.
     x = np.floor(np.clip(smoothed(x, sigma), 0, 1) * 255) / 255
-    height, width = x.shape[:2]
+    height, width, channels = x.shape
     rows = np.arange(height - distance, distance, -1)
     columns = np.arange(width - distance, distance, -1)
     places = (rows[:, None] * width + columns[None, :]).ravel()
-    taken = list(range(height * width))
+    # The place in the smoothed image from which each pixel now comes.
+    origins = list(range(height * width))
     for _ in range(rounds):
         right, down = random.randint(-distance, distance, size=(len(places), 2)).T
+        sources = places + down * width + right
         # In this order: a pixel taken may have been replaced already.
-        for place, source in zip(places.tolist(), (places + down * width + right).tolist(), strict=True):
-            taken[place] = taken[source]
-    return smoothed(x.reshape(-1, x.shape[2])[taken].reshape(x.shape), sigma)
+        for place, source in zip(places.tolist(), sources.tolist(), strict=True):
+            origins[place] = origins[source]
+    shuffled = x.reshape(-1, channels)[origins].reshape(x.shape)
+    return smoothed(shuffled, sigma)
 
 
 def motion_blur(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
-    """One half of a normal bell of (radius, sigma) in pixels, along a direction within 45 degrees of the horizontal."""
+    """Blur with half a normal bell of (radius, sigma) pixels, in a direction within 45 degrees of the horizontal."""
     radius, sigma = constants
     return shifted_along(x, radius, sigma, random.uniform(-45, 45))
 
 
 def zoom_blur(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
-    """The mean of the image and of itself enlarged by 1, 1 + step, ... below ``end``."""
+    """Average the image and itself enlarged by 1, 1 + step, ... below ``end``."""
     end, step = constants
     factors = np.arange(1, end, step)
-    return (x + sum(zoomed(x, float(factor)) for factor in factors)) / (len(factors) + 1)
+    enlarged = np.zeros_like(x)
+    for factor in factors:
+        enlarged += zoomed(x, float(factor))
+    return (x + enlarged) / (len(factors) + 1)
 
 
 def snow(x: Pixels, constants: tuple[float, ...], random: Random) -> Pixels:
-    """Flakes: enlarged normal noise above a threshold, blown along, on an image that is whitened."""
+    """Whiten the image and add flakes: enlarged normal noise above a threshold, blown along."""
     mean, deviation, zoom, threshold, radius, sigma, keep = constants
-    flakes = zoomed(random.normal(loc=mean, scale=deviation, size=(*x.shape[:2], 1)), zoom)
-    flakes = np.clip(np.where(flakes < threshold, 0.0, flakes), 0, 1)
+    height, width, channels = x.shape
+    noise = random.normal(loc=mean, scale=deviation, size=(height, width, 1))
+    flakes = zoomed(noise, zoom)
+    flakes = np.where(flakes < threshold, 0.0, flakes)
+    flakes = np.clip(flakes, 0, 1)
     flakes = shifted_along(flakes, radius, sigma, random.uniform(-135, -45))
-    # The weights of ITU-R BT.601.
-    grey = x if x.shape[2] == 1 else 0.299 * x[..., :1] + 0.587 * x[..., 1:2] + 0.114 * x[..., 2:]
+    grey = x
+    if channels == 3:
+        # The weights of ITU-R BT.601.
+        grey = 0.299 * x[..., :1] + 0.587 * x[..., 1:2] + 0.114 * x[..., 2:]
     whitened = keep * x + (1 - keep) * np.maximum(x, grey * 1.5 + 0.5)
     return whitened + flakes + flakes[::-1, ::-1]
 
 
 def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]], random: Random) -> Pixels:
-    """A part of a photograph of frost, added; (share of the image, of the frost, every n-th pixel, photographs).
+    """Add a part of a photograph of frost; (share of the image, of the frost, every n-th pixel, photographs).
 
     The authors reduce the photographs to a fifth for small images, linearly between pixels without smoothing: that
     takes the middle one of every five pixels. A photograph that is too small is enlarged.
     """
     share, amount, every, photographs = constants
     height, width, channels = x.shape
-    photograph = in_mode(photographs[random.randint(len(photographs))], "L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    photograph = in_mode(photographs[random.randint(len(photographs))], mode)
     factor = max(1.0, every * width / photograph.width, every * height / photograph.height)
     if factor > 1:
         larger = (math.ceil(photograph.width * factor), math.ceil(photograph.height * factor))
         photograph = photograph.resize(larger, Image.Resampling.BILINEAR)
     pixels = np.asarray(photograph)[every // 2 :: every, every // 2 :: every]
-    top, left = random.randint(pixels.shape[0] - height + 1), random.randint(pixels.shape[1] - width + 1)
-    part = pixels[top : top + height, left : left + width].reshape(x.shape)  # a grey one gets its channel
+    top = random.randint(pixels.shape[0] - height + 1)
+    left = random.randint(pixels.shape[1] - width + 1)
+    part = pixels[top : top + height, left : left + width]
+    part = part.reshape(x.shape)  # a grey one gets its channel
     return share * x + amount * part / 255
 
 
 def fog(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
-    """A plasma fractal, so many times as bright as the image, whose coarse parts outweigh the fine by ``decay``."""
+    """Add a plasma fractal whose coarse parts outweigh the fine by ``decay``; (times as bright, decay)."""
     amount, decay = constants
+    height, width = x.shape[:2]
     brightest = x.max()
-    return (x + amount * plasma(x.shape[0], x.shape[1], decay, random)[..., None]) * brightest / (brightest + amount)
+    foggy = x + amount * plasma(height, width, decay, random)[..., None]
+    return foggy * brightest / (brightest + amount)
 
 
 def brightness(x: Pixels, amount: float, random: Random) -> Pixels:
-    """The value of HSV raised by ``amount``, hue and saturation kept."""
+    """Raise the value of HSV by ``amount``; hue and saturation are kept."""
     value = x.max(axis=2, keepdims=True)
     raised = np.clip(value + amount, 0, 1)
+    divisor = np.where(value > 0, value, 1)
     # A black pixel has no hue: it becomes grey.
-    return np.where(value > 0, x * (raised / np.where(value > 0, value, 1)), raised)
+    return np.where(value > 0, x * (raised / divisor), raised)
 
 
 def contrast(x: Pixels, share: float, random: Random) -> Pixels:
-    """Every value drawn towards the mean of its channel; ``share`` of the distance is left."""
+    """Draw every value towards the mean of its channel; ``share`` of the distance is left."""
     mean = x.mean(axis=(0, 1), keepdims=True)
     return (x - mean) * share + mean
 
 
 def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: Random) -> Pixels:
-    """A random affine map, then smooth random shifts; (strength, smoothness, affine) in shorter sides of the image."""
-    side = min(x.shape[:2])
-    strength, smoothness, affine = (side * constant for constant in constants)
-    (middle, centre), reach = (length // 2 for length in x.shape[:2]), side // 3
+    """Apply a random affine map, then smooth random shifts; (strength, smoothness, affine) in shorter sides."""
+    height, width = x.shape[:2]
+    side = min(height, width)
+    strength, smoothness, affine = constants
+    x = _affinely_moved(x, side * affine, random)
+    shifts = random.uniform(-1, 1, size=(2, height, width))
+    if smoothness > 0:
+        sigma = side * smoothness
+        shifts = ndimage.gaussian_filter(shifts, (0, sigma, sigma), mode="reflect", truncate=3)
+    shifts = shifts * (side * strength)
+    rows, columns = np.mgrid[:height, :width].astype(np.float64)
+    return warped(x, rows + shifts[1], columns + shifts[0], mode="reflect")
+
+
+def _affinely_moved(x: Pixels, most: float, random: Random) -> Pixels:
+    """Apply the affine map that moves each of three points near the middle by up to ``most`` pixels in x and in y."""
+    height, width = x.shape[:2]
+    middle, centre = height // 2, width // 2
+    reach = min(height, width) // 3
     corners = np.array(  # (x, y) each
         [(centre + reach, middle + reach), (centre + reach, middle - reach), (centre - reach, middle - reach)],
         dtype=np.float64,
     )
-    moved = corners + random.uniform(-affine, affine, size=corners.shape)
-    rows, columns = np.mgrid[: x.shape[0], : x.shape[1]].astype(np.float64)
-    if reach > 0:
-        # From a place in the result back to the place in the image that it shows.
-        back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
-        across, down = (columns * back[0, k] + rows * back[1, k] + back[2, k] for k in (0, 1))
-        x = warped(x, down, across, mode="mirror")
-    shifts = random.uniform(-1, 1, size=(2, *x.shape[:2]))
-    if smoothness > 0:
-        shifts = ndimage.gaussian_filter(shifts, (0, smoothness, smoothness), mode="reflect", truncate=3)
-    shifts = shifts * strength
-    return warped(x, rows + shifts[1], columns + shifts[0], mode="reflect")
+    moved = corners + random.uniform(-most, most, size=corners.shape)
+    if reach == 0:
+        return x
+    # From a place in the result back to the place in the image that it shows.
+    back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
+    rows, columns = np.mgrid[:height, :width].astype(np.float64)
+    across = columns * back[0, 0] + rows * back[1, 0] + back[2, 0]
+    down = columns * back[0, 1] + rows * back[1, 1] + back[2, 1]
+    return warped(x, down, across, mode="mirror")
 
 
 def pixelate(x: Pixels, share: float, random: Random) -> Pixels:
-    """Reduced to a share of its sides and enlarged again, by boxes."""
+    """Reduce the image to a share of its sides and enlarge it again, by boxes."""
     image = to_image(x)
-    small = image.resize((max(1, int(image.width * share)), max(1, int(image.height * share))), Image.Resampling.BOX)
+    width = max(1, int(image.width * share))
+    height = max(1, int(image.height * share))
+    small = image.resize((width, height), Image.Resampling.BOX)
     return to_pixels(small.resize(image.size, Image.Resampling.BOX))
 
 
 def jpeg_compression(x: Pixels, quality: int, random: Random) -> Pixels:
-    """Written and read as JPEG; the bits depend on the JPEG library of this Pillow."""
+    """Write the image as JPEG and read it back; the bits depend on the JPEG library of this Pillow."""
     with io.BytesIO() as file:
         to_image(x).save(file, "JPEG", quality=quality)
         return to_pixels(Image.open(file))
@@ -265,41 +300,46 @@ TABLE: dict[str, Severities] = {
 
 
 def filtered(x: Pixels, kernel: Pixels) -> Pixels:
-    """Correlation of an image with a kernel ``[rows, columns]``; beyond the border the image is reflected."""
+    """Correlate an image with a kernel ``[rows, columns]``; beyond the border the image is reflected."""
     return np.asarray(ndimage.correlate(x, kernel[..., None], mode="mirror"))
 
 
 def smoothed(x: Pixels, sigma: float) -> Pixels:
-    """Gaussian smoothing of both sides of an image; the edge pixels are repeated beyond the border."""
+    """Smooth both sides of an image by a Gaussian; the edge pixels are repeated beyond the border."""
     return np.asarray(ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest"))
 
 
 def zoomed(x: Pixels, factor: float) -> Pixels:
-    """The middle of an image, enlarged to the size of the whole, linearly between the centres of its corner pixels."""
-    taken = [math.ceil(length / factor) for length in x.shape[:2]]
-    top, left = ((length - part) // 2 for length, part in zip(x.shape, taken, strict=False))
-    middle = x[top : top + taken[0], left : left + taken[1]]
+    """Enlarge the middle of an image to the size of the whole, linearly between the centres of its corner pixels."""
+    height, width = x.shape[:2]
+    middle = _middle(x, math.ceil(height / factor), math.ceil(width / factor))
     large = ndimage.zoom(middle, (factor, factor, 1), order=1, mode="nearest")
-    top, left = ((made - length) // 2 for made, length in zip(large.shape[:2], x.shape[:2], strict=True))
-    return np.asarray(large[top : top + x.shape[0], left : left + x.shape[1]])
+    return np.asarray(_middle(large, height, width))
+
+
+def _middle(x: Pixels, height: int, width: int) -> Pixels:
+    """Cut the part of a size out of the middle of an image."""
+    top = (x.shape[0] - height) // 2
+    left = (x.shape[1] - width) // 2
+    return x[top : top + height, left : left + width]
 
 
 def warped(x: Pixels, rows: Pixels, columns: Pixels, mode: str) -> Pixels:
-    """The values at places between pixels, linear in both directions.
+    """Return the values at places between pixels, linear in both directions.
 
     Args:
         x: ``[height, width, channels]``.
         rows, columns: the place each pixel of the result is taken from, ``[height, width]`` each.
         mode: what lies beyond the border, by scipy's names.
     """
-    channels = [
-        ndimage.map_coordinates(channel, [rows, columns], order=1, mode=mode) for channel in np.moveaxis(x, 2, 0)
-    ]
+    channels = []
+    for channel in np.moveaxis(x, 2, 0):
+        channels.append(ndimage.map_coordinates(channel, [rows, columns], order=1, mode=mode))
     return np.stack(channels, axis=-1)
 
 
 def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
-    """The motion blur of ImageMagick: one half of a normal bell along a direction, at whole pixels.
+    """Blur as ImageMagick does: with one half of a normal bell along a direction, at whole pixels.
 
     Args:
         x: ``[height, width, channels]``; the edge pixels are repeated beyond the border.
@@ -307,21 +347,23 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
         sigma: of the bell, in pixels.
         angle: in degrees; 0 is to the right.
     """
+    height, width = x.shape[:2]
     places = np.arange(2 * math.ceil(radius) + 1)
     weights = np.exp(-(places**2) / (2 * sigma**2))
     weights /= weights.sum()
     direction = math.radians(angle)
     down = np.ceil(places * math.sin(direction) - 0.5).astype(int)
     right = np.ceil(places * math.cos(direction) - 0.5).astype(int)
-    rows, columns = np.arange(x.shape[0]), np.arange(x.shape[1])
     blurred = np.zeros_like(x)
     for weight, dy, dx in zip(weights, down, right, strict=True):
-        blurred += weight * x[np.clip(rows + dy, 0, x.shape[0] - 1)][:, np.clip(columns + dx, 0, x.shape[1] - 1)]
+        rows = np.clip(np.arange(height) + dy, 0, height - 1)
+        columns = np.clip(np.arange(width) + dx, 0, width - 1)
+        blurred += weight * x[rows][:, columns]
     return blurred
 
 
 def plasma(height: int, width: int, decay: float, random: np.random.RandomState) -> Pixels:
-    """A height map by the diamond-square algorithm on a torus, scaled to 0 .. 1: ``[height, width]``.
+    """Draw a height map by the diamond-square algorithm on a torus, scaled to 0 .. 1: ``[height, width]``.
 
     The amplitude of the noise is divided by ``decay`` squared from one scale to the next finer one.
     """
@@ -329,33 +371,48 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
     while size < max(height, width):
         size *= 2
     field = np.zeros((size, size))
-    step, amplitude = size, 1.0
+    step = size
+    amplitude = 1.0
     while step >= 2:
-        half = step // 2
+        _refine(field, step, amplitude, random)
+        step //= 2
+        amplitude /= decay**2
+    lowest = field.min()
+    highest = field.max()
+    return np.asarray((field[:height, :width] - lowest) / (highest - lowest))
 
-        def noisy(total: Pixels, amplitude: float = amplitude) -> Pixels:
-            return total / 4 + amplitude * random.uniform(-1, 1, size=total.shape)
 
-        corners = field[::step, ::step]
-        squares = corners + np.roll(corners, -1, axis=0)
-        field[half::step, half::step] = noisy(squares + np.roll(squares, -1, axis=1))
-        centres = field[half::step, half::step]
-        beside = corners + np.roll(corners, -1, axis=1)  # left and right of a point on a horizontal edge
-        field[::step, half::step] = noisy(beside + centres + np.roll(centres, 1, axis=0))
-        beside = corners + np.roll(corners, -1, axis=0)
-        field[half::step, ::step] = noisy(beside + centres + np.roll(centres, 1, axis=1))
-        step, amplitude = half, amplitude / decay**2
-    low, high = field.min(), field.max()
-    return np.asarray((field[:height, :width] - low) / (high - low))
+def _refine(field: Pixels, step: int, amplitude: float, random: np.random.RandomState) -> None:
+    """Fill the points of a map halfway between those that are ``step`` apart: means of four neighbours, and noise."""
+
+    def noisy(total: Pixels) -> Pixels:
+        return total / 4 + amplitude * random.uniform(-1, 1, size=total.shape)
+
+    half = step // 2
+    corners = field[::step, ::step]
+    # The middle of each square.
+    left_side = corners + np.roll(corners, -1, axis=0)
+    field[half::step, half::step] = noisy(left_side + np.roll(left_side, -1, axis=1))
+    centres = field[half::step, half::step]
+    # The middle of each horizontal edge: its ends, and the squares above and below.
+    ends = corners + np.roll(corners, -1, axis=1)
+    field[::step, half::step] = noisy(ends + centres + np.roll(centres, 1, axis=0))
+    # The middle of each vertical edge.
+    ends = corners + np.roll(corners, -1, axis=0)
+    field[half::step, ::step] = noisy(ends + centres + np.roll(centres, 1, axis=1))
 
 
 def to_pixels(image: Image.Image) -> Pixels:
-    """An ``L`` or ``RGB`` image as float64 ``[height, width, channels]`` in [0, 1]."""
-    values = np.asarray(image, dtype=np.float64) / 255
-    return values[..., None] if values.ndim == 2 else values
+    """Return an ``L`` or ``RGB`` image as float64 ``[height, width, channels]`` in [0, 1]."""
+    pixels = np.asarray(image, dtype=np.float64) / 255
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    return pixels
 
 
 def to_image(x: Pixels) -> Image.Image:
-    """The nearest 8-bit image, ``L`` for one channel, ``RGB`` for three."""
+    """Return the nearest 8-bit image, ``L`` for one channel, ``RGB`` for three."""
     values = np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8)
-    return Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)
+    if values.shape[2] == 1:
+        values = values[..., 0]
+    return Image.fromarray(values)

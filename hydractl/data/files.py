@@ -8,9 +8,10 @@ from __future__ import annotations
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -34,25 +35,25 @@ class EncodedImages(Dataset):
 
     @abstractmethod
     def read(self, i: int) -> bytes:
-        """The bytes of one image.
+        """Return the bytes of one image.
 
         Raises:
             UnreadableSample: where they cannot be read.
         """
 
     def name(self, i: int) -> str:
-        """How messages call one image."""
+        """Return what messages call one image."""
         return self.ids[i]
 
     def unreadable(self, i: int, why: str) -> UnreadableSample:
-        """The error of one image that cannot be read."""
+        """Return the error of one image that cannot be read."""
         return UnreadableSample(
             f"cannot read image {self.name(i)}: {why} ({self.where})",
             hint="replace the file or take it out of the set",
         )
 
     def _sample(self, i: int) -> Image.Image:
-        """The image in the mode it is stored in; of several frames the first."""
+        """Return the image in the mode it is stored in; of several frames the first."""
         content = self.read(i)
         if not content:
             raise self.unreadable(i, self.nothing)
@@ -98,22 +99,25 @@ class FileImages(EncodedImages):
 
 @lru_cache
 def _is_readable(mode: str) -> bool:
-    """Whether images of this mode can be made grey or RGB."""
+    """Return whether images of this mode can be made grey or RGB."""
+    if mode.startswith("I;16"):
+        return True
     try:
-        return mode.startswith("I;16") or Image.new(mode, (1, 1)).convert("RGB") is not None
+        Image.new(mode, (1, 1)).convert("RGB")
     except ValueError:
         return False
+    return True
 
 
 @lru_cache(maxsize=1)
 def _formats() -> tuple[str, ...]:
-    """Those of the formats that this build of Pillow has; it does not take the names of others."""
+    """Return those of the formats that this build of Pillow has; it does not take the names of others."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def printable(path: str) -> str:
-    """A path as text that any encoder takes: bytes that are no UTF-8 become escapes."""
+    """Return a path as text that any encoder takes: bytes that are no UTF-8 become escapes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -133,7 +137,8 @@ def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Datas
     """
     spec.check_query(("root",))
     entries = _entries_of(spec, spec.path)
-    return _listed(spec, entries, limited([label for _, _, label in entries], len(entries), limit, seed))
+    labels = [entry.label for entry in entries]
+    return _listed(spec, entries, limited(labels, len(entries), limit, seed))
 
 
 def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
@@ -147,68 +152,97 @@ def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tup
     Raises:
         InputError: as of :func:`read_image_list`.
     """
-    lists = [_entries_of(spec, file, f"{os.path.basename(file)} ") for file in files]
-    shares = [(i + 1) / len(own) for own in lists for i in range(len(own))]
-    rows = sorted(sorted(range(len(shares)), key=shares.__getitem__)[:limit])
-    return _listed(spec, [entry for own in lists for entry in own], rows)
+    entries: list[_ListedImage] = []
+    shares: list[float] = []  # of its list, which each entry completes
+    for file in files:
+        listed = _entries_of(spec, file, f"{os.path.basename(file)} ")
+        entries += listed
+        shares += [(i + 1) / len(listed) for i in range(len(listed))]
+    by_share = sorted(range(len(shares)), key=shares.__getitem__)
+    return _listed(spec, entries, sorted(by_share[:limit]))
 
 
-_Listed = tuple[str, str, str | None]
-"""The place of an image in its list, its path and its label."""
+class _ListedImage(NamedTuple):
+    """One line of an image list.
+
+    Attributes:
+        place: where it stands, for messages.
+        path: of the image, as it is written.
+        label: as it is written; None where there is none.
+    """
+
+    place: str
+    path: str
+    label: str | None
 
 
-def _entries_of(spec: Spec, file: str, name: str = "") -> list[_Listed]:
+def _entries_of(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
     try:
         text = Path(os.path.expanduser(file)).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise InputError(f"{spec.where}: {name}line {line} of the image list is not UTF-8 text") from error
-    lines = enumerate(text.split("\n"), start=1)
-    entries = [(f"{name}line {n}", *split_line(line)) for n, line in lines if line.strip()]
+        number = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{spec.where}: {name}line {number} of the image list is not UTF-8 text") from error
+    entries = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            path, label = split_line(line)
+            entries.append(_ListedImage(f"{name}line {number}", path, label))
     if not entries:
         raise InputError(f"{spec.where}: the image list {name}is empty")
     return entries
 
 
-def _listed(spec: Spec, entries: list[_Listed], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
+def _listed(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
     raw = _labels(entries, rows)
-    places, names, _ = zip(*(entries[row] for row in rows), strict=True)
-    return listed_images(spec, names, places, raw.problems), raw
+    chosen = [entries[row] for row in rows]
+    paths = [entry.path for entry in chosen]
+    places = [entry.place for entry in chosen]
+    return listed_images(spec, paths, places, raw.problems), raw
 
 
 def split_line(line: str) -> tuple[str, str | None]:
-    """Path and label of one line."""
+    """Return path and label of one line."""
     line = line.strip(" \r")
     if "\t" in line:
         path, _, label = line.rpartition("\t")
         return path.strip(), label.strip() or None
     path, _, label = line.rpartition(" ")
-    if not path or (line.lower().endswith(IMAGE_SUFFIXES) and not INTEGER.fullmatch(label)):
+    if not path:
+        return line, None
+    if line.lower().endswith(IMAGE_SUFFIXES) and not INTEGER.fullmatch(label):
         return line, None
     return path.rstrip(), label
 
 
-def _labels(entries: list[_Listed], rows: Sequence[int]) -> RawLabels:
-    """The labels of some entries of a list: all integers, all names, or none at all."""
-    labelled = [(place, label) for place, _, label in entries if label is not None]
-    if not labelled:
+def _labels(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
+    """Return the labels of some entries of a list: all integers, all names, or none at all."""
+    labels: list[str] = []
+    without_label = []
+    names = []
+    for entry in entries:
+        if entry.label is None:
+            without_label.append(f"{entry.place}: no label for {repr(entry.path)[1:-1]}")
+            continue
+        labels.append(entry.label)
+        if not INTEGER.fullmatch(entry.label):
+            names.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
+    if not labels:
         return RawLabels()
-    problems = [f"{place}: no label for {repr(name)[1:-1]}" for place, name, label in entries if label is None]
-    names = [(place, label) for place, label in labelled if not INTEGER.fullmatch(label)]
-    if 0 < len(names) < len(labelled):
-        problems += [f"{place}: label {label!r} is a name, others are numbers" for place, label in names]
+    problems = without_label
+    if 0 < len(names) < len(labels):
+        problems += names
     if problems:
         return RawLabels(problems=problems)
-    values = [label for _, label in labelled]
+    chosen = [labels[row] for row in rows]
     if names:
-        return RawLabels([values[row] for row in rows], sorted(set(values)))
-    return RawLabels(np.array([int(values[row]) for row in rows], dtype=np.int64))
+        return RawLabels(chosen, sorted(set(labels)))
+    return RawLabels(np.array(list(map(int, chosen)), dtype=np.int64))
 
 
 def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
-    """Images by their paths in a file, relative to ``?root=``, else to the folder of the file.
+    """Open images by their paths in a file, relative to ``?root=``, else to the folder of the file.
 
     Args:
         spec: the SPEC of the file.
@@ -220,21 +254,26 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
         InputError: listing the images that do not exist; a root that fits none of them is one problem.
     """
     root = Path(os.path.expanduser(spec.query.get("root", os.path.dirname(spec.path))))
-    paths = [os.path.join(root, name) for name in names]
-    missing = [i for i, path in enumerate(paths) if "\0" in path or not os.path.isfile(path)]
+    paths = []
+    missing = []
+    for name, place in zip(names, places, strict=True):
+        path = os.path.join(root, name)
+        paths.append(path)
+        if "\0" in path or not os.path.isfile(path):
+            missing.append(f"{place}: no file {printable(name)!r}")
     if missing:
         message = f"{len(missing)} of {len(paths)} listed images do not exist under {root}"
-        missed = [f"{places[i]}: no file {printable(names[i])!r}" for i in missing]
+        all_problems = [*missing, *problems]
         if len(missing) == len(paths):
             message = f"none of the {len(paths)} listed images is under {root}; the first is {printable(names[0])!r}"
-            missed, problems = [], ()
+            all_problems = []
         hint = "name the folder that the paths are relative to with ?root=FOLDER"
-        raise InputError(f"{spec.where}: {message}", hint=hint, problems=[*missed, *problems])
-    seen: dict[str, int] = {}
+        raise InputError(f"{spec.where}: {message}", hint=hint, problems=all_problems)
+    times_met: dict[str, int] = {}
     ids = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        ids.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        times_met[name] = times_met.get(name, 0) + 1
+        ids.append(name if times_met[name] == 1 else f"{name}#{times_met[name]}")
     return FileImages(spec.text, spec.where, ids, paths)
 
 
@@ -255,35 +294,55 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     spec.check_query(())
     root = os.path.expanduser(spec.path)
     try:
-        folders, loose = _entries(root)
-        found = {name: _images_below(os.path.join(root, name), ()) for name in folders}
+        class_folders, loose_images = _entries(root)
+        images_by_class = {name: _images_below(os.path.join(root, name), ()) for name in class_folders}
     except OSError as error:
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
-    problems = [f"class folder {printable(name)!r} has no images" for name in folders if not found[name]]
-    if folders and loose:
-        problems.append(f"images beside the class folders: {printable(loose[0])} and {len(loose) - 1} more")
-    if not loose and not any(found.values()):
+    _check_folder(spec, images_by_class, loose_images)
+
+    classes: list[str] = []
+    paths: list[str] = []
+    for name, images in images_by_class.items():
+        classes += [name] * len(images)
+        paths += [f"{name}/{image}" for image in images]
+    if not class_folders:
+        classes = [""] * len(loose_images)
+        paths = loose_images
+    rows = limited(classes, len(paths), limit, seed)
+    ids = [printable(paths[row]) for row in rows]
+    files = [os.path.join(root, paths[row]) for row in rows]
+    dataset = FileImages(spec.text, spec.where, ids, files)
+    if not class_folders:
+        return dataset, RawLabels()
+    labels = [printable(classes[row]) for row in rows]
+    return dataset, RawLabels(labels, list(map(printable, class_folders)))
+
+
+def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:
+    """Refuse a folder that is neither one of class folders, each with images, nor one of images."""
+    if not loose_images and not any(images_by_class.values()):
         raise InputError(
             f"{spec.where}: no images in the folder", hint=f"image files end in {' '.join(IMAGE_SUFFIXES)}"
         )
+    problems = []
+    for name, images in images_by_class.items():
+        if not images:
+            problems.append(f"class folder {printable(name)!r} has no images")
+    if images_by_class and loose_images:
+        first, others = printable(loose_images[0]), len(loose_images) - 1
+        problems.append(f"images beside the class folders: {first} and {others} more")
     if problems:
         raise InputError(
             f"{spec.where}: neither a folder of class folders nor a folder of images",
             hint="move what does not belong out of the folder",
             problems=problems,
         )
-    samples = [(name, f"{name}/{path}") for name in folders for path in found[name]] or [("", path) for path in loose]
-    samples = [samples[row] for row in limited([name for name, _ in samples], len(samples), limit, seed)]
-    paths = [os.path.join(root, path) for _, path in samples]
-    dataset = FileImages(spec.text, spec.where, [printable(path) for _, path in samples], paths)
-    if not folders:
-        return dataset, RawLabels()
-    return dataset, RawLabels([printable(name) for name, _ in samples], [printable(name) for name in folders])
 
 
 def _entries(folder: str) -> tuple[list[str], list[str]]:
-    """Names of the sub-folders and of the images directly in a folder, each sorted; links are followed."""
-    folders, images = [], []
+    """Return the names of the sub-folders and of the images directly in a folder, each sorted; links are followed."""
+    folders = []
+    images = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -296,12 +355,13 @@ def _entries(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _images_below(folder: str, above: tuple[tuple[int, int], ...]) -> list[str]:
-    """Images at any depth, relative to ``folder``, in a fixed order; ``above`` ends a circle of links."""
+    """List the images at any depth, relative to ``folder``, in a fixed order; ``above`` ends a circle of links."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return []
     folders, images = _entries(folder)
     for name in folders:
-        images += [f"{name}/{path}" for path in _images_below(os.path.join(folder, name), (*above, identity))]
+        below = _images_below(os.path.join(folder, name), (*above, identity))
+        images += [f"{name}/{path}" for path in below]
     return images

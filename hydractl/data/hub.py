@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -21,7 +21,7 @@ from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, limited, raw_labels
 from hydractl.data.text import TEXT_QUERY, read_table
-from hydractl.data.text_rows import Row, Table
+from hydractl.data.text_rows import TextRow, TextTable
 from hydractl.errors import InputError, UsageError, install_hint
 
 QUERY = ("image", "label")
@@ -33,6 +33,20 @@ _NO_BYTES = "the row holds no bytes"
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+class _RowGroup(NamedTuple):
+    """The images of one group of rows, as this process read them.
+
+    Attributes:
+        process: that read them: a file opened before a fork is not read after it.
+        number: of the group.
+        images: values of the column.
+    """
+
+    process: int
+    number: int
+    images: list[Any]
 
 
 class ParquetImages(EncodedImages):
@@ -52,21 +66,31 @@ class ParquetImages(EncodedImages):
         self, spec: str, where: str, ids: list[str], path: str, column: str, rows: list[int], starts: list[int]
     ) -> None:
         super().__init__(spec, where, ids)
-        self.path, self.column, self._rows = path, column, rows
+        self.path = path
+        self.column = column
+        self._rows = rows
         self._starts = np.array(starts)
-        self._group: tuple[int, int, list[Any]] | None = None  # process, number, images
+        self._group: _RowGroup | None = None
 
     def read(self, i: int) -> bytes:
         row = self._rows[i]
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        # A file opened before a fork is not read after it.
-        if self._group is None or self._group[:2] != (os.getpid(), number):
-            self._group = (os.getpid(), number, self._read_group(number))
-        images, place = self._group[2], row - int(self._starts[number])
-        value = images[place] if place < len(images) else None  # a damaged file may hold fewer than it says
+        images = self._images_of_group(number)
+        place = row - int(self._starts[number])
+        if place >= len(images):  # a damaged file may hold fewer than it says
+            return b""
+        value = images[place]
         if isinstance(value, dict):
             value = value.get("bytes")
         return value if isinstance(value, bytes) else b""
+
+    def _images_of_group(self, number: int) -> list[Any]:
+        process = os.getpid()
+        group = self._group
+        if group is None or group.process != process or group.number != number:
+            group = _RowGroup(process, number, self._read_group(number))
+            self._group = group
+        return group.images
 
     def _read_group(self, number: int) -> list[Any]:
         import pyarrow
@@ -83,7 +107,7 @@ class ParquetImages(EncodedImages):
 
 
 def holds_images(path: str) -> bool:
-    """Whether a Parquet file has a column of images; False if it cannot be opened, which is reported elsewhere."""
+    """Return whether a Parquet file has a column of images; False if it cannot be opened (reported elsewhere)."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -96,17 +120,21 @@ def holds_images(path: str) -> bool:
 
 
 def _image_columns(schema: Any) -> list[str]:
-    """The columns of a schema that hold images: ``{bytes, path}``, or plain bytes under the name of an image."""
+    """Return the columns of a schema that hold images: ``{bytes, path}``, or plain bytes under the name of an image."""
     from pyarrow import types
 
     def is_bytes(kind: Any) -> bool:
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
     columns = []
-    for field in schema:
-        inner = {} if not types.is_struct(field.type) else {part.name: part.type for part in field.type}
-        if ("bytes" in inner and is_bytes(inner["bytes"])) or (field.name in _NAMES and is_bytes(field.type)):
-            columns.append(field.name)
+    for column in schema:
+        if types.is_struct(column.type):
+            inner = {part.name: part.type for part in column.type}
+            holds_bytes = "bytes" in inner and is_bytes(inner["bytes"])
+        else:
+            holds_bytes = column.name in _NAMES and is_bytes(column.type)
+        if holds_bytes:
+            columns.append(column.name)
     return columns
 
 
@@ -124,39 +152,51 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
 
     spec.check_query(QUERY)
     path = os.path.expanduser(spec.path)
+    labels: list[Any] | None = None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
             column, label = _image_and_label(spec, _image_columns(schema), schema.names)
-            values = None if label is None else file.read(columns=[label], use_threads=False).column(0)
+            if label is not None:
+                values = file.read(columns=[label], use_threads=False).column(0)
     except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
-    if not sum(sizes):
+    total = sum(sizes)
+    if not total:
         raise InputError(f"{spec.where}: no images in the file")
-    labels = None if values is None else values.to_pylist()
-    if labels is not None and len(labels) != sum(sizes):
-        raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {sum(sizes)} images")
-    rows = limited(None if seed is None else labels, sum(sizes), limit, seed or 0)
+    if label is not None:
+        labels = values.to_pylist()
+        if len(labels) != total:
+            raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
+
+    rows = limited(None if seed is None else labels, total, limit, seed or 0)
     name = printable(Path(path).name)
+    ids = [f"{name}#{row}" for row in rows]
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-    dataset = ParquetImages(spec.text, spec.where, [f"{name}#{i}" for i in rows], path, column, rows, starts)
+    dataset = ParquetImages(spec.text, spec.where, ids, path, column, rows, starts)
     if labels is None:
         return dataset, _no_labels(schema.names)
-    return dataset, raw_labels([labels[i] for i in rows], dataset.ids, names=_class_names(schema, str(label)))
+    chosen = [labels[row] for row in rows]
+    return dataset, raw_labels(chosen, dataset.ids, names=_class_names(schema, str(label)))
 
 
 def _image_and_label(spec: Spec, images: Sequence[str], there: Sequence[str]) -> tuple[str, str | None]:
-    """The columns of the images and of the labels, None where there are no labels."""
+    """Return the columns of the images and of the labels, None where there are no labels."""
     column = spec.query.get("image")
-    if column is not None and column not in images:
-        raise InputError(f"{spec.where}: no images in ?image={column}: they are in {', '.join(images) or 'no column'}")
-    if column is None and len(images) != 1:
-        raise InputError(f"{spec.where}: images are in {' and '.join(images)}", hint="say which with ?image=NAME")
+    if column is None:
+        if len(images) != 1:
+            raise InputError(f"{spec.where}: images are in {' and '.join(images)}", hint="say which with ?image=NAME")
+        column = images[0]
+    elif column not in images:
+        listed = ", ".join(images) or "no column"
+        raise InputError(f"{spec.where}: no images in ?image={column}: they are in {listed}")
     label = spec.query.get("label", _LABEL)
-    if "label" in spec.query and label not in there:
+    if label in there:
+        return column, label
+    if "label" in spec.query:
         raise InputError(f"{spec.where}: no column for ?label={label}: it has {', '.join(there)}")
-    return column or images[0], label if label in there else None
+    return column, None
 
 
 def _no_labels(there: Sequence[str]) -> RawLabels:
@@ -164,12 +204,15 @@ def _no_labels(there: Sequence[str]) -> RawLabels:
 
 
 def _class_names(schema: Any, column: str) -> list[str] | None:
-    """The names that the ``datasets`` library wrote beside a column of integers; None where there are none."""
+    """Return the names that the ``datasets`` library wrote beside a column of integers; None where there are none."""
     try:
-        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+        description = json.loads((schema.metadata or {})[b"huggingface"])
+        names = description["info"]["features"][column]["names"]
     except (KeyError, TypeError, ValueError):
         return None
-    return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
+    if not isinstance(names, list) or not names:
+        return None
+    return names if all(isinstance(name, str) for name in names) else None
 
 
 # --- the datasets library ---------------------------------------------------------------------------------------------
@@ -189,11 +232,14 @@ class HubImages(EncodedImages):
         self, spec: str, where: str, ids: list[str], column: Any, rows: list[int], folders: Sequence[str]
     ) -> None:
         super().__init__(spec, where, ids)
-        self.column, self._rows, self._folders = column, rows, folders
+        self.column = column
+        self._rows = rows
+        self._folders = folders
 
     def read(self, i: int) -> bytes:
         value = self.column[self._rows[i]] or {}
-        content, path = value.get("bytes"), value.get("path")
+        content = value.get("bytes")
+        path = value.get("path")
         if content is None and path:
             if not any(_lies_in(path, folder) for folder in self._folders):
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
@@ -229,17 +275,17 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
 
     labels = None if label is None else list(table[label])
     rows = limited(labels, len(table), limit, seed)
-    ids = [f"hf:{spec.path}#{i}" for i in rows]
-    dataset = HubImages(
-        spec.text, spec.where, ids, table.cast_column(column, Image(decode=False))[column], rows, _folders(spec)
-    )
+    ids = [f"hf:{spec.path}#{row}" for row in rows]
+    encoded_images = table.cast_column(column, Image(decode=False))[column]
+    dataset = HubImages(spec.text, spec.where, ids, encoded_images, rows, _folders(spec))
     if labels is None:
         return dataset, _no_labels(list(features))
-    return dataset, raw_labels([labels[i] for i in rows], ids, names=_names(features[label]))
+    chosen = [labels[row] for row in rows]
+    return dataset, raw_labels(chosen, ids, names=_names(features[label]))
 
 
 def _names(feature: Any) -> list[str] | None:
-    """The class names of a column; None for plain numbers and texts."""
+    """Return the class names of a column; None for plain numbers and texts."""
     names = getattr(feature, "names", None)
     return list(names) if names else None
 
@@ -247,19 +293,21 @@ def _names(feature: Any) -> list[str] | None:
 def _texts(spec: Spec, table: Any, count: int) -> tuple[Dataset, RawLabels]:
     spec.check_query(TEXT_QUERY)
 
-    def rows(columns: Sequence[str]) -> Iterator[Row]:
+    def rows(columns: Sequence[str]) -> Iterator[TextRow]:
         chosen = table.select_columns(list(columns))
         for i in range(count):
-            yield Row(f"row {i + 1}", chosen[i])
+            yield TextRow(f"row {i + 1}", chosen[i])
 
-    dataset, raw = read_table(spec, Table(list(table.features), rows), count, f"hf:{spec.path}")
+    dataset, raw = read_table(spec, TextTable(list(table.features), rows), count, f"hf:{spec.path}")
+    # Integers point into the names of the set; names are their own.
     if raw.values is not None and not isinstance(raw.values, list):
-        raw.names = _names(table.features[spec.query.get("label", _LABEL)])
+        label = spec.query.get("label", _LABEL)
+        raw.names = _names(table.features[label])
     return dataset, raw
 
 
 def _load(spec: Spec) -> Any:
-    """The library's own table."""
+    """Return the library's own table."""
     try:
         import datasets
     except ImportError as error:
@@ -282,23 +330,25 @@ def _load(spec: Spec) -> Any:
 
 
 def _folders(spec: Spec) -> list[str]:
-    """Where the files of a set lie: in its own folder, or where the library keeps what it downloads."""
+    """Return where the files of a set lie: in its own folder, or where the library keeps what it downloads."""
     import datasets
 
     name, _, _ = _parts(spec)
     if name.startswith(_HERE):
         return [os.path.expanduser(name)]
-    kept = (datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE, datasets.config.EXTRACTED_DATASETS_PATH)
-    return [str(folder) for folder in kept]
+    config = datasets.config
+    return [str(config.HF_CACHE_HOME), str(config.HF_DATASETS_CACHE), str(config.EXTRACTED_DATASETS_PATH)]
 
 
 def _lies_in(path: str, folder: str) -> bool:
-    """Whether a path leads into a folder, taken by its names: links within are followed as in any other set."""
-    whole = os.path.abspath(path)
-    return os.path.commonpath([whole, os.path.abspath(folder)]) == os.path.abspath(folder)
+    """Return whether a path leads into a folder, by its names: links within are followed as in any other set."""
+    full_path = os.path.abspath(path)
+    full_folder = os.path.abspath(folder)
+    return os.path.commonpath([full_path, full_folder]) == full_folder
 
 
-_DESCRIPTIONS = ("README.md", ".huggingface.yaml")
+_CARD = "README.md"
+_DESCRIPTIONS = (_CARD, ".huggingface.yaml")
 """In which the library looks for the files of a set."""
 _LONGEST_DESCRIPTION = 1 << 20
 
@@ -313,29 +363,43 @@ def _refuse_elsewhere(spec: Spec, folder: Path) -> None:
         file = folder / name
         if not file.is_file():
             continue
-        if file.stat().st_size > _LONGEST_DESCRIPTION:
-            raise InputError(f"{spec.where}: {file} is longer than {_LONGEST_DESCRIPTION} bytes")
-        try:
-            text = file.read_text(encoding="utf-8")
-            described = yaml.safe_load(_front(text) if name == _DESCRIPTIONS[0] else text)
-        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-            raise InputError(f"{spec.where}: {file} cannot be read: {reason(error)}") from error
-        for place in _places(described, set()):
-            if "://" in place or place.startswith(("/", "~")) or ".." in Path(place).parts:
+        description = _read_description(spec, file)
+        for place in _places(description, set()):
+            if _is_elsewhere(place):
                 raise InputError(
                     f"{spec.where}: {file} names {printable(place)!r}, outside of the folder",
                     hint="put the files into the folder, or name the set that holds them",
                 )
 
 
+def _read_description(spec: Spec, file: Path) -> Any:
+    """Return what a description of a set holds: the YAML of the file, or that at the beginning of a card."""
+    if file.stat().st_size > _LONGEST_DESCRIPTION:
+        raise InputError(f"{spec.where}: {file} is longer than {_LONGEST_DESCRIPTION} bytes")
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.name == _CARD:
+            text = _front(text)
+        return yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{spec.where}: {file} cannot be read: {reason(error)}") from error
+
+
+def _is_elsewhere(place: str) -> bool:
+    """Return whether the name of a file leads out of its folder."""
+    if "://" in place:
+        return True
+    return place.startswith(("/", "~")) or ".." in Path(place).parts
+
+
 def _front(text: str) -> str:
-    """The YAML at the beginning of a card."""
+    """Return the YAML at the beginning of a card."""
     match = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
     return match[1] if match else ""
 
 
 def _places(value: Any, met: set[tuple[int, bool]], *, named: bool = False) -> Iterator[str]:
-    """Every text below ``data_files`` or ``data_dir``; what stands there more than once (YAML has aliases) is met once.
+    """Yield every text below ``data_files`` or ``data_dir``; what stands there twice (YAML has aliases) is met once.
 
     Args:
         value: a part of the document.
@@ -344,7 +408,9 @@ def _places(value: Any, met: set[tuple[int, bool]], *, named: bool = False) -> I
     """
     if isinstance(value, str) and named:
         yield value
-    if not isinstance(value, (dict, list)) or (id(value), named) in met:
+    if not isinstance(value, (dict, list)):
+        return
+    if (id(value), named) in met:
         return
     met.add((id(value), named))
     if isinstance(value, list):
@@ -356,11 +422,12 @@ def _places(value: Any, met: set[tuple[int, bool]], *, named: bool = False) -> I
 
 
 def _parts(spec: Spec) -> tuple[str, str, str]:
-    """Name, config and split of ``[ORG/]NAME/config/split`` or ``FOLDER/config/split``."""
-    name, _, split = spec.path.rpartition("/")
-    name, _, config = name.rpartition("/")
-    local = spec.path.startswith(_HERE)
-    if not (name and config and split) or (not local and name.count("/") > 1):
+    """Return name, config and split of ``[ORG/]NAME/config/split`` or ``FOLDER/config/split``."""
+    rest, _, split = spec.path.rpartition("/")
+    name, _, config = rest.rpartition("/")
+    is_folder = spec.path.startswith(_HERE)
+    has_too_many_parts = name.count("/") > 1 and not is_folder
+    if not (name and config and split) or has_too_many_parts:
         raise UsageError(
             f"{spec.where}: not NAME/config/split",
             hint="for example hf:stanfordnlp/sst2/default/validation, or a folder: hf:./folder/default/train",

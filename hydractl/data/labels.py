@@ -59,13 +59,28 @@ def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: i
     """
     if limit is None or limit >= total:
         return list(range(total))
-    runs = [] if labels is None else [len(list(run)) for _, run in itertools.groupby(labels)]
-    if not 1 < len(runs) < total or len(runs) != len(set(labels or ())):
+    class_sizes = _sizes_if_sorted(labels)
+    if class_sizes is None:
         return list(range(limit))
     random = np.random.default_rng(seed)
-    turn = np.repeat(random.permutation(len(runs)), runs)
-    within = np.concatenate([random.permutation(count) for count in runs])
-    return sorted(np.lexsort((turn, within))[:limit].tolist())
+    # Each class has its turn in every round, and its samples come in an order of their own.
+    turns = np.repeat(random.permutation(len(class_sizes)), class_sizes)
+    rounds = np.concatenate([random.permutation(size) for size in class_sizes])
+    by_round = np.lexsort((turns, rounds))
+    return sorted(by_round[:limit].tolist())
+
+
+def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
+    """Return the number of samples of each class of a set sorted by class; None for any other set.
+
+    A set of one class, or of one sample a class, counts as any other.
+    """
+    if labels is None:
+        return None
+    runs = [len(list(run)) for _, run in itertools.groupby(labels)]
+    if len(runs) <= 1 or len(runs) >= len(labels):
+        return None
+    return runs if len(runs) == len(set(labels)) else None
 
 
 def raw_labels(
@@ -84,28 +99,48 @@ def raw_labels(
         names: what integers point into.
         hint, texts: as of :class:`RawLabels`.
     """
-    missing = [i for i, value in enumerate(values) if value is None]
-    if len(missing) == len(values):
+    if all(value is None for value in values):
         return RawLabels(None, names, hint=hint)
+    problems = _problems_of_values(values, ids)
+    if problems:
+        return RawLabels(problems=problems)
+    if any(type(value) is str for value in values):
+        return RawLabels(values, sorted(set(values)))
+    return RawLabels(np.array(values, dtype=np.int64), names, texts=texts)
+
+
+def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
+    """List what is wrong with labels: one line for each kind of problem, about the first sample that has it."""
+    missing: list[int] = []
+    wrong: list[int] = []
+    beyond: list[int] = []
+    integers: list[int] = []
+    names: list[int] = []
+    for i, value in enumerate(values):
+        if value is None:
+            missing.append(i)
+        elif type(value) is str:
+            names.append(i)
+        elif type(value) is int:
+            integers.append(i)
+            if abs(value) >= 2**63:
+                beyond.append(i)
+        else:
+            wrong.append(i)
+
     problems = []
     if missing:
         more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
         problems.append(f"no label for sample {ids[missing[0]]}{more}")
-    kinds = [type(value) for value in values]
-    wrong = next((i for i, kind in enumerate(kinds) if kind not in (int, str, type(None))), None)
-    if wrong is not None:
-        problems.append(f"label {shown(values[wrong])} of sample {ids[wrong]} is neither an integer nor a name")
-    beyond = next((i for i, kind in enumerate(kinds) if kind is int and abs(values[i]) >= 2**63), None)
-    if beyond is not None:
-        problems.append(f"the label of sample {ids[beyond]} is beyond 2^63")
-    if str in kinds and int in kinds:
-        i = kinds.index(str)
+    if wrong:
+        i = wrong[0]
+        problems.append(f"label {shown(values[i])} of sample {ids[i]} is neither an integer nor a name")
+    if beyond:
+        problems.append(f"the label of sample {ids[beyond[0]]} is beyond 2^63")
+    if names and integers:
+        i = names[0]
         problems.append(f"label {shown(values[i])} of sample {ids[i]} is a name, others are numbers")
-    if problems:
-        return RawLabels(problems=problems)
-    if str in kinds:
-        return RawLabels(values, sorted(set(values)))
-    return RawLabels(np.array(values, dtype=np.int64), names, texts=texts)
+    return problems
 
 
 def resolve_labels(
@@ -138,85 +173,137 @@ def resolve_labels(
     """
     if label_map and labels is None:
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
-    names = raw.names if labels is None else (list(labels) or None)
     try:
-        found = _indices(raw, ids, where, labels, label_map)
+        indices = _indices(raw, ids, where, labels, label_map)
     except InputError:
         if not ignore:
             raise
-        found = None
-    if found is None and need:
-        raise InputError(
-            f"{where}: no label for sample {ids[0]}, nor for any other",
-            hint="a labelled set is needed here" + (f"; {raw.hint}" if raw.hint else ""),
-        )
-    return found, names
+        indices = None
+    if indices is None and need:
+        hint = "a labelled set is needed here"
+        if raw.hint:
+            hint += f"; {raw.hint}"
+        raise InputError(f"{where}: no label for sample {ids[0]}, nor for any other", hint=hint)
+    if labels is None:
+        return indices, raw.names
+    return indices, list(labels) or None
 
 
 def _indices(
     raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str] | None
 ) -> Labels | None:
+    """Return the index of each sample's class; the arguments are those of :func:`resolve_labels`."""
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
-    if raw.values is None:
-        return None
     if raw.texts is not None and labels and set(raw.texts) <= set(labels):
         # Five stars are the class named "5", not the class at position 5.
         raw = RawLabels(raw.texts, sorted(set(raw.texts)))
-    own = raw.names
+    if raw.values is None:
+        return None
+    data_names = raw.names
     if isinstance(raw.values, list):
-        own = sorted(set(raw.values)) if own is None else own
-        values = _index_names(raw.values, own, ids, where)
+        if data_names is None:
+            data_names = sorted(set(raw.values))
+        values = _index_names(raw.values, data_names, ids, where)
     else:
-        assert raw.values is not None
         values = raw.values
-    known = labels if own is None else own
+    known = labels if data_names is None else data_names
     _check_range(values, len(known) if known else None, ids, where)
-    return values if own is None or labels is None else _name_table(own, labels, label_map, where)[values]
+    if data_names is None or labels is None:
+        return values
+    return _name_table(data_names, labels, label_map, where)[values]
 
 
-def _index_names(values: list[str], own: list[str], ids: Sequence[str], where: str) -> Labels:
-    """Position of each sample's name in the data's own names."""
-    twice = [name for name, count in Counter(own).items() if count > 1]
+def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], where: str) -> Labels:
+    """Return the position of each sample's name in the data's own names."""
+    twice = [name for name, count in Counter(data_names).items() if count > 1]
     if twice:
         raise InputError(
             f"{where}: class names given more than once", problems=[f"{name!r} is in classes twice" for name in twice]
         )
-    position = {name: i for i, name in enumerate(own)}
-    unknown = {value: ids[i] for i, value in reversed(list(enumerate(values))) if value not in position}
-    if unknown:
+    position = {name: i for i, name in enumerate(data_names)}
+    first_samples: dict[str, str] = {}  # of names that are not known
+    for value, sample in zip(values, ids, strict=True):
+        if value not in position:
+            first_samples.setdefault(value, sample)
+    if first_samples:
         raise InputError(
-            f"{where}: {_count(len(unknown), 'label', 'labels')} not among the data's own classes",
-            problems=[f"{name!r}, first at sample {unknown[name]}" for name in sorted(unknown)],
+            f"{where}: {_count(len(first_samples), 'label', 'labels')} not among the data's own classes",
+            problems=[f"{name!r}, first at sample {first_samples[name]}" for name in sorted(first_samples)],
         )
     return np.array([position[value] for value in values], dtype=np.int64)
 
 
 def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where: str) -> None:
     """Refuse negative labels, and those beyond the classes where their number is known."""
-    bad = values < 0
+    is_bad = values < 0
+    allowed = "negative"
     if classes is not None:
-        bad |= values >= classes
-    if bad.any():
-        first = int(bad.argmax())
-        allowed = "negative" if classes is None else f"outside 0..{classes - 1}"
-        more = int(bad.sum()) - 1
-        raise InputError(
-            f"{where}: label {int(values[first])} of sample {ids[first]} is {allowed}"
-            + (f", and so are {more} more" if more else ""),
-            hint="give a set without labels where none are known" if values[first] < 0 else None,
-        )
+        is_bad |= values >= classes
+        allowed = f"outside 0..{classes - 1}"
+    if not is_bad.any():
+        return
+    first = int(is_bad.argmax())
+    message = f"{where}: label {int(values[first])} of sample {ids[first]} is {allowed}"
+    others = int(is_bad.sum()) - 1
+    if others:
+        message += f", and so are {others} more"
+    hint = "give a set without labels where none are known" if values[first] < 0 else None
+    raise InputError(message, hint=hint)
 
 
-def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] | None, where: str) -> Labels:
-    """Return for each of the data's own classes its index among the checkpoint's names: int64 ``[len(own)]``."""
+def _name_table(
+    data_names: list[str], labels: Sequence[str], label_map: Mapping[str, str] | None, where: str
+) -> Labels:
+    """Return for each of the data's own classes its index among the checkpoint's names: int64 ``[classes of data]``."""
     if not labels:
         raise InputError(
             f"{where}: the labels are names, and the model has no class names to map them to",
             hint="give the model's class names with --labels",
         )
-    known, label_map = set(labels), given or {}
-    unknown = sorted(set(label_map.values()) - known)
+    if label_map:
+        _check_targets(label_map, labels, where)
+        mapped = [label_map.get(name, name) for name in data_names]
+    else:
+        mapped = data_names
+    if mapped == list(labels):
+        return np.arange(len(data_names), dtype=np.int64)
+
+    known = set(labels)
+    others = [name for name in mapped if name not in known]
+    # A model that knows its classes by a built-in list knows what the data set calls them.
+    published = place_of_published(labels, others)
+    unknown = []
+    for name, target in zip(data_names, mapped, strict=True):
+        if target not in known and target not in published:
+            unknown.append(name)
+    if unknown:
+        way = "map them with --label-map FILE (name in the data: name in the model) to"
+        if label_map is None:
+            way = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
+        raise InputError(
+            f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
+            hint=f"{way}: {some(labels)}",
+            problems=_near(unknown, labels),
+        )
+
+    counts = Counter(labels)
+    twice = sorted({name for name in mapped if counts[name] > 1})
+    if twice:
+        raise InputError(
+            f"{where}: the model has several classes of one name, so names do not tell them apart",
+            hint="name the model's classes differently with --labels",
+            problems=list(map(repr, twice)),
+        )
+    position = dict(published)
+    for i, name in enumerate(labels):
+        position[name] = i
+    return np.array([position[name] for name in mapped], dtype=np.int64)
+
+
+def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: str) -> None:
+    """Refuse a ``--label-map`` that leads to names that the model does not have."""
+    unknown = sorted(set(label_map.values()) - set(labels))
     if unknown:
         count = _count(len(unknown), "target of --label-map", "targets of --label-map")
         raise InputError(
@@ -224,49 +311,27 @@ def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] 
             hint=f"the model's class names: {some(labels)}",
             problems=_near(unknown, labels),
         )
-    mapped = [label_map.get(name, name) for name in own]
-    if mapped == list(labels):
-        return np.arange(len(own), dtype=np.int64)
-    # A model that knows its classes by a built-in list knows what the data set calls them.
-    published = place_of_published(labels, [name for name in mapped if name not in known])
-    unknown = [name for name, t in zip(own, mapped, strict=True) if t not in known and t not in published]
-    if unknown:
-        way = "map them with --label-map FILE (name in the data: name in the model) to"
-        if given is None:
-            way = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
-        raise InputError(
-            f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
-            hint=f"{way}: {some(labels)}",
-            problems=_near(unknown, labels),
-        )
-    counts = Counter(labels)
-    twice = sorted({name for name in mapped if counts[name] > 1})
-    if twice:
-        raise InputError(
-            f"{where}: the model has several classes of one name, so names do not tell them apart",
-            hint="name the model's classes differently with --labels",
-            problems=[repr(name) for name in twice],
-        )
-    position = {**published, **{name: i for i, name in enumerate(labels)}}
-    return np.array([position[name] for name in mapped], dtype=np.int64)
 
 
 def _near(names: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """The names, the first ones with the checkpoint's name that is most like it."""
-    folded = {label.casefold(): label for label in reversed(list(labels))}
-    lines = [repr(name) for name in names]
-    for index, name in enumerate(names[: _MOST_COMPARED // len(labels)]):
-        near = difflib.get_close_matches(name.casefold(), folded, n=1)
+    """Return the names, the first ones with the checkpoint's name that is most like each."""
+    labels_by_folded = {label.casefold(): label for label in reversed(list(labels))}
+    most = _MOST_COMPARED // len(labels)
+    lines = list(map(repr, names))
+    for index, name in enumerate(names[:most]):
+        near = difflib.get_close_matches(name.casefold(), labels_by_folded, n=1)
         if near:
-            lines[index] += f" (near: {folded[near[0]]!r})"
+            lines[index] += f" (near: {labels_by_folded[near[0]]!r})"
     return lines
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one} is" if number == 1 else f"{number} {many} are"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular} is" if number == 1 else f"{number} {plural} are"
 
 
 def some(names: Sequence[str], most: int = 12) -> str:
-    """The first few names, and how many there are in all."""
+    """List the first few names, and say how many there are in all."""
     first = ", ".join(names[:most]) or "nothing"
-    return f"{first}, ... ({len(names)} in all)" if len(names) > most else first
+    if len(names) <= most:
+        return first
+    return f"{first}, ... ({len(names)} in all)"

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hydractl.data.base import Dataset, Spec
 from hydractl.data.labels import RawLabels, limited, raw_labels
-from hydractl.data.text import Texts
+from hydractl.data.text import Text, Texts
 from hydractl.errors import InputError
 from hydractl.families.pixels import image_of
 from hydractl.jsonio import shown
@@ -45,27 +45,40 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
         InputError: no such set, nothing in it, samples that are neither images nor texts, or another number of labels.
     """
     spec.check_query(())
-    if spec.path not in (held := HELD.get({})):
+    held = HELD.get({})
+    if spec.path not in held:
         raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")
-    samples, labels = held[spec.path]
-    labels = None if labels is None else [label.item() if hasattr(label, "item") else label for label in labels]
+    samples, held_labels = held[spec.path]
     if len(samples) == 0:
         raise InputError(f"{spec.where} has no samples")
-    if labels is not None and len(labels) != len(samples):
-        raise InputError(f"{spec.where} has {len(labels)} labels for {len(samples)} samples")
+    labels = None
+    if held_labels is not None:
+        labels = [_plain(label) for label in held_labels]
+        if len(labels) != len(samples):
+            raise InputError(f"{spec.where} has {len(labels)} labels for {len(samples)} samples")
+
     rows = limited(labels, len(samples), limit, seed)
     ids = [f"{spec.path}#{row}" for row in rows]
-    raw = RawLabels() if labels is None else raw_labels([labels[row] for row in rows], ids)
-    if labels and isinstance(labels[0], str):
-        raw.names = sorted({label for label in labels if isinstance(label, str)})  # of all, whatever the limit
+    raw = RawLabels()
+    if labels is not None:
+        raw = raw_labels([labels[row] for row in rows], ids)
+        if isinstance(labels[0], str):
+            raw.names = sorted({label for label in labels if isinstance(label, str)})  # of all, whatever the limit
+
     chosen = [samples[row] for row in rows]
     if isinstance(chosen[0], str | tuple | list):
-        return Texts(spec.text, spec.where, ids, [_text(sample, spec) for sample in chosen]), raw
+        texts = [_text(sample, spec) for sample in chosen]
+        return Texts(spec.text, spec.where, ids, texts), raw
     image_of(chosen[0])  # refuses now what is no image
     return HeldImages(spec.text, spec.where, ids, chosen), raw
 
 
-def _text(sample: Any, spec: Spec) -> str | tuple[str, str]:
+def _plain(label: Any) -> Any:
+    """Return a label as a Python object: numpy's and torch's numbers are not."""
+    return label.item() if hasattr(label, "item") else label
+
+
+def _text(sample: Any, spec: Spec) -> Text:
     parts = list(sample) if isinstance(sample, tuple | list) else [sample]
     if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
         raise InputError(f"{spec.where}: neither a text nor a pair of texts: {shown(sample)}")

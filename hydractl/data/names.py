@@ -45,32 +45,50 @@ class LabelSet(NamedTuple):
 
 @lru_cache(maxsize=len(LABEL_SETS))
 def label_set(name: str) -> LabelSet:
-    """The classes of one of :data:`LABEL_SETS`."""
+    """Return the classes of one of :data:`LABEL_SETS`."""
     if name == "imagenet":
         from hydractl.families.imagenet import class_names, synsets
 
         return LabelSet(class_names(), synsets())
-    lines = (_FOLDER / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
-    rows = [line.split("\t") for line in lines if not line.startswith("#")]
-    # A line of one name: words are read with spaces between them.
-    return LabelSet(tuple(r[1] if r[1:] else re.sub("[_/]", " ", r[0]) for r in rows), tuple(r[0] for r in rows))
+    labels = []
+    published = []
+    for line in (_FOLDER / f"{name}.tsv").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        folder, *label = line.split("\t")
+        published.append(folder)
+        # A line of one name: words are read with spaces between them.
+        labels.append(label[0] if label else re.sub("[_/]", " ", folder))
+    return LabelSet(tuple(labels), tuple(published))
 
 
 def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
-    """Positions of the classes of a data set among the labels of a model, if those are one of the built-in lists.
+    """Find the classes of a data set among the labels of a model, if those are one of the built-in lists.
 
     Returns:
         By name in the data, the position in ``labels``; a name that the data set does not publish is left out. Case,
         and whether words are parted by spaces, ``_``, ``-`` or ``/``, does not matter.
     """
-    own = tuple(labels)
-    for known in LABEL_SETS:
-        if known == "imagenet" and len(own) != 1000:
+    known = _set_of_labels(tuple(labels))
+    if known is None:
+        return {}
+    places = {_folded(published): place for place, published in enumerate(known.published)}
+    found = {}
+    for name in names:
+        if _folded(name) in places:
+            found[name] = places[_folded(name)]
+    return found
+
+
+def _set_of_labels(labels: tuple[str, ...]) -> LabelSet | None:
+    """Return the built-in list that some labels are; None where they are none of them."""
+    for name in LABEL_SETS:
+        if name == "imagenet" and len(labels) != 1000:
             continue  # its names come from libraries that take long to import
-        if label_set(known).labels == own:
-            places = {_folded(published): place for place, published in enumerate(label_set(known).published)}
-            return {name: places[_folded(name)] for name in names if _folded(name) in places}
-    return {}
+        known = label_set(name)
+        if known.labels == labels:
+            return known
+    return None
 
 
 def _folded(name: str) -> str:
@@ -95,31 +113,36 @@ def renaming_doubt(own: Sequence[str], names: Sequence[str], model: str) -> str 
     Raises:
         InputError: a name that it has would be that of another class.
     """
-    before, after = [_folded(name) for name in own], [_folded(name) for name in names]
+    before = [_folded(name) for name in own]
+    after = [_folded(name) for name in names]
     if before == after:
         return None
-    place = {name: index for index, name in enumerate(before)}
-    moved = [index for index, name in enumerate(after) if place.get(name, index) != index]
+    place_before = {name: place for place, name in enumerate(before)}
+    moved = [place for place, name in enumerate(after) if place_before.get(name, place) != place]
     if moved:
-        there = place[after[moved[0]]]
+        first = moved[0]
         raise InputError(
-            f"--labels gives {len(moved)} of the {len(own)} classes of {model} the names of others: {names[moved[0]]!r}"
-            f" is its class {there}, and would be class {moved[0]}",
+            f"--labels gives {len(moved)} of the {len(own)} classes of {model} the names of others: {names[first]!r}"
+            f" is its class {place_before[after[first]]}, and would be class {first}",
             hint="leave --labels out: data that name their classes are matched by name; where the data mean another "
             "class by a name, map it with --label-map FILE of eval",
         )
-    if place.keys() & set(after) or all(_PLACEHOLDER.fullmatch(name) for name in before):
+    if place_before.keys() & set(after):
+        return None
+    if all(_PLACEHOLDER.fullmatch(name) for name in before):
         return None
     pairs = [f"{old} is now {new}" for old, new in zip(own, names, strict=True)]
-    rest = ", ..." if len(pairs) > _MOST_SHOWN else ""
+    listed = ", ".join(pairs[:_MOST_SHOWN])
+    if len(pairs) > _MOST_SHOWN:
+        listed += ", ..."
     return (
-        f"{model}: --labels gives all {len(own)} classes other names ({', '.join(pairs[:_MOST_SHOWN])}{rest}), and "
+        f"{model}: --labels gives all {len(own)} classes other names ({listed}), and "
         "nothing tells whether they are the same things: leave it out if they are not"
     )
 
 
 def read_labels(text: str, option: str = "--labels") -> list[str]:
-    """The class names that an option asks for.
+    """Return the class names that an option asks for.
 
     Args:
         text: the name of one of :data:`LABEL_SETS`, or a file: a ``.json`` file with a list of strings, or a text file
@@ -178,7 +201,7 @@ def _parts_with_numbers(name: str) -> list[tuple[bool, int | str]]:
 
 
 def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
-    """The templates that an option asks for, in the order given.
+    """Return the templates that an option asks for, in the order given.
 
     Args:
         texts: each a template (with ``{label}`` or ``{}`` where the name goes), the name of one of
@@ -207,6 +230,7 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
 
 
 def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
+    """Return whether a text names one of the built-in lists."""
     if text.startswith(_SCHEME):
         if text.removeprefix(_SCHEME) not in known:
             raise UsageError(f"{where}: nothing of that name is built in", hint=f"there are: {', '.join(known)}")
@@ -220,24 +244,36 @@ def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
     return True
 
 
-def _read_lines(path: str, where: str, one: str, many: str) -> list[str]:
+def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
+    """Return the names in a file: the lines of a text, or a JSON list."""
     try:
         content = Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
-    if path.lower().endswith(".json"):
-        document = parse_json(content, where)
-        if not isinstance(document, list) or not all(isinstance(name, str) for name in document):
-            raise InputError(f"{where}: not a JSON list of names but {shown(document)}")
-        names = [name.strip() for name in document]
-    else:
-        try:
-            names = [line.strip() for line in content.decode("utf-8-sig").split("\n") if line.strip()]
-        except UnicodeDecodeError as error:
-            raise InputError(f"{where}: not UTF-8 text (byte {error.start})", hint="save the file as UTF-8") from error
-    if not names or not all(names):
-        raise InputError(f"{where}: {f'an empty {one}' if names else f'no {many} in the file'}")
+    is_json = path.lower().endswith(".json")
+    names = _json_names(content, where) if is_json else _text_names(content, where)
+    if not names:
+        raise InputError(f"{where}: no {plural} in the file")
+    if not all(names):
+        raise InputError(f"{where}: an empty {singular}")
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise InputError(f"{where}: {many} given more than once", problems=[shown(name) for name in twice])
+        raise InputError(f"{where}: {plural} given more than once", problems=list(map(shown, twice)))
     return names
+
+
+def _json_names(content: bytes, where: str) -> list[str]:
+    document = parse_json(content, where)
+    if not isinstance(document, list) or not all(isinstance(name, str) for name in document):
+        raise InputError(f"{where}: not a JSON list of names but {shown(document)}")
+    return [name.strip() for name in document]
+
+
+def _text_names(content: bytes, where: str) -> list[str]:
+    """Return the lines of a text, without the blank ones."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 text (byte {error.start})", hint="save the file as UTF-8") from error
+    lines = [line.strip() for line in text.split("\n")]
+    return [line for line in lines if line]

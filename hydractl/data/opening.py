@@ -7,6 +7,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
@@ -17,23 +18,41 @@ from hydractl.errors import InputError, UsageError
 
 Reader = Callable[..., "tuple[Dataset, RawLabels]"]
 
-# kind -> module, function, and what its samples are; a module is imported when its kind is first met
+
+class _ReaderPlace(NamedTuple):
+    """Where the reader of one kind of data is; its module is imported when the kind is first met.
+
+    Attributes:
+        module, function: of the reader.
+        samples: what its samples are; None: known once the data are open.
+        drawn: whether it takes a seed: all labels are known before a sample is read.
+    """
+
+    module: str
+    function: str
+    samples: str | None
+    drawn: bool
+
+    def reader(self) -> Reader:
+        """Import the reader."""
+        function: Reader = getattr(importlib.import_module(self.module), self.function)
+        return function
+
+
 _READERS = {
-    "npz": ("hydractl.data.arrays", "read_npz", "image"),
-    "folder": ("hydractl.data.files", "read_folder", "image"),
-    "list": ("hydractl.data.files", "read_image_list", "image"),
-    "text": ("hydractl.data.text", "read_text", "text"),
-    "builtin": ("hydractl.data.builtin", "read_builtin", ""),  # known once it is open
-    "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
-    "openood": ("hydractl.data.suites", "read_openood", "image"),
-    "wds": ("hydractl.data.shards", "read_shards", "image"),
-    "hf": ("hydractl.data.hub", "read_hub_set", ""),  # known once it is open
-    "captions": ("hydractl.data.captions", "read_captions", PAIRS),
-    "memory": ("hydractl.data.memory", "read_memory", ""),  # known once it is open
-    "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
+    "npz": _ReaderPlace("hydractl.data.arrays", "read_npz", "image", drawn=True),
+    "folder": _ReaderPlace("hydractl.data.files", "read_folder", "image", drawn=True),
+    "list": _ReaderPlace("hydractl.data.files", "read_image_list", "image", drawn=True),
+    "text": _ReaderPlace("hydractl.data.text", "read_text", "text", drawn=False),
+    "builtin": _ReaderPlace("hydractl.data.builtin", "read_builtin", None, drawn=False),
+    "torchvision": _ReaderPlace("hydractl.data.torchvision_sets", "read_torchvision", "image", drawn=True),
+    "openood": _ReaderPlace("hydractl.data.suites", "read_openood", "image", drawn=True),
+    "wds": _ReaderPlace("hydractl.data.shards", "read_shards", "image", drawn=False),
+    "hf": _ReaderPlace("hydractl.data.hub", "read_hub_set", None, drawn=True),
+    "captions": _ReaderPlace("hydractl.data.captions", "read_captions", PAIRS, drawn=False),
+    "memory": _ReaderPlace("hydractl.data.memory", "read_memory", None, drawn=True),
+    "image parquet": _ReaderPlace("hydractl.data.hub", "read_image_parquet", "image", drawn=True),
 }
-_DRAWN = ("npz", "folder", "list", "torchvision", "openood", "hf", "image parquet", "memory")
-"""Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
 _FORMS = {
@@ -96,16 +115,17 @@ def open_data(
     parsed, wanted = take_rows(parse_spec(spec, option))
     parsed, ood = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
-    kind = _kind(parsed)
-    module, function, samples = _READERS[kind]
-    if samples:
-        _check_reads(parsed, samples, reads or {})
-    reader: Reader = getattr(importlib.import_module(module), function)
-    first = limit if wanted is None else None  # of a part, the limit comes after it
-    if kind in _DRAWN:
-        dataset, raw = reader(parsed, first, seed)
+    place = _READERS[_kind(parsed)]
+    if place.samples is not None:
+        _check_reads(parsed, place.samples, reads or {})
+    read = place.reader()
+    limit_of_whole = limit if wanted is None else None  # of a part, the limit comes after it
+    if place.drawn:
+        dataset, raw = read(parsed, limit_of_whole, seed)
+    elif wanted is not None:
+        dataset, raw = read(parsed, wanted.reach)
     else:
-        dataset, raw = reader(parsed, wanted.reach if wanted else first)
+        dataset, raw = read(parsed, limit)
     _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
@@ -116,9 +136,12 @@ def open_data(
         dataset = CorruptedImages(dataset, *corruption)
     if wanted is not None:
         # By the labels as they stand in the data, so that every model has the same samples.
-        rows = wanted.of(raw.values, len(dataset))
-        own = None if dataset.labels is None or kind not in _DRAWN else dataset.labels[rows].tolist()
-        dataset = part_of(dataset, spec, [rows[i] for i in limited(own, len(rows), limit, seed)])
+        rows = wanted.places(raw.values, len(dataset))
+        labels_of_rows = None
+        if dataset.labels is not None and place.drawn:
+            labels_of_rows = dataset.labels[rows].tolist()
+        chosen = limited(labels_of_rows, len(rows), limit, seed)
+        dataset = part_of(dataset, spec, [rows[i] for i in chosen])
     if ood is not None:
         if need_labels:
             raise UsageError(
@@ -132,16 +155,18 @@ def open_data(
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
     """Refuse texts for a model of images and the reverse, before anything is read."""
     others = [name for name, kind in reads.items() if kind != samples]
-    if others:
-        wanted, verb = reads[others[0]], "reads" if len(others) == 1 else "read"
-        raise InputError(
-            f"{spec.where} holds {samples}s, and {', '.join(others)} {verb} {wanted}s",
-            hint=f"data of {wanted}s are {_FORMS[wanted]}",
-        )
+    if not others:
+        return
+    wanted = reads[others[0]]
+    verb = "reads" if len(others) == 1 else "read"
+    raise InputError(
+        f"{spec.where} holds {samples}s, and {', '.join(others)} {verb} {wanted}s",
+        hint=f"data of {wanted}s are {_FORMS[wanted]}",
+    )
 
 
 def _kind(spec: Spec) -> str:
-    """Name of the reader for a SPEC; looks at the disk for paths."""
+    """Return the name of the reader for a SPEC; looks at the disk for paths."""
     if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
     path = Path(os.path.expanduser(spec.path))
@@ -166,19 +191,26 @@ def _kind(spec: Spec) -> str:
 
 
 def _not_found(spec: Spec, path: Path) -> InputError:
-    """The error for a path that does not exist, with what may have been meant."""
+    """Return the error for a path that does not exist, with what may have been meant."""
     from hydractl.data.builtin import SPLITS
 
     folder = path.parent
     if spec.path.split("/")[0] in SPLITS:
         hint = f"did you mean builtin:{spec.path}?"
     elif not folder.is_dir():
-        hint = f"the path exists up to {next(above for above in folder.parents if above.is_dir())}/"
+        existing = next(above for above in folder.parents if above.is_dir())
+        hint = f"the path exists up to {existing}/"
     else:
-        try:
-            names = sorted(entry.name for entry in folder.iterdir())
-        except OSError:
-            names = []
-        near = ", ".join(difflib.get_close_matches(path.name, names, n=3, cutoff=0.5))
-        hint = f"in {folder}/ there is: {near}" if near else f"nothing in {folder}/ has a name like it; {SUPPORTED}"
+        near = difflib.get_close_matches(path.name, _names_in(folder), n=3, cutoff=0.5)
+        hint = f"nothing in {folder}/ has a name like it; {SUPPORTED}"
+        if near:
+            hint = f"in {folder}/ there is: {', '.join(near)}"
     return InputError(f"{spec.where}: no such file or folder", hint=hint)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """List the names in a folder; none where it cannot be read."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []

@@ -28,7 +28,7 @@ APART = "give every set samples of its own"
 
 
 def is_more_than_a_handful(count: int, total: int) -> bool:
-    """Whether so many samples of a set are worth a warning: real data repeat a few."""
+    """Return whether so many samples of a set are worth a warning: real data repeat a few."""
     return count > max(_HANDFUL, _SHARE * total)
 
 
@@ -46,8 +46,8 @@ class GivenSet:
 
 
 @dataclass(frozen=True)
-class Common:
-    """What two sets have in common.
+class SharedSamples:
+    """How many samples two sets have in common.
 
     Attributes:
         first, second: the sets.
@@ -72,10 +72,13 @@ class Common:
     @property
     def is_most(self) -> bool:
         """Whether it is more than half of either set."""
-        return 2 * self.of_first > len(self.first.dataset) or 2 * self.of_second > len(self.second.dataset)
+        in_first = 2 * self.of_first > len(self.first.dataset)
+        in_second = 2 * self.of_second > len(self.second.dataset)
+        return in_first or in_second
 
     def __str__(self) -> str:
-        first, second = len(self.first.dataset), len(self.second.dataset)
+        first = len(self.first.dataset)
+        second = len(self.second.dataset)
         if self.of_first == first and self.of_second == second:
             return f"{self.first.option} and {self.second.option} are the same samples"
         return (
@@ -105,39 +108,40 @@ class Findings:
             raise InputError(self.problems[0], hint=hint, problems=self.problems[1:])
 
 
-def common_samples(first: GivenSet, second: GivenSet) -> Common:
+def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
     """Count the samples of two sets that are in both."""
-    ours, theirs = first.dataset.sample_fingerprints(), second.dataset.sample_fingerprints()
-    both = set(ours) & set(theirs)
+    digests_of_first = first.dataset.sample_fingerprints()
+    digests_of_second = second.dataset.sample_fingerprints()
+    both = set(digests_of_first) & set(digests_of_second)
     if not both:
-        return Common(first, second, 0, 0)
-    return Common(first, second, _count(ours, both), _count(theirs, both))
+        return SharedSamples(first, second, 0, 0)
+    return SharedSamples(first, second, _count(digests_of_first, both), _count(digests_of_second, both))
 
 
 def _count(digests: Iterable[str], among: Collection[str]) -> int:
     return sum(digest in among for digest in digests)
 
 
-def compare(sets: Sequence[GivenSet]) -> Findings:
+def compare_sets(sets: Sequence[GivenSet]) -> Findings:
     """Hold every two of some sets against each other of which neither is fitted to where the other one is tested on."""
-    found = Findings()
+    findings = Findings()
     for first, second in itertools.combinations(sets, 2):
-        common = common_samples(second, first)
-        if common.is_most:
-            found.problems.append(str(common))
-        elif common.is_many:
-            found.warnings.append(f"{common}: {APART}")
-    return found
+        shared = shared_samples(second, first)
+        if shared.is_most:
+            findings.problems.append(str(shared))
+        elif shared.is_many:
+            findings.warnings.append(f"{shared}: {APART}")
+    return findings
 
 
 def compare_fitted(fitted: Sequence[GivenSet], tested: Sequence[GivenSet]) -> Findings:
     """Hold the sets that something is fitted to, or chosen by, against those that are tested on."""
-    found = Findings()
+    findings = Findings()
     for test, other in itertools.product(tested, fitted):
-        common = common_samples(test, other)
-        if common:
-            found.problems.append(str(common))
-    return found
+        shared = shared_samples(test, other)
+        if shared:
+            findings.problems.append(str(shared))
+    return findings
 
 
 @dataclass(frozen=True)
@@ -165,15 +169,15 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
     Raises:
         InputError: that would be more than half of them.
     """
-    common = common_samples(validation, training)
-    if not common:
+    shared = shared_samples(validation, training)
+    if not shared:
         return Validation(validation.dataset)
-    if 2 * common.of_first > len(validation.dataset):
-        raise InputError(str(common), hint="give a validation set of its own")
+    if 2 * shared.of_first > len(validation.dataset):
+        raise InputError(str(shared), hint="give a validation set of its own")
     known = set(training.dataset.sample_fingerprints())
     digests = validation.dataset.sample_fingerprints()
     rows = np.flatnonzero([digest not in known for digest in digests]).tolist()
-    return Validation(part_of(validation.dataset, validation.dataset.spec, rows), common.of_first)
+    return Validation(part_of(validation.dataset, validation.dataset.spec, rows), shared.of_first)
 
 
 def trained_on_doubt(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:
@@ -184,7 +188,8 @@ def trained_on_doubt(model: str, seen: Iterable[Entry], validation: GivenSet) ->
         seen: the samples behind it.
         validation: what something is chosen by.
     """
-    count, total = trained_on(seen, validation.dataset), len(validation.dataset)
+    count = trained_on(seen, validation.dataset)
+    total = len(validation.dataset)
     if not is_more_than_a_handful(count, total):
         return None
     return (

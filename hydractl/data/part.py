@@ -4,7 +4,6 @@ SPEC of any set.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,9 +44,13 @@ class Part(Dataset):
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
         super().__init__(spec, whole.where, [whole.ids[row] for row in rows])
-        self.kind, self._whole, self._rows = whole.kind, whole, list(rows)
-        self.labels = None if whole.labels is None else whole.labels[self._rows]
-        self.label_names, self.label_hint = whole.label_names, whole.label_hint
+        self._whole = whole
+        self._rows = list(rows)
+        self.kind = whole.kind
+        if whole.labels is not None:
+            self.labels = whole.labels[self._rows]
+        self.label_names = whole.label_names
+        self.label_hint = whole.label_hint
         self.skipped = None if whole.skipped is None else {}
 
     def _sample(self, i: int) -> Any:
@@ -62,20 +65,23 @@ class Part(Dataset):
     def lengths(self) -> list[int] | None:
         """Return the lengths of the samples of the part; None where the whole has none."""
         lengths = self._whole.lengths()
-        return None if lengths is None else [lengths[row] for row in self._rows]
+        if lengths is None:
+            return None
+        return [lengths[row] for row in self._rows]
 
 
 def part_of(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
     """Return the samples at some places of a data set; images with captions stay such."""
-    if isinstance(whole, CaptionedImages):
-        part = CaptionedImages(Part(whole.images, spec, rows), [whole.captions[row] for row in rows])
-        part.skipped = None if whole.skipped is None else {}
-        return part
-    return Part(whole, spec, rows)
+    if not isinstance(whole, CaptionedImages):
+        return Part(whole, spec, rows)
+    captions = [whole.captions[row] for row in rows]
+    part = CaptionedImages(Part(whole.images, spec, rows), captions)
+    part.skipped = None if whole.skipped is None else {}
+    return part
 
 
 @dataclass(frozen=True)
-class Rows:
+class ChosenRows:
     """The samples of a set that its SPEC asks for; the settings apply in the order of the attributes.
 
     Attributes:
@@ -99,7 +105,7 @@ class Rows:
         """The place up to which the set is read; None: to its end."""
         return None if self.count is None else self.start + self.count
 
-    def of(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
+    def places(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
         """Return the places of the samples, in the order of the set.
 
         Args:
@@ -109,29 +115,48 @@ class Rows:
         Raises:
             InputError: the set has fewer samples, or nothing is left.
         """
-        if total < (self.reach or self.start + 1):
-            wanted = f"from={self.start}" + ("" if self.count is None else f"&take={self.count}")
-            raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
-        rows = np.arange(self.start, total if self.reach is None else self.reach)
-        low, high = (round(bound * len(rows)) for bound in self.share)
-        if (low, high) != (0, len(rows)):
-            own = None if labels is None else np.asarray(labels)[rows]
-            rows = np.sort(rows[_drawn(own, len(rows), self.seed)[low:high]])
-            if not len(rows):
-                raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
+        rows = self._drawn_share(self._span(total), labels, total)
         part, parts = self.part
         if part > len(rows):
             raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
-        kept = np.ones(len(rows), dtype=np.bool_)
-        for first, last in self.without:
-            if last >= len(rows):
-                raise InputError(f"{self.where}: without={last} is beyond the last of {len(rows)} samples")
-            kept[first : last + 1] = False
-        chosen = slice(part - 1, None, parts)
-        left = rows[chosen][kept[chosen]]
+        kept = self._kept(len(rows))
+        in_part = slice(part - 1, None, parts)
+        left = rows[in_part][kept[in_part]]
         if not len(left):
             raise InputError(f"{self.where}: without= leaves nothing")
         return [int(row) for row in left]
+
+    def _span(self, total: int) -> np.ndarray:
+        """Return the places from ``start`` on, as many as are asked for."""
+        if total < (self.reach or self.start + 1):
+            wanted = f"from={self.start}"
+            if self.count is not None:
+                wanted += f"&take={self.count}"
+            raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
+        end = total if self.reach is None else self.reach
+        return np.arange(self.start, end)
+
+    def _drawn_share(self, rows: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
+        """Return the share of some places that was asked for, drawn by ``seed``."""
+        low = round(self.share[0] * len(rows))
+        high = round(self.share[1] * len(rows))
+        if (low, high) == (0, len(rows)):
+            return rows
+        labels_of_rows = None if labels is None else np.asarray(labels)[rows]
+        order = _drawn(labels_of_rows, len(rows), self.seed)
+        chosen = np.sort(rows[order[low:high]])
+        if not len(chosen):
+            raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
+        return chosen
+
+    def _kept(self, total: int) -> np.ndarray:
+        """Return which samples ``without=`` leaves, bool ``[total]``."""
+        kept = np.ones(total, dtype=np.bool_)
+        for first, last in self.without:
+            if last >= total:
+                raise InputError(f"{self.where}: without={last} is beyond the last of {total} samples")
+            kept[first : last + 1] = False
+        return kept
 
 
 def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
@@ -141,14 +166,17 @@ def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
     if labels is None:
         return order
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    # The number of each sample within its class.
     by_class = np.argsort(classes, kind="stable")
+    first_of_class = np.cumsum(counts) - counts
     within = np.empty(total)
-    within[by_class] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    within[by_class] = np.arange(total) - np.repeat(first_of_class, counts)
     # The samples of a class stand at equal distances, each class from a place of its own on.
-    return order[np.argsort((within + random.uniform(size=len(counts))[classes]) / counts[classes], kind="stable")]
+    places = (within + random.uniform(size=len(counts))[classes]) / counts[classes]
+    return order[np.argsort(places, kind="stable")]
 
 
-def take_rows(spec: Spec) -> tuple[Spec, Rows | None]:
+def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     """Return the SPEC of the whole set, and which samples of it its query asks for; None: all.
 
     Raises:
@@ -162,49 +190,64 @@ def take_rows(spec: Spec) -> tuple[Spec, Rows | None]:
             raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key][1]}")
     if "seed" in asked and "fraction" not in asked:
         raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
-    low, high = _pair("fraction", asked.get("fraction", "0:1"))
     part, parts = _pair("part", asked.get("part", "1/1"))
-    rest = {key: value for key, value in spec.query.items() if key not in QUERY}
-    return replace(spec, query=rest), Rows(
-        spec.where,
-        int(asked.get("from", 0)),
-        int(asked["take"]) if "take" in asked else None,
-        (low, high),
-        int(asked.get("seed", 0)),
-        (int(part), int(parts)),
-        _spans(asked["without"]) if "without" in asked else (),
+    chosen = ChosenRows(
+        where=spec.where,
+        start=int(asked.get("from", 0)),
+        count=int(asked["take"]) if "take" in asked else None,
+        share=_pair("fraction", asked.get("fraction", "0:1")),
+        seed=int(asked.get("seed", 0)),
+        part=(int(part), int(parts)),
+        without=_spans(asked["without"]) if "without" in asked else (),
     )
+    other_settings = {key: value for key, value in spec.query.items() if key not in QUERY}
+    return replace(spec, query=other_settings), chosen
 
 
 def _spans(text: str) -> tuple[tuple[int, int], ...]:
-    ends = [span.partition("-") for span in text.split(",")]
-    return tuple((int(first), int(last or first)) for first, _, last in ends)
+    """Return the first and last places of ``3,7-9``."""
+    spans = []
+    for span in text.split(","):
+        first, _, last = span.partition("-")
+        spans.append((int(first), int(last or first)))
+    return tuple(spans)
 
 
 def without_places(spec: str, places: Iterable[int]) -> str:
     """Return a SPEC without the samples at some places of the set that it names."""
-    parsed = parse_spec(spec)
     gone = set(places)
-    before = parsed.query.get("without")
-    if before is not None:
-        # The places are those of a set that lacks some already.
-        missing = {place for first, last in _spans(before) for place in range(first, last + 1)}
-        there = (place for place in itertools.count() if place not in missing)
-        most = max(gone, default=-1)
-        gone = missing | {place for number, place in zip(range(most + 1), there, strict=False) if number in gone}
-        spec = spec.replace(f"without={before}", f"without={_spans_text(gone)}")
-        return spec
-    return with_setting(spec, f"without={_spans_text(gone)}") if gone else spec
+    before = parse_spec(spec).query.get("without")
+    if before is None:
+        return with_setting(spec, f"without={_spans_text(gone)}") if gone else spec
+    # The places are those of a set that lacks some already: they are counted among the samples that are there.
+    missing: set[int] = set()
+    for first, last in _spans(before):
+        missing.update(range(first, last + 1))
+    left_out = set(missing)
+    number = 0
+    place = 0
+    last_gone = max(gone, default=-1)
+    while number <= last_gone:
+        if place not in missing:
+            if number in gone:
+                left_out.add(place)
+            number += 1
+        place += 1
+    return spec.replace(f"without={before}", f"without={_spans_text(left_out)}")
 
 
 def _spans_text(places: Iterable[int]) -> str:
+    """Return some places as ``3,7-9``."""
     spans: list[list[int]] = []
     for place in sorted(places):
         if spans and place == spans[-1][1] + 1:
             spans[-1][1] = place
         else:
             spans.append([place, place])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    texts = []
+    for first, last in spans:
+        texts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(texts)
 
 
 def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
@@ -214,11 +257,17 @@ def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
 
 
 def _is_sound(key: str, text: str) -> bool:
+    """Return whether a setting has the form that its key wants, and makes sense."""
     if _FORMS[key][0].fullmatch(text) is None:
         return False
     if key == "without":
         return all(first <= last for first, last in _spans(text))
-    if key in ("fraction", "part"):
+    if key == "fraction":
         low, high = _pair(key, text)
-        return low < high <= 1 if key == "fraction" else 1 <= low <= high
-    return key != "take" or int(text) > 0
+        return low < high <= 1
+    if key == "part":
+        part, parts = _pair(key, text)
+        return 1 <= part <= parts
+    if key == "take":
+        return int(text) > 0
+    return True

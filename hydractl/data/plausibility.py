@@ -8,6 +8,7 @@ from PIL import Image
 from hydractl.data.base import PAIRS, Dataset, UnreadableSample
 from hydractl.data.corrupted import grey_or_rgb
 from hydractl.data.overlap import is_more_than_a_handful
+from hydractl.data.text import Text, parts_of
 
 _LOOKED_AT = 64
 """Images of a set that are decoded for this, at equal distances."""
@@ -47,25 +48,25 @@ def _text_doubts(dataset: Dataset) -> list[str]:
     return [f"{empty} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]
 
 
-def _is_empty(sample: str | tuple[str, str]) -> bool:
-    parts = (sample,) if isinstance(sample, str) else sample
-    return not any(part.strip() for part in parts)
+def _is_empty(sample: Text) -> bool:
+    return not any(part.strip() for part in parts_of(sample))
 
 
 def _image_doubts(dataset: Dataset) -> list[str]:
     ranges = _some_ranges(dataset)
     if not ranges:
         return []
-    count = len(ranges)
-    plain = sum(darkest == brightest for darkest, brightest in ranges)
-    if 2 * plain > count:
-        return [f"{plain} of {count} images that were looked at are of one colour each: were they written as meant?"]
-    brightest = max(brightest for _, brightest in ranges)
-    if brightest > 1:
+    of_one_colour = sum(darkest == brightest for darkest, brightest in ranges)
+    if 2 * of_one_colour > len(ranges):
+        return [
+            f"{of_one_colour} of {len(ranges)} images that were looked at are of one colour each: were they written as "
+            "meant?"
+        ]
+    if max(brightest for _, brightest in ranges) > 1:
         return []
     return [
-        f"all pixels of the {count} images that were looked at are 0 or 1, and 255 is white: multiply pixels of 0..1 "
-        "by 255 before they become bytes"
+        f"all pixels of the {len(ranges)} images that were looked at are 0 or 1, and 255 is white: multiply pixels of "
+        "0..1 by 255 before they become bytes"
     ]
 
 
@@ -75,7 +76,7 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
     Those that cannot be read are left out: they are dealt with elsewhere.
     """
     count = min(_LOOKED_AT, len(dataset))
-    found = []
+    ranges = []
     for i in np.linspace(0, len(dataset) - 1, count).astype(int).tolist():
         try:
             sample = dataset[i]
@@ -85,5 +86,5 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
         assert isinstance(image, Image.Image)
         # One image at a time: a large one takes much of the memory there is.
         extrema = np.ravel(grey_or_rgb(image).getextrema())
-        found.append((int(extrema.min()), int(extrema.max())))
-    return found
+        ranges.append((int(extrema.min()), int(extrema.max())))
+    return ranges

@@ -19,7 +19,7 @@ from PIL import Image
 
 from hydractl.data.base import Dataset, Spec
 from hydractl.data.corrupted import grey_or_rgb
-from hydractl.data.text import Text
+from hydractl.data.text import Text, characters, parts_of
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, with_setting
 from hydractl.families.pixels import in_mode
@@ -34,14 +34,19 @@ Random = np.random.RandomState
 
 
 def _jigsaw(pixels: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
-    height, width = (max(1, side // _TILES) for side in pixels.shape[:2])
-    rows, columns = min(_TILES, pixels.shape[0]), min(_TILES, pixels.shape[1])
-    # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows * columns, h, w, C]; a margin of up to 3 stays
-    tiled = pixels[: rows * height, : columns * width].reshape(rows, height, columns, width, -1)
-    tiles = tiled.swapaxes(1, 2).reshape(rows * columns, height, width, -1)
-    moved = tiles[_moved(np.arange(len(tiles)), random)].reshape(rows, columns, height, width, -1).swapaxes(1, 2)
+    """Move the tiles of an image, ``[H, W]`` or ``[H, W, C]``; a margin of up to 3 pixels stays."""
+    height = max(1, pixels.shape[0] // _TILES)
+    width = max(1, pixels.shape[1] // _TILES)
+    rows = min(_TILES, pixels.shape[0])
+    columns = min(_TILES, pixels.shape[1])
+    inner = pixels[: rows * height, : columns * width]
+    # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows * columns, h, w, C]
+    tiles = inner.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(rows * columns, height, width, -1)
+    moved_tiles = tiles[_moved(np.arange(len(tiles)), random)]
+    # and back
+    moved = moved_tiles.reshape(rows, columns, height, width, -1).swapaxes(1, 2).reshape(inner.shape)
     result = pixels.copy()
-    result[: rows * height, : columns * width] = moved.reshape(rows * height, columns * width, *pixels.shape[2:])
+    result[: rows * height, : columns * width] = moved
     return result
 
 
@@ -55,15 +60,19 @@ def _rotate(pixels: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
 
 
 def _shuffle(text: str, random: Random) -> str:
-    words: list[str] = text.split()
+    words = text.split()
     if len(set(words)) < 2:  # one word has only its letters
         return "".join(_moved(np.array(list(text), dtype=object), random))
     return " ".join(_moved(np.array(words, dtype=object), random))
 
 
 def _splice(text: str, other: str, random: Random) -> str:
-    first, second = text.split(), other.split()
-    return " ".join([*first[: (len(first) + 1) // 2], *second[len(second) // 2 :]])
+    """Join the first half of a text and the second half of another one."""
+    words = text.split()
+    other_words = other.split()
+    first_half = words[: (len(words) + 1) // 2]
+    second_half = other_words[len(other_words) // 2 :]
+    return " ".join(first_half + second_half)
 
 
 def _moved(items: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
@@ -80,28 +89,28 @@ def _mixture(pixels: npt.NDArray[Any], other: npt.NDArray[Any], random: Random) 
     return ((pixels.astype(np.uint16) + other + 1) // 2).astype(np.uint8)
 
 
-class Kind(NamedTuple):
+class PseudoOodKind(NamedTuple):
     """One way to make an OOD sample.
 
     Attributes:
-        of: ``image`` or ``text``.
+        samples: ``image`` or ``text``.
         make: from the pixels, uint8 ``[H, W]`` or ``[H, W, 3]``, or the text, a second sample of the same form where
             ``two``, and a generator.
         two: whether it takes two samples.
     """
 
-    of: str
+    samples: str
     make: Callable[..., Any]
     two: bool = False
 
 
 KINDS = {
-    "jigsaw": Kind("image", _jigsaw),
-    "mixture": Kind("image", _mixture, two=True),
-    "noise": Kind("image", _noise),
-    "rotate": Kind("image", _rotate),
-    "shuffle": Kind("text", _shuffle),
-    "splice": Kind("text", _splice, two=True),
+    "jigsaw": PseudoOodKind("image", _jigsaw),
+    "mixture": PseudoOodKind("image", _mixture, two=True),
+    "noise": PseudoOodKind("image", _noise),
+    "rotate": PseudoOodKind("image", _rotate),
+    "shuffle": PseudoOodKind("text", _shuffle),
+    "splice": PseudoOodKind("text", _splice, two=True),
 }
 
 
@@ -125,20 +134,16 @@ class PseudoOod(Dataset):
 
     def __init__(self, clean: Dataset, kind: str, seed: int = 0, where: str | None = None) -> None:
         where = where or clean.where
-        fitting = [name for name, one in KINDS.items() if one.of == clean.kind]
-        if kind not in (AUTO, *KINDS):
-            raise UsageError(
-                f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {', '.join(KINDS)}, auto"
-            )
-        if not fitting or kind not in (AUTO, *fitting):
-            hint = f"for them there are: {', '.join(fitting)}, auto" if fitting else "give an OOD set"
-            raise UsageError(f"{where} holds {clean.kind}s, of which ?ood={kind} makes no OOD samples", hint=hint)
-        if len(clean) < 2 and any(KINDS[name].two for name in (fitting if kind == AUTO else [kind])):
+        names = _names_of_kind(clean, kind, where)
+        if len(clean) < 2 and any(KINDS[name].two for name in names):
             raise InputError(f"{where}: ?ood={kind} needs two samples")
-        super().__init__(with_setting(clean.spec, f"ood={kind}"), where, [f"{one}?ood={kind}" for one in clean.ids])
-        self.kind, self.clean, self.seed = clean.kind, clean, seed
+        ids = [f"{clean_id}?ood={kind}" for clean_id in clean.ids]
+        super().__init__(with_setting(clean.spec, f"ood={kind}"), where, ids)
+        self.kind = clean.kind
+        self.clean = clean
+        self.seed = seed
         self.skipped = None if clean.skipped is None else {}
-        self._names = fitting if kind == AUTO else [kind]
+        self._names = names
 
     @cached_property
     def _kinds(self) -> npt.NDArray[np.intp]:
@@ -152,32 +157,35 @@ class PseudoOod(Dataset):
         text = f"hydractl.ood {what} {self.seed} {self.clean.ids[i]}"
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
-    def _drawn(self, i: int) -> tuple[Kind, int | None, Random]:
+    def _drawn(self, i: int) -> tuple[PseudoOodKind, int | None, Random]:
         """Return the kind of a sample, its second sample if it needs one, and its generator."""
         name = self._names[self._kinds[i]]
         random = Random(np.frombuffer(self._digest(name, i), dtype="<u4").astype(np.uint32))
         if not KINDS[name].two:
             return KINDS[name], None, random
-        labels = self.clean.labels
-        others = np.empty(0) if labels is None else np.flatnonzero(labels != labels[i])
+        others = np.empty(0, dtype=np.intp)
+        if self.clean.labels is not None:
+            others = np.flatnonzero(self.clean.labels != self.clean.labels[i])
         if not len(others):
             others = np.delete(np.arange(len(self)), i)
         return KINDS[name], int(others[random.randint(len(others))]), random
 
     def _sample(self, i: int) -> Any:
-        kind, other, random = self._drawn(i)
-        own = self.clean[i]
-        more = None if other is None else self.clean[other]
-        if isinstance(own, Image.Image):
-            return _of_image(kind, own, more, random)
-        return _of_text(kind, own, more, random)
+        kind, other_index, random = self._drawn(i)
+        sample = self.clean[i]
+        other = None if other_index is None else self.clean[other_index]
+        if isinstance(sample, Image.Image):
+            return _make_image(kind, sample, other, random)
+        return _make_text(kind, sample, other, random)
 
     def _content(self, i: int) -> Iterable[bytes]:
         # The clean samples are read once for all that is made of them.
-        other = self._drawn(i)[1]
+        _, other, _ = self._drawn(i)
         digests = self.clean.sample_fingerprints()
         yield f"ood/{_VERSION} {self._names[self._kinds[i]]} ".encode() + self._digest("content", i)
-        yield bytes.fromhex(digests[i] if other is None else digests[i] + digests[other])
+        yield bytes.fromhex(digests[i])
+        if other is not None:
+            yield bytes.fromhex(digests[other])
 
     def origins(self) -> list[Dataset]:
         """Return this set and the ID samples it was made of."""
@@ -185,29 +193,49 @@ class PseudoOod(Dataset):
 
     def lengths(self) -> list[int] | None:
         """Return the characters of each text; None for images."""
-        return [sum(map(len, _parts(self[i]))) for i in range(len(self))] if self.kind == "text" else None
+        if self.kind != "text":
+            return None
+        return [characters(self[i]) for i in range(len(self))]
 
 
-def _of_image(kind: Kind, image: Image.Image, other: Image.Image | None, random: Random) -> Image.Image:
+def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
+    """Return the names of the kinds that ``?ood=KIND`` means for some data: of ``auto`` all that fit them."""
+    if kind not in (AUTO, *KINDS):
+        raise UsageError(f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {', '.join(KINDS)}, auto")
+    fitting = [name for name in KINDS if KINDS[name].samples == clean.kind]
+    if fitting and kind == AUTO:
+        return fitting
+    if kind in fitting:
+        return [kind]
+    hint = "give an OOD set"
+    if fitting:
+        hint = f"for them there are: {', '.join(fitting)}, auto"
+    raise UsageError(f"{where} holds {clean.kind}s, of which ?ood={kind} makes no OOD samples", hint=hint)
+
+
+def _make_image(kind: PseudoOodKind, image: Image.Image, other: Image.Image | None, random: Random) -> Image.Image:
+    """Make an image, and a second one where the kind takes two, into an OOD image."""
     image = grey_or_rgb(image)
     pixels = [np.asarray(image)]
     if other is not None:
-        pixels.append(np.asarray(in_mode(other, image.mode).resize(image.size, Image.Resampling.BILINEAR)))
-    return Image.fromarray(np.ascontiguousarray(kind.make(*pixels, random)))
+        resized = in_mode(other, image.mode).resize(image.size, Image.Resampling.BILINEAR)
+        pixels.append(np.asarray(resized))
+    ood_pixels = kind.make(*pixels, random)
+    return Image.fromarray(np.ascontiguousarray(ood_pixels))
 
 
-def _parts(text: Text) -> tuple[str, ...]:
-    return (text,) if isinstance(text, str) else text
-
-
-def _of_text(kind: Kind, text: Text, other: Text | None, random: Random) -> Text:
-    """Make a text, or of a pair of texts each for itself, into an OOD sample."""
-    both = [_parts(text)] if other is None else [_parts(text), _parts(other)]
-    made = [kind.make(*parts, random) for parts in zip(*both, strict=True)]
-    return made[0] if len(made) == 1 else (made[0], made[1])
+def _make_text(kind: PseudoOodKind, text: Text, other: Text | None, random: Random) -> Text:
+    """Make a text, or each text of a pair for itself, into an OOD text."""
+    sources = [parts_of(text)]
+    if other is not None:
+        sources.append(parts_of(other))
+    ood_parts = []
+    for texts in zip(*sources, strict=True):
+        ood_parts.append(kind.make(*texts, random))
+    return ood_parts[0] if len(ood_parts) == 1 else (ood_parts[0], ood_parts[1])
 
 
 def take_ood(spec: Spec) -> tuple[Spec, str | None]:
     """Return the SPEC of the ID samples, and the kind of OOD samples that its query asks for."""
-    rest = {key: value for key, value in spec.query.items() if key != "ood"}
-    return replace(spec, query=rest), spec.query.get("ood")
+    other_settings = {key: value for key, value in spec.query.items() if key != "ood"}
+    return replace(spec, query=other_settings), spec.query.get("ood")

@@ -104,7 +104,9 @@ def index_shards(
     shards = _shard_paths(spec)
     for shard in shards:
         index.add(shard)
-        if len(index.problems) >= _MOST_PROBLEMS or (limit is not None and len(index.keys) >= limit):
+        if len(index.problems) >= _MOST_PROBLEMS:
+            break
+        if limit is not None and len(index.keys) >= limit:
             break
     if index.problems:
         raise InputError(
@@ -113,8 +115,23 @@ def index_shards(
             problems=index.problems[:_MOST_PROBLEMS],
         )
     if not index.keys:
-        raise InputError(f"{spec.where}: no images in {len(shards)} {'shard' if len(shards) == 1 else 'shards'}")
-    return ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit]), index.labels[:limit]
+        count = "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
+        raise InputError(f"{spec.where}: no images in {count}")
+    images = ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit])
+    return images, index.labels[:limit]
+
+
+class _ShardSample:
+    """The files of one key in a tar file.
+
+    Attributes:
+        members: by ending.
+        label_files: by ending the content of those that may hold the label.
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[str, tarfile.TarInfo] = {}
+        self.label_files: dict[str, bytes] = {}
 
 
 @dataclass
@@ -138,34 +155,15 @@ class _Index:
     def add(self, shard: str) -> None:
         """List one tar file."""
         name = printable(os.path.basename(shard))
-        samples: dict[str, dict[str, tarfile.TarInfo]] = {}
-        contents: dict[tuple[str, str], bytes] = {}
         try:
-            with tarfile.open(shard, "r:") as archive:
-                last = None
-                for member in archive:
-                    match = _MEMBER.fullmatch(member.name)
-                    if match is None or member.isdir():
-                        continue
-                    key, ending = match[1], match[2].lower()
-                    if not member.isreg() or member.issparse():
-                        raise tarfile.TarError(f"{printable(member.name)} is no plain file")
-                    if key != last and key in samples:
-                        raise tarfile.TarError(f"the files of {printable(key)} do not stand together")
-                    last = key
-                    if ending in samples.setdefault(key, {}):
-                        raise tarfile.TarError(f"{printable(member.name)} is there twice")
-                    samples[key][ending] = member
-                    if ending in self._label_endings() and member.size <= _LARGEST_LABEL:
-                        file = archive.extractfile(member)
-                        contents[key, ending] = b"" if file is None else file.read()
-                _check_end(archive, shard)
+            samples = self._samples(shard)
         except (tarfile.TarError, OSError, EOFError) as error:
             self.problems.append(f"{name}: {reason(error)}")
             return
-        for key, members in samples.items():
+        for key, sample in samples.items():
             try:
-                member, label = self._image(key, members), self._label(key, contents)
+                member = self._image(key, sample)
+                label = self._label(key, sample)
             except ValueError as error:
                 self.problems.append(f"{name}: {error}")
                 continue
@@ -173,45 +171,90 @@ class _Index:
             self.places.append(_Place(shard, printable(member.name), member.offset_data, member.size))
             self.labels.append(label)
 
-    def _image(self, key: str, members: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
-        """The image of a sample."""
+    def _samples(self, shard: str) -> dict[str, _ShardSample]:
+        """Return the samples of one tar file by key, in its order.
+
+        Raises:
+            tarfile.TarError: for a file that is no shard.
+        """
+        samples: dict[str, _ShardSample] = {}
+        label_endings = self._label_endings()
+        last_key = None
+        with tarfile.open(shard, "r:") as archive:
+            for member in archive:
+                match = _MEMBER.fullmatch(member.name)
+                if match is None or member.isdir():
+                    continue
+                key = match[1]
+                ending = match[2].lower()
+                if not member.isreg() or member.issparse():
+                    raise tarfile.TarError(f"{printable(member.name)} is no plain file")
+                if key != last_key and key in samples:
+                    raise tarfile.TarError(f"the files of {printable(key)} do not stand together")
+                last_key = key
+                sample = samples.setdefault(key, _ShardSample())
+                if ending in sample.members:
+                    raise tarfile.TarError(f"{printable(member.name)} is there twice")
+                sample.members[ending] = member
+                if ending in label_endings and member.size <= _LARGEST_LABEL:
+                    file = archive.extractfile(member)
+                    sample.label_files[ending] = b"" if file is None else file.read()
+            _check_end(archive, shard)
+        return samples
+
+    def _image(self, key: str, sample: _ShardSample) -> tarfile.TarInfo:
+        """Return the image of a sample."""
         asked = self.spec.query.get("image")
-        images = [ending for ending in members if (ending in _IMAGES if asked is None else ending == asked.lower())]
-        if len(images) != 1:
-            what = f"has several images ({', '.join(images)}): choose with ?image=" if images else "has no image"
-            raise ValueError(f"{printable(key)} {what}")
-        return members[images[0]]
+        endings = _IMAGES if asked is None else (asked.lower(),)
+        images = [ending for ending in sample.members if ending in endings]
+        if not images:
+            raise ValueError(f"{printable(key)} has no image")
+        if len(images) > 1:
+            raise ValueError(f"{printable(key)} has several images ({', '.join(images)}): choose with ?image=")
+        return sample.members[images[0]]
 
     def _label_endings(self) -> tuple[str, ...]:
-        return ("cls", "json") if self.asked is None else (self.asked.partition(".")[0].lower(),)
+        """Return the endings of files that may hold the label, the first that is there is taken."""
+        if self.asked is None:
+            return ("cls", "json")
+        return (self.asked.partition(".")[0].lower(),)
 
-    def _label(self, key: str, contents: dict[tuple[str, str], bytes]) -> int | str | None:
-        """The label of a sample; None where there is none."""
-        ending = next((e for e in self._label_endings() if (key, e) in contents), None)
-        if ending is None:
-            return None
+    def _label(self, key: str, sample: _ShardSample) -> int | str | None:
+        """Return the label of a sample; None where there is none."""
         what = f"the {'text' if self.texts else 'label'} of {printable(key)}"
-        try:
-            text = contents[key, ending].decode("utf-8").strip()
-        except UnicodeDecodeError:
-            raise ValueError(f"{what} is not UTF-8 text") from None
-        if ending != "json":
-            return int(text) if INTEGER.fullmatch(text) and not self.texts else (text or None)
+        for ending in self._label_endings():
+            if ending not in sample.label_files:
+                continue
+            try:
+                text = sample.label_files[ending].decode("utf-8").strip()
+            except UnicodeDecodeError:
+                raise ValueError(f"{what} is not UTF-8 text") from None
+            if ending == "json":
+                return self._json_label(text, what)
+            if INTEGER.fullmatch(text) and not self.texts:
+                return int(text)
+            return text or None
+        return None
+
+    def _json_label(self, text: str, what: str) -> int | str | None:
+        """Return what a JSON object holds as the label; ``what`` is what messages call it."""
         try:
             document = parse_json(text, "it")
         except InputError as error:
             raise ValueError(f"{what} cannot be read: {error.message}") from None
         name = (self.asked or "").partition(".")[2] or "label"
         value = document.get(name) if isinstance(document, dict) else None
-        if self.texts and value is not None and not isinstance(value, str):
+        if value is None or type(value) is str:
+            return value
+        if self.texts:
             raise ValueError(f"{what} is {shown(value)}, which is no text")
-        if value is not None and (type(value) not in (int, str) or (type(value) is int and abs(value) >= 2**63)):
+        if type(value) is not int or abs(value) >= 2**63:
             raise ValueError(f"{what} is {shown(value)}, neither an integer nor a name")
         return value
 
 
 def _check_end(archive: tarfile.TarFile, shard: str) -> None:
-    """tarfile takes whatever it cannot read behind the first member for the end; only a block of zeros is."""
+    """Refuse a tar file that does not end with zeros: tarfile takes whatever it cannot read for the end."""
     with open(shard, "rb") as file:
         file.seek(archive.offset)
         block = file.read(tarfile.BLOCKSIZE)
@@ -227,7 +270,7 @@ _MOST_SHARDS = 1_000_000
 
 
 def _shard_paths(spec: Spec) -> list[str]:
-    """The tar files that a SPEC names, in order."""
+    """Return the tar files that a SPEC names, in order."""
     if "://" in spec.path or spec.path.startswith("pipe:"):
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
     path = os.path.expanduser(spec.path)
@@ -252,25 +295,30 @@ def _shard_paths(spec: Spec) -> list[str]:
 
 
 def expand_braces(text: str) -> Iterator[str]:
-    """``a{08..10}b{x,y}`` -> ``a08bx``, ``a08by``, ``a09bx``, ...; a range keeps the width of its first number.
+    """Expand ``a{08..10}b{x,y}`` to ``a08bx``, ``a08by``, ``a09bx``, ...; a range keeps the width of its first number.
 
     Raises:
         ValueError: for braces that hold neither a range nor a list, or do not close.
     """
     pieces = _BRACES.split(text)  # every second one stood in braces
-    if any("{" in plain or "}" in plain for plain in pieces[::2]):
-        raise ValueError("braces that do not match")
-    parts = [_alternatives(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
-    return ("".join(chosen) for chosen in itertools.product(*parts))
+    for plain in pieces[::2]:
+        if "{" in plain or "}" in plain:
+            raise ValueError("braces that do not match")
+    parts = [[plain] for plain in pieces]
+    parts[1::2] = map(_alternatives, pieces[1::2])
+    return map("".join, itertools.product(*parts))
 
 
 def _alternatives(inside: str) -> list[str]:
+    """Return what a part in braces stands for."""
     numbers = _RANGE.fullmatch(inside)
     if numbers is None:
         if "," not in inside:
             raise ValueError(f"{{{inside}}} is neither a range such as {{000..012}} nor a list such as {{a,b}}")
         return inside.split(",")
-    first, last = int(numbers[1]), int(numbers[2])
+    first = int(numbers[1])
+    last = int(numbers[2])
     if last < first or last - first >= _MOST_SHARDS:
         raise ValueError(f"{{{inside}}} is no range upwards of at most {_MOST_SHARDS:,}")
-    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
+    width = len(numbers[1])
+    return [str(number).zfill(width) for number in range(first, last + 1)]

@@ -30,7 +30,7 @@ NEAR, FAR = "near", "far"
 
 
 @dataclass(frozen=True)
-class Member:
+class SuiteMember:
     """One set of a suite.
 
     Attributes:
@@ -55,8 +55,8 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Suite:
-    """A suite.
+class OodSuite:
+    """The sets of one benchmark.
 
     Attributes:
         samples: ``images`` or ``texts``.
@@ -67,9 +67,9 @@ class Suite:
     """
 
     samples: str
-    members: tuple[Member, ...]
+    members: tuple[SuiteMember, ...]
     id_lists: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, Sequence[Member]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[SuiteMember]] = field(default_factory=dict)
     note: str = ""
 
 
@@ -77,106 +77,138 @@ _OPENOOD = "OpenOOD v1.5, scripts/download/download.py of https://github.com/Jin
 _CLASSIC, _LARGE = "images_classic", "images_largescale"
 
 
-def _openood(benchmark: str, name: str, group: str | None, folder: str, *lists: str, official: bool = False) -> Member:
+def _openood(
+    benchmark: str, name: str, group: str | None, folder: str, *lists: str, official: bool = False
+) -> SuiteMember:
     data_set = "texture" if name == "textures" else name  # as the download names it
-    files = tuple(f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists)
-    return Member(name, group, files, f"{data_set} of {_OPENOOD}", folder, official=official)
+    return SuiteMember(
+        name=name,
+        group=group,
+        files=tuple(f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists),
+        origin=f"{data_set} of {_OPENOOD}",
+        folder=folder,
+        official=official,
+    )
 
 
 def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str]:
-    """OpenOOD's two lists of some in-distribution images, and how many each takes."""
-    of = f"of the {test + val:,} {images}"
+    """Return OpenOOD's two lists of some in-distribution images, and how many each takes."""
+    folder = f"benchmark_imglist/{benchmark}"
+    source = f"of the {test + val:,} {images}"
     return {
-        f"benchmark_imglist/{benchmark}/test_{benchmark}.txt": f"OpenOOD's ID test list: {test:,} {of}",
-        f"benchmark_imglist/{benchmark}/val_{benchmark}.txt": f"OpenOOD's ID validation list: {val:,} {of}",
+        f"{folder}/test_{benchmark}.txt": f"OpenOOD's ID test list: {test:,} {source}",
+        f"{folder}/val_{benchmark}.txt": f"OpenOOD's ID validation list: {val:,} {source}",
     }
 
 
 FULL_SPECTRUM = "full-spectrum"
 
 
-def _parts(own: str, folder: str, val_ood: Member, **shifted: Sequence[str]) -> dict[str, Sequence[Member]]:
+def _parts(
+    benchmark: str, folder: str, val_ood: SuiteMember, shifted: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[SuiteMember]]:
     """Return the parts that ``openood:`` opens: ID data, covariate-shifted sets, and test data with all of these.
 
     Args:
-        own: the benchmark.
+        benchmark: its name.
         folder: of its images.
         val_ood: its OOD validation set.
         shifted: lists by set, the first that is there is taken.
     """
-    parts = {part: [_openood(own, own, None, folder, f"{part}_{own}")] for part in ("train", "val", "test")}
-    sets = {name: _openood(own, name, None, folder, *lists) for name, lists in shifted.items()}
-    full = {FULL_SPECTRUM: [*parts["test"], *sets.values()]} if sets else {}
-    return {**parts, "val-ood": [val_ood], **full, **{name: [member] for name, member in sets.items()}}
+    parts: dict[str, Sequence[SuiteMember]] = {}
+    for part in ("train", "val", "test"):
+        parts[part] = [_openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")]
+    parts["val-ood"] = [val_ood]
+    if not shifted:
+        return parts
+    shifted_sets = [_openood(benchmark, name, None, folder, *lists) for name, lists in shifted.items()]
+    parts[FULL_SPECTRUM] = [*parts["test"], *shifted_sets]
+    for shifted_set in shifted_sets:
+        parts[shifted_set.name] = [shifted_set]
+    return parts
 
 
-def _imagenet(own: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> Suite:
-    val_ood = _openood(own, "openimage_o", None, _LARGE, "val_openimage_o")
-    return Suite(
+def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> OodSuite:
+    val_ood = _openood(benchmark, "openimage_o", None, _LARGE, "val_openimage_o")
+    return OodSuite(
         samples="images",
         members=(
             val_ood,
-            _openood(own, "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
-            _openood(own, "ninco", NEAR, _LARGE, "test_ninco"),
-            _openood(own, "inaturalist", FAR, _LARGE, "test_inaturalist"),
-            _openood(own, "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
-            _openood(own, "openimage_o", FAR, _LARGE, "test_openimage_o", official=True),
+            _openood(benchmark, "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
+            _openood(benchmark, "ninco", NEAR, _LARGE, "test_ninco"),
+            _openood(benchmark, "inaturalist", FAR, _LARGE, "test_inaturalist"),
+            _openood(benchmark, "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
+            _openood(benchmark, "openimage_o", FAR, _LARGE, "test_openimage_o", official=True),
         ),
-        id_lists=_id_lists(own, test, val, images),
-        parts=_parts(own, _LARGE, val_ood, **shifted),
+        id_lists=_id_lists(benchmark, test, val, images),
+        parts=_parts(benchmark, _LARGE, val_ood, shifted),
         note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only, unless "
-        f"openood-{own}:official is asked for",
+        f"openood-{benchmark}:official is asked for",
     )
 
 
-def _cifar(own: str, other: str, classes: int, **shifted: Sequence[str]) -> Suite:
-    val_ood = _openood(own, "tin", None, _CLASSIC, "val_tin")
-    return Suite(
+def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Sequence[str]]) -> OodSuite:
+    val_ood = _openood(benchmark, "tin", None, _CLASSIC, "val_tin")
+    return OodSuite(
         samples="images",
         members=(
             val_ood,
-            _openood(own, other, NEAR, _CLASSIC, f"test_{other}"),
-            _openood(own, "tin", NEAR, _CLASSIC, "test_tin", official=True),
-            _openood(own, "mnist", FAR, _CLASSIC, "test_mnist"),
-            _openood(own, "svhn", FAR, _CLASSIC, "test_svhn"),
-            _openood(own, "texture", FAR, _CLASSIC, "test_texture", "test_textures"),
-            _openood(own, "places365", FAR, _CLASSIC, "test_places365"),
+            _openood(benchmark, other, NEAR, _CLASSIC, f"test_{other}"),
+            _openood(benchmark, "tin", NEAR, _CLASSIC, "test_tin", official=True),
+            _openood(benchmark, "mnist", FAR, _CLASSIC, "test_mnist"),
+            _openood(benchmark, "svhn", FAR, _CLASSIC, "test_svhn"),
+            _openood(benchmark, "texture", FAR, _CLASSIC, "test_texture", "test_textures"),
+            _openood(benchmark, "places365", FAR, _CLASSIC, "test_places365"),
         ),
-        id_lists=_id_lists(own, 9_000, 1_000, f"test images of CIFAR-{classes}"),
-        parts=_parts(own, _CLASSIC, val_ood, **shifted),
+        id_lists=_id_lists(benchmark, 9_000, 1_000, f"test images of CIFAR-{classes}"),
+        parts=_parts(benchmark, _CLASSIC, val_ood, shifted),
         note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only, unless "
-        f"openood-{own}:official is asked for",
+        f"openood-{benchmark}:official is asked for",
     )
 
 
-_CUSTOMER_REVIEWS = Member(
+_CUSTOMER_REVIEWS = SuiteMember(
     "customer_reviews", NEAR, ("customer_reviews", "cr"), "Customer Reviews (Hu & Liu 2004)", stands_in=True
 )
 _NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
 
-SUITES: dict[str, Suite] = {
+SUITES: dict[str, OodSuite] = {
     "openood-imagenet": _imagenet(
-        *("imagenet", 45_000, 5_000, "validation images of ImageNet-1k"),
-        {f"imagenet_{one}": (f"test_imagenet_{one}", f"test_imagenet{one}") for one in ("v2", "c", "r")},
+        "imagenet",
+        test=45_000,
+        val=5_000,
+        images="validation images of ImageNet-1k",
+        shifted={
+            "imagenet_v2": ("test_imagenet_v2", "test_imagenetv2"),
+            "imagenet_c": ("test_imagenet_c", "test_imagenetc"),
+            "imagenet_r": ("test_imagenet_r", "test_imagenetr"),
+        },
     ),
     "openood-imagenet200": _imagenet(
-        *("imagenet200", 9_000, 1_000, "validation images of 200 classes of ImageNet-1k"),
-        {f"imagenet_{one}": (f"test_imagenet200_{one}", f"test_imagenet_{one}") for one in ("v2", "c", "r")},
+        "imagenet200",
+        test=9_000,
+        val=1_000,
+        images="validation images of 200 classes of ImageNet-1k",
+        shifted={
+            "imagenet_v2": ("test_imagenet200_v2", "test_imagenet_v2"),
+            "imagenet_c": ("test_imagenet200_c", "test_imagenet_c"),
+            "imagenet_r": ("test_imagenet200_r", "test_imagenet_r"),
+        },
     ),
-    "openood-cifar100": _cifar("cifar100", "cifar10", 100),
-    "openood-cifar10": _cifar("cifar10", "cifar100", 10, cifar10c=("test_cifar10c",)),
-    "sst2-paper": Suite(
+    "openood-cifar100": _cifar("cifar100", other="cifar10", classes=100, shifted={}),
+    "openood-cifar10": _cifar("cifar10", other="cifar100", classes=10, shifted={"cifar10c": ("test_cifar10c",)}),
+    "sst2-paper": OodSuite(
         samples="texts",
         members=(
-            Member("yelp", NEAR, ("yelp", "yelp_polarity"), "Yelp review polarity (Zhang et al. 2015)"),
-            Member("amazon", NEAR, ("amazon", "amazon_polarity"), "Amazon review polarity (Zhang et al. 2015)"),
+            SuiteMember("yelp", NEAR, ("yelp", "yelp_polarity"), "Yelp review polarity (Zhang et al. 2015)"),
+            SuiteMember("amazon", NEAR, ("amazon", "amazon_polarity"), "Amazon review polarity (Zhang et al. 2015)"),
             _CUSTOMER_REVIEWS,
-            Member("20ng", FAR, _NEWSGROUPS, "20 Newsgroups (http://qwone.com/~jason/20Newsgroups)"),
-            Member("trec", FAR, ("trec",), "TREC questions (Li & Roth 2002)"),
-            Member("mnli", FAR, ("mnli", "multinli"), "MNLI, matched, of GLUE (https://gluebenchmark.com)"),
-            Member("rte", FAR, ("rte",), "RTE of GLUE (https://gluebenchmark.com)"),
-            Member("wmt16", FAR, ("wmt16",), "WMT16, the English side (https://www.statmt.org/wmt16)"),
-            Member("agnews", None, ("agnews", "ag_news"), "AG News (Zhang et al. 2015)"),
+            SuiteMember("20ng", FAR, _NEWSGROUPS, "20 Newsgroups (http://qwone.com/~jason/20Newsgroups)"),
+            SuiteMember("trec", FAR, ("trec",), "TREC questions (Li & Roth 2002)"),
+            SuiteMember("mnli", FAR, ("mnli", "multinli"), "MNLI, matched, of GLUE (https://gluebenchmark.com)"),
+            SuiteMember("rte", FAR, ("rte",), "RTE of GLUE (https://gluebenchmark.com)"),
+            SuiteMember("wmt16", FAR, ("wmt16",), "WMT16, the English side (https://www.statmt.org/wmt16)"),
+            SuiteMember("agnews", None, ("agnews", "ag_news"), "AG News (Zhang et al. 2015)"),
         ),
     ),
 }
@@ -229,43 +261,74 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     if not os.path.isdir(folder):
         raise InputError(f"--ood-root {root}: no such folder")
     wanted = _wanted(choice, suite)
-    looked = {member: _look(folder, member) for member in wanted}
-    specs = {member: spec for member, (spec, _) in looked.items() if spec is not None}
-    gone = {member: why for member, (spec, why) in looked.items() if spec is None}
-    notes = [suite.note] if suite.note and not any(member.official for member in wanted) else []
+    specs: dict[SuiteMember, str] = {}
+    missing: dict[SuiteMember, str] = {}
+    for member in wanted:
+        spec, why = _look(folder, member)
+        if spec is None:
+            missing[member] = why
+        else:
+            specs[member] = spec
+
+    notes = []
+    if suite.note and not any(member.official for member in wanted):
+        notes.append(suite.note)
     if not choice.sets:
-        notes += _stand_in(suite, folder, specs, gone)
-    if gone and not (choice.partial and specs):
+        notes += _stand_in(suite, folder, specs, missing)
+    if missing and not specs:
+        what = "benchmark_imglist and images_..." if suite.samples == "images" else "the files of texts"
+        raise _not_found(choice, root, len(wanted), missing, f"is --ood-root the folder that holds {what}?")
+    if missing and not choice.partial:
         way_out = f"--ood-suite {choice.name}:partial goes on with those that are there"
-        if not specs:
-            what = "benchmark_imglist and images_..." if suite.samples == "images" else "the files of texts"
-            way_out = f"is --ood-root the folder that holds {what}?"
-        raise InputError(
-            f"--ood-suite {choice.name}: {len(gone)} of {len(wanted)} sets are not under --ood-root {root}",
-            hint=f"nothing is downloaded; {way_out}",
-            problems=gone.values(),
-        )
-    if gone:
-        notes.append(f"without {', '.join(member.name for member in gone)}, which {_is(gone)} not there")
+        raise _not_found(choice, root, len(wanted), missing, way_out)
+    missing_names = [member.name for member in missing]
+    if missing:
+        notes.append(f"without {', '.join(missing_names)}, which {_is(missing)} not there")
+
     sets = [OodSet(member.name, member.group, specs[member]) for member in suite.members if member in specs]
-    twice = [dataset.name for dataset in sets if dataset.name in set(taken)]
+    taken_names = set(taken)
+    twice = [dataset.name for dataset in sets if dataset.name in taken_names]
     if twice:
         raise UsageError(
             f"--ood-suite {choice.name} and --ood both have {', '.join(twice)}", hint="give the --ood set another name"
         )
-    return FoundSuite(choice.name, sets, [member.name for member in gone], notes)
+    return FoundSuite(choice.name, sets, missing_names, notes)
+
+
+def _not_found(
+    choice: SuiteChoice, root: str, wanted: int, missing: Mapping[SuiteMember, str], way_out: str
+) -> InputError:
+    """Return the error of a suite some of whose sets are missing; ``wanted`` is their number in all."""
+    return InputError(
+        f"--ood-suite {choice.name}: {len(missing)} of {wanted} sets are not under --ood-root {root}",
+        hint=f"nothing is downloaded; {way_out}",
+        problems=missing.values(),
+    )
 
 
 def id_list_of(spec: str) -> str | None:
     """Describe in a sentence an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
     path = spec.partition("?")[0].replace(os.sep, "/")
-    benchmark, _, part = path.removeprefix("openood:").partition("/")
-    named = SUITES.get(f"openood-{benchmark}") if path.startswith("openood:") else None
-    if named is not None and part in named.parts:
-        path, *shifted = (f"/{member.files[0]}" for member in named.parts[part])
-        if shifted:
-            names = ", ".join(member.name for member in named.parts[part][1:])
-            return f"OpenOOD's full spectrum: {named.id_lists[path[1:]]}, and {names}"
+    if path.startswith("openood:"):
+        benchmark, _, part = path.removeprefix("openood:").partition("/")
+        suite = SUITES.get(f"openood-{benchmark}")
+        if suite is not None and part in suite.parts:
+            return _words_of_part(suite, part)
+    return _words_of_list(path)
+
+
+def _words_of_part(suite: OodSuite, part: str) -> str | None:
+    """Describe the data of ``openood:NAME/PART``; None where they are no ID list."""
+    id_set, *shifted = suite.parts[part]
+    sentence = _words_of_list(f"/{id_set.files[0]}")
+    if not shifted:
+        return sentence
+    names = ", ".join(member.name for member in shifted)
+    return f"OpenOOD's full spectrum: {suite.id_lists[id_set.files[0]]}, and {names}"
+
+
+def _words_of_list(path: str) -> str | None:
+    """Describe a file that is one of OpenOOD's ID lists; None for any other."""
     for suite in SUITES.values():
         for name, sentence in suite.id_lists.items():
             if path.endswith(name):
@@ -281,69 +344,103 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
         InputError: data that are not there.
     """
     spec.check_query(("root",))
-    benchmark, _, name = spec.path.partition("/")
-    parts = {own.removeprefix("openood-"): suite.parts for own, suite in SUITES.items() if suite.parts}
-    if benchmark not in parts or name not in parts[benchmark]:
-        known = parts.get(benchmark)
-        hint = f"there are {', '.join(parts)}" if known is None else f"{benchmark} has {', '.join(known)}"
-        raise UsageError(f"{spec.where}: OpenOOD has no {spec.path!r} here", hint=f"openood:NAME/PART; {hint}")
+    members = _members_of_part(spec)
     root = os.path.expanduser(spec.query.get("root", ""))
     if not root:
         raise UsageError(f"{spec.where} needs the folder of the data", hint=f"openood:{spec.path}?root=FOLDER")
-    wanted = parts[benchmark][name]
-    looked = [_listed(root, member.files, member.folder or "") for member in wanted]
-    lacking = [(member, why) for member, (found, why) in zip(wanted, looked, strict=True) if found is None]
-    problems = [f"{why}; it comes from {member.origin}" for member, why in lacking]
+    lists: list[Spec] = []
+    problems = []
+    for member in members:
+        list_spec, why = _listed(root, member.files, member.folder or "")
+        if list_spec is None:
+            problems.append(f"{why}; it comes from {member.origin}")
+        else:
+            lists.append(parse_spec(list_spec, spec.option))
     if problems:
         raise InputError(f"{spec.where}: not all of it is there", hint="nothing is downloaded", problems=problems)
-    lists = [parse_spec(found, spec.option) for found, _ in looked if found is not None]
     images = replace(spec, query=lists[0].query)
     if len(lists) > 1:
-        return read_image_lists(images, [one.path for one in lists], limit)
+        return read_image_lists(images, [image_list.path for image_list in lists], limit)
     return read_image_list(replace(images, path=lists[0].path), limit, seed)
 
 
-def _is(members: Collection[Member]) -> str:
+def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
+    """Return the sets of the NAME/PART of an ``openood:`` SPEC."""
+    benchmark, _, part = spec.path.partition("/")
+    benchmarks = {name.removeprefix("openood-"): suite.parts for name, suite in SUITES.items() if suite.parts}
+    parts = benchmarks.get(benchmark)
+    if parts is None:
+        hint = f"there are {', '.join(benchmarks)}"
+    elif part not in parts:
+        hint = f"{benchmark} has {', '.join(parts)}"
+    else:
+        return parts[part]
+    raise UsageError(f"{spec.where}: OpenOOD has no {spec.path!r} here", hint=f"openood:NAME/PART; {hint}")
+
+
+def _is(members: Collection[SuiteMember]) -> str:
     return "is" if len(members) == 1 else "are"
 
 
-def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
+def _wanted(choice: SuiteChoice, suite: OodSuite) -> list[SuiteMember]:
     """Return the sets asked for: all that are tested, or those named."""
     tested = [member for member in suite.members if member.group is not None]
     if choice.official and not any(member.official for member in tested):
         raise UsageError(f"--ood-suite {choice.name} has no other official sets", hint=f"--ood-suite {choice.name}")
-    if not choice.sets:
-        return [member for member in tested if not member.stands_in and (choice.official or not member.official)]
-    known = {member.name: member for member in suite.members}
+    if choice.sets:
+        _check_sets(choice, suite)
+        return [member for member in tested if member.name in choice.sets]
+    wanted = []
+    for member in tested:
+        if member.stands_in:
+            continue
+        if member.official and not choice.official:
+            continue
+        wanted.append(member)
+    return wanted
+
+
+def _check_sets(choice: SuiteChoice, suite: OodSuite) -> None:
+    """Refuse sets asked for by name that the suite does not have, or has for validation only."""
+    # Of two sets of one name the second is the one to test.
+    groups = {member.name: member.group for member in suite.members}
+    tested = [member.name for member in suite.members if member.group is not None]
     problems = []
     for name in choice.sets:
-        if name not in known:
-            problems.append(f"no set {name!r}: there are {', '.join(member.name for member in tested)}")
-        elif known[name].group is None:
+        if name not in groups:
+            problems.append(f"no set {name!r}: there are {', '.join(tested)}")
+        elif groups[name] is None:
             problems.append(f"{name} is for validation only (circuits and thresholds are chosen on it): never tested")
     if problems:
         raise UsageError(f"--ood-suite {choice.name}: not sets to test on", problems=problems)
-    return [member for member in tested if member.name in choice.sets]
 
 
-def _stand_in(suite: Suite, folder: str, specs: dict[Member, str], gone: dict[Member, str]) -> list[str]:
+def _stand_in(
+    suite: OodSuite, folder: str, specs: dict[SuiteMember, str], missing: dict[SuiteMember, str]
+) -> list[str]:
     """Put stand-ins in place of missing sets of their group; returns a sentence for each."""
     notes = []
     for member in suite.members:
-        replaced = [other for other in gone if other.group == member.group]
-        spec = _look(folder, member)[0] if member.stands_in and replaced else None
-        if spec is not None:
-            specs[member] = spec
-            names = " and ".join(other.name for other in replaced)
-            notes.append(f"{member.name} stands in for {names}, which {_is(replaced)} not there ({member.group})")
-            for other in replaced:
-                del gone[other]
+        replaced_sets = [other for other in missing if other.group == member.group]
+        if not member.stands_in or not replaced_sets:
+            continue
+        spec, _ = _look(folder, member)
+        if spec is None:
+            continue
+        specs[member] = spec
+        names = " and ".join(other.name for other in replaced_sets)
+        notes.append(f"{member.name} stands in for {names}, which {_is(replaced_sets)} not there ({member.group})")
+        for other in replaced_sets:
+            del missing[other]
     return notes
 
 
-def _look(folder: str, member: Member) -> tuple[str | None, str]:
+def _look(folder: str, member: SuiteMember) -> tuple[str | None, str]:
     """Return the SPEC of a set; without one, a line that says what was looked for and where it comes from."""
-    spec, why = _named(folder, member.files) if member.folder is None else _listed(folder, member.files, member.folder)
+    if member.folder is None:
+        spec, why = _named(folder, member.files)
+    else:
+        spec, why = _listed(folder, member.files, member.folder)
     return spec, f"{member.name} ({member.group or 'validation'}): {why}; it comes from {member.origin}"
 
 
@@ -365,7 +462,7 @@ def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | N
 
 
 def _first_path(path: str) -> str | None:
-    """The path in the first line of an image list; None for an empty one."""
+    """Return the path in the first line of an image list; None for an empty one."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
             if line.strip():
@@ -375,18 +472,19 @@ def _first_path(path: str) -> str | None:
 
 def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
     """Return the SPEC of the one text file of that name; without one, what was looked for."""
-    found: dict[int, list[str]] = {}
+    paths_by_rank: dict[int, list[str]] = {}
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if name.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
-            rank = _rank(name, stems)
-            if rank is not None:
-                found.setdefault(rank, []).append(path)
-    if not found:
-        endings = "|".join(sorted({suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}))
+        if not name.lower().endswith(TEXT_SUFFIXES) or not os.path.isfile(path):
+            continue
+        rank = _rank(name, stems)
+        if rank is not None:
+            paths_by_rank.setdefault(rank, []).append(path)
+    if not paths_by_rank:
+        endings = {suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}
         names = " or ".join(f"{stem}.* or {stem}_*" for stem in stems)
-        return None, f"no file {names} ({endings})"
-    best = found[min(found)]
+        return None, f"no file {names} ({'|'.join(sorted(endings))})"
+    best = paths_by_rank[min(paths_by_rank)]
     if len(best) > 1:
         return None, f"several files may be it: {', '.join(map(os.path.basename, best))}"
     return best[0], ""
@@ -397,13 +495,14 @@ def _rank(name: str, stems: tuple[str, ...]) -> int | None:
 
     Parts for training are never taken; of MNLI's two test parts the matched one is.
     """
-    suffix = max((suffix for suffix in TEXT_SUFFIXES if name.lower().endswith(suffix)), key=len)
-    stem = re.sub(r"[-. ]+", "_", name.lower().removesuffix(suffix))
+    lower = name.lower()
+    suffixes = [suffix for suffix in TEXT_SUFFIXES if lower.endswith(suffix)]
+    stem = re.sub(r"[-. ]+", "_", lower.removesuffix(max(suffixes, key=len)))
     words = stem.split("_")
     if "train" in words or "mismatched" in words:
         return None
     if stem in stems:
         return 0
-    if not stem.startswith(tuple(f"{own}_" for own in stems)):
+    if not stem.startswith(tuple(f"{known}_" for known in stems)):
         return None
     return 1 if "test" in words else 2

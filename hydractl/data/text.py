@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from hydractl.data.base import Dataset, Spec
 from hydractl.data.files import printable
 from hydractl.data.labels import INTEGER, RawLabels, raw_labels, some
-from hydractl.data.text_rows import Row, Table, open_table
+from hydractl.data.text_rows import TextRow, TextTable, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 from hydractl.log import Log
@@ -29,6 +29,16 @@ _LABEL = "label"
 
 MOST_PROBLEMS = 20
 """Reading stops at this many broken rows: the rest of such a file says no more."""
+
+
+def parts_of(text: Text) -> tuple[str, ...]:
+    """Return the texts of a pair, or the one text."""
+    return (text,) if isinstance(text, str) else text
+
+
+def characters(text: Text) -> int:
+    """Count the characters, of both texts of a pair together."""
+    return sum(map(len, parts_of(text)))
 
 
 class Texts(Dataset):
@@ -56,12 +66,11 @@ class Texts(Dataset):
             yield content
 
     def lengths(self) -> list[int]:
-        """Characters of each sample, both texts of a pair together."""
-        return [sum(map(len, self._parts(i))) for i in range(len(self))]
+        """Return the characters of each sample, both texts of a pair together."""
+        return [characters(text) for text in self.texts]
 
     def _parts(self, i: int) -> tuple[str, ...]:
-        text = self.texts[i]
-        return (text,) if isinstance(text, str) else text
+        return parts_of(self.texts[i])
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -86,7 +95,7 @@ class Columns:
     others: tuple[str, ...]
 
     def needed(self, there: Sequence[str]) -> list[str]:
-        """The columns to read, among those that exist."""
+        """Return the columns to read, among those that exist."""
         wanted = (self.text, self.text_b, self.label)
         return [name for name in there if name in wanted]
 
@@ -107,26 +116,22 @@ def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Co
     """
     query = spec.query
     text = query.get("text") or _only(spec, _FIRST, there, what, "text")
+    if text is None:
+        raise _no_text(spec, there, what)
     text_b = query.get("text_b")
     others: tuple[str, ...] = ()
-    if text is None:
-        hints = [*_near(_FIRST, there), f"name the {what} with ?text=NAME"]
-        if what == "column":
-            hints.append("a file without a header needs ?columns=label,text or the like")
-        raise InputError(f"{spec.where}: no {what} of the text: it has {shown_columns(there)}", hint="; ".join(hints))
     if text_b is None and "text" not in query:
         others = _SECOND
         text_b = _only(spec, _SECOND, there, what, "text_b")
     label = query.get("label", _LABEL)
-    asked = [("text", text), ("text_b", text_b), *([] if what == "key" else [("label", query.get("label"))])]
-    missing = [(key, name) for key, name in asked if name is not None and name not in there]
-    if missing:
-        named = " and ".join(f"?{key}={name}" for key, name in missing)
-        raise InputError(
-            f"{spec.where}: no {what} for {named}: it has {shown_columns(there)}",
-            hint=next(iter(_near([name for _, name in missing], there)), None),
-        )
-    used = [name for name in (text, text_b, label) if name is not None]
+
+    asked = {"text": text, "text_b": text_b}
+    if what != "key":
+        asked["label"] = query.get("label")
+    _check_there(spec, asked, there, what)
+    used = [text, label]
+    if text_b is not None:
+        used.append(text_b)
     twice = sorted({name for name in used if list(there).count(name) > 1})
     if twice:
         raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {shown_columns(there)}")
@@ -135,27 +140,56 @@ def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Co
     return Columns(text, text_b, label, "label" in query, others)
 
 
-def _only(spec: Spec, names: Sequence[str], there: Sequence[str], what: str, key: str) -> str | None:
-    """The one of these names that is there; None for none."""
-    found = [name for name in names if name in there]
-    if len(found) > 1:
+def _no_text(spec: Spec, there: Sequence[str], what: str) -> InputError:
+    """Return the error of a file without a column of texts."""
+    hints = [f"name the {what} with ?text=NAME"]
+    near = _near(_FIRST, there)
+    if near is not None:
+        hints.insert(0, near)
+    if what == "column":
+        hints.append("a file without a header needs ?columns=label,text or the like")
+    return InputError(f"{spec.where}: no {what} of the text: it has {shown_columns(there)}", hint="; ".join(hints))
+
+
+def _check_there(spec: Spec, asked: Mapping[str, str | None], there: Sequence[str], what: str) -> None:
+    """Refuse columns that are asked for and are not there; ``asked`` holds their names by setting."""
+    missing = {key: name for key, name in asked.items() if name is not None and name not in there}
+    if missing:
+        named = " and ".join(f"?{key}={name}" for key, name in missing.items())
         raise InputError(
-            f"{spec.where}: {' and '.join(map(repr, found))} may both be the text: it has {shown_columns(there)}",
+            f"{spec.where}: no {what} for {named}: it has {shown_columns(there)}",
+            hint=_near(list(missing.values()), there),
+        )
+
+
+def _only(spec: Spec, names: Sequence[str], there: Sequence[str], what: str, key: str) -> str | None:
+    """Return the one of these names that is there; None for none."""
+    candidates = [name for name in names if name in there]
+    if len(candidates) > 1:
+        named = " and ".join(map(repr, candidates))
+        raise InputError(
+            f"{spec.where}: {named} may both be the text: it has {shown_columns(there)}",
             hint=f"say which {what} with ?{key}=NAME",
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def shown_columns(names: Sequence[str]) -> str:
-    """The names of columns as they stand in a message: some of them, cut where they are long."""
+    """Return the names of columns as they stand in a message: some of them, cut where they are long."""
     return some([repr(name[:40]) for name in names], 20)
 
 
-def _near(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
-    """A hint at the names most similar to the wanted ones, ignoring case; none where there are no such names."""
-    folded = {name.casefold(): name for name in reversed(list(there))}
-    near = {m: None for name in wanted for m in difflib.get_close_matches(name.casefold(), folded, n=1)}
-    return [f"near: {', '.join(repr(folded[name]) for name in near)}"] if near else []
+def _near(wanted: Sequence[str], there: Sequence[str]) -> str | None:
+    """Return a hint at the names most similar to the wanted ones, ignoring case; None where there are no such names."""
+    name_by_folded = {name.casefold(): name for name in reversed(list(there))}
+    similar: list[str] = []
+    for name in wanted:
+        for folded in difflib.get_close_matches(name.casefold(), name_by_folded, n=1):
+            if folded not in similar:
+                similar.append(folded)
+    if not similar:
+        return None
+    return "near: " + ", ".join(repr(name_by_folded[folded]) for folded in similar)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -181,19 +215,25 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     return read_table(spec, open_table(spec, TEXT_QUERY), limit, printable(Path(spec.path).name))
 
 
-def read_table(spec: Spec, table: Table, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
-    """Texts of the rows of a table; the ids are ``name#0``, ``name#1``, ...
+def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
+    """Open the texts of the rows of a table; the ids are ``name#0``, ``name#1``, ...
 
     Raises:
         InputError: as of :func:`read_text`.
     """
-    columns = choose_columns(spec, table.columns) if table.columns else None
-    collector = _Collector(spec, columns)
-    collector.read(table.rows(columns.needed(table.columns or ()) if columns else ()), limit)
+    if table.columns:
+        columns = choose_columns(spec, table.columns)
+        collector = _Collector(spec, columns)
+        rows = table.rows(columns.needed(table.columns))
+    else:
+        collector = _Collector(spec)
+        rows = table.rows(())
+    collector.read(rows, limit)
     if not collector.texts:
         raise InputError(f"{spec.where}: no texts in the file")
     ids = [f"{name}#{i}" for i in range(len(collector.texts))]
-    return Texts(spec.text, spec.where, ids, collector.texts), _labels(collector, ids, plain=table.plain)
+    dataset = Texts(spec.text, spec.where, ids, collector.texts)
+    return dataset, _labels(collector, ids, plain=table.plain)
 
 
 @dataclass
@@ -207,7 +247,7 @@ class _Collector:
     keys: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def read(self, rows: Iterator[Row], limit: int | None) -> None:
+    def read(self, rows: Iterator[TextRow], limit: int | None) -> None:
         """Take the first ``limit`` rows.
 
         Raises:
@@ -218,14 +258,14 @@ class _Collector:
             if count == limit or len(self.problems) == MOST_PROBLEMS:
                 break
         if self.problems:
-            broken = len(self.problems)
-            more = " or more" if broken == MOST_PROBLEMS else ""
-            raise InputError(
-                f"{self.spec.where}: {broken}{more} {'row' if broken == 1 and not more else 'rows'} cannot be read",
-                problems=self.problems,
-            )
+            broken = f"{len(self.problems)} rows"
+            if len(self.problems) == 1:
+                broken = "1 row"
+            elif len(self.problems) == MOST_PROBLEMS:
+                broken = f"{MOST_PROBLEMS} or more rows"
+            raise InputError(f"{self.spec.where}: {broken} cannot be read", problems=self.problems)
 
-    def _take(self, row: Row) -> None:
+    def _take(self, row: TextRow) -> None:
         if row.problem:
             self.problems.append(f"{row.place} {row.problem}")
             return
@@ -242,33 +282,38 @@ class _Collector:
         # Thousands of rows share a few names.
         self.labels.append(sys.intern(label) if type(label) is str else label)
 
-    def _text(self, row: Row, columns: Columns) -> Text:
-        """The text of one row."""
-        parts = []
-        for name in filter(None, (columns.text, columns.text_b)):
-            value = row.values.get(name)
-            if value is None:
-                pair = ", and other rows are pairs" if name == columns.text_b else ""
-                raise ValueError(f"has no {name!r}{pair}")
-            if not isinstance(value, str):
-                raise ValueError(f"has {shown(value)} for {name!r}, which is no text")
-            parts.append(value)
-        second = next((name for name in columns.others if row.values.get(name) is not None), None)
-        if columns.text_b is None and second is not None:
-            raise ValueError(f"is a pair with {second!r}, and other rows are single texts")
-        return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+    def _text(self, row: TextRow, columns: Columns) -> Text:
+        """Return the text of one row."""
+        text = self._value(row, columns.text)
+        if columns.text_b is not None:
+            return text, self._value(row, columns.text_b, hint=", and other rows are pairs")
+        for second in columns.others:
+            if row.values.get(second) is not None:
+                raise ValueError(f"is a pair with {second!r}, and other rows are single texts")
+        return text
+
+    def _value(self, row: TextRow, column: str, hint: str = "") -> str:
+        value = row.values.get(column)
+        if value is None:
+            raise ValueError(f"has no {column!r}{hint}")
+        if not isinstance(value, str):
+            raise ValueError(f"has {shown(value)} for {column!r}, which is no text")
+        return value
 
 
 def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
-    values: list[Any] = [(value.strip() or None) if isinstance(value, str) else value for value in collector.labels]
+    columns = collector.columns
+    assert columns is not None  # there is a row
+    values: list[Any] = []
+    for label in collector.labels:
+        # An empty field is a missing label.
+        values.append((label.strip() or None) if isinstance(label, str) else label)
+    if all(value is None for value in values) and columns.label_asked and columns.label not in collector.keys:
+        return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
     texts: list[Any] | None = None
     if plain and all(value is None or INTEGER.fullmatch(value) for value in values):
         texts = values
-        values = [None if value is None else int(value) for value in values]
-    assert collector.columns is not None  # there is a row
-    columns, nowhere = collector.columns, all(value is None for value in values)
-    if nowhere and columns.label_asked and columns.label not in collector.keys:
-        return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
+        values = [None if text is None else int(text) for text in texts]
     there = ", ".join(collector.keys[:20])
     hint = f"the rows have {there}: name what holds the labels with ?label=NAME"
     return raw_labels(values, ids, hint=hint, texts=texts)
@@ -282,7 +327,7 @@ def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] 
     """
     if dataset.kind != "text":
         return None
-    used = range(len(dataset)) if indices is None else indices
+    used: Sequence[int] = range(len(dataset)) if indices is None else indices
     cut: int = collate.cut(dataset[i] for i in used)
     if cut:
         verb = "is" if cut == 1 else "are"

@@ -26,7 +26,7 @@ _ROWS_AT_A_TIME = 1024
 
 
 @dataclass
-class Row:
+class TextRow:
     """One row of a file.
 
     Attributes:
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass
-class Table:
+class TextTable:
     """An opened file.
 
     Attributes:
@@ -51,7 +51,7 @@ class Table:
     """
 
     columns: list[str] | None
-    rows: Callable[[Sequence[str]], Iterator[Row]]
+    rows: Callable[[Sequence[str]], Iterator[TextRow]]
     plain: bool = False
 
 
@@ -59,7 +59,7 @@ Fields = Iterator["tuple[str, list[str] | str]"]
 """The place and the fields of each row, or why it cannot be read."""
 
 
-def open_table(spec: Spec, settings: Sequence[str]) -> Table:
+def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
     """Open a file of rows, of the kind its ending says.
 
     Comma-separated fields may be quoted, and quoted ones may hold line ends (RFC 4180). Tab-separated fields are never
@@ -75,14 +75,17 @@ def open_table(spec: Spec, settings: Sequence[str]) -> Table:
         InputError: for a header that cannot be read, or a file that is no Parquet.
     """
     name = spec.path.lower().removesuffix(".gz")
-    plain = name.endswith((".csv", ".tsv"))
-    spec.check_query([*settings, "columns"] if plain else settings)
-    if plain:
-        return _with_header(spec, _csv_fields(spec) if name.endswith(".csv") else _tsv_fields(spec))
-    return _parquet(spec) if name.endswith(".parquet") else Table(None, lambda _: _objects(spec))
+    if name.endswith((".csv", ".tsv")):
+        spec.check_query([*settings, "columns"])
+        fields = _csv_fields(spec) if name.endswith(".csv") else _tsv_fields(spec)
+        return _with_header(spec, fields)
+    spec.check_query(settings)
+    if name.endswith(".parquet"):
+        return _parquet(spec)
+    return TextTable(None, lambda _: _objects(spec))
 
 
-def _objects(spec: Spec) -> Iterator[Row]:
+def _objects(spec: Spec) -> Iterator[TextRow]:
     for number, line in _lines(spec):
         if not line.strip():
             continue
@@ -92,44 +95,50 @@ def _objects(spec: Spec) -> Iterator[Row]:
         except InputError as error:
             # A line has no lines of its own to count.
             problem = error.message.removeprefix(f"{place} ").replace(" at line 1, column ", " at column ")
-            yield Row(place, problem=problem)
+            yield TextRow(place, problem=problem)
             continue
         if isinstance(document, dict):
-            yield Row(place, document)
+            yield TextRow(place, document)
         else:
-            yield Row(place, problem=f"is no JSON object but {shown(document)}")
+            yield TextRow(place, problem=f"is no JSON object but {shown(document)}")
 
 
-def _with_header(spec: Spec, fields: Fields) -> Table:
+def _with_header(spec: Spec, fields: Fields) -> TextTable:
     """Name the fields by the first row, or by ``?columns=``."""
-    header: list[str] | str
     if "columns" in spec.query:
-        columns = [name.strip() for name in spec.query["columns"].split(",")]
-        twice = sorted(name for name, count in Counter(columns).items() if count > 1)
-        if twice or not all(columns):
-            what = f"{twice[0]!r} is given twice" if twice else "a name is empty"
-            raise UsageError(f"{spec.where}: ?columns={spec.query['columns']}: {what}")
+        columns = _asked_columns(spec)
     else:
         place, header = next(fields, ("", []))
         if isinstance(header, str):
             raise InputError(f"{spec.where}: {place} {header}")
         # Spaces around a name are a matter of layout: "text, label" has the column "label".
         columns = [name.strip() for name in header]
-    return Table(columns, lambda _: _named(spec, columns, fields), plain=True)
+    return TextTable(columns, lambda _: _named(spec, columns, fields), plain=True)
 
 
-def _named(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[Row]:
+def _asked_columns(spec: Spec) -> list[str]:
+    """Return the names that ``?columns=`` gives."""
+    columns = [name.strip() for name in spec.query["columns"].split(",")]
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
+    if twice:
+        raise UsageError(f"{spec.where}: ?columns={spec.query['columns']}: {twice[0]!r} is given twice")
+    if not all(columns):
+        raise UsageError(f"{spec.where}: ?columns={spec.query['columns']}: a name is empty")
+    return columns
+
+
+def _named(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
     may_be_header = "columns" in spec.query
     for place, fields in rows:
         if isinstance(fields, str):
-            yield Row(place, problem=fields)
+            yield TextRow(place, problem=fields)
         elif len(fields) != len(columns):
             count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            yield Row(place, problem=f"has {count}, not {len(columns)} ({', '.join(columns)})")
+            yield TextRow(place, problem=f"has {count}, not {len(columns)} ({', '.join(columns)})")
         elif may_be_header and [name.strip() for name in fields] == columns:
             raise InputError(f"{spec.where}: the file has a header, so ?columns= would make a sample of it")
         else:
-            yield Row(place, dict(zip(columns, fields, strict=True)))
+            yield TextRow(place, dict(zip(columns, fields, strict=True)))
         may_be_header = False
 
 
@@ -165,7 +174,7 @@ def _csv_fields(spec: Spec) -> Fields:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Fields of any length, for the time of one call: others in this process may rely on the limit."""
+    """Allow fields of any length for the time of one call: others in this process may rely on the limit."""
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield
@@ -174,14 +183,16 @@ def _long_fields() -> Iterator[None]:
 
 
 def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
-    """Numbered lines with their ends. Lines end at a line feed and nowhere else."""
+    """Yield numbered lines with their ends. Lines end at a line feed and nowhere else."""
     path = Path(os.path.expanduser(spec.path))
     opener: Callable[[Path, str], IO[bytes]] = gzip.open if path.suffix.lower() == ".gz" else open  # type: ignore[assignment]
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8")
-                yield number, text.removeprefix(_BOM) if bom and number == 1 else text
+                if bom and number == 1:
+                    text = text.removeprefix(_BOM)
+                yield number, text
     except UnicodeDecodeError as error:
         raise InputError(
             f"{spec.where}: line {number} is not UTF-8 text: byte {error.start + 1} of the line is "
@@ -192,7 +203,7 @@ def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
 
-def _parquet(spec: Spec) -> Table:
+def _parquet(spec: Spec) -> TextTable:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -216,12 +227,12 @@ def _parquet(spec: Spec) -> Table:
         file: Any = pyarrow.parquet.ParquetFile(Path(os.path.expanduser(spec.path)))
         there: list[str] = list(file.schema_arrow.names)
 
-    def rows(columns: Sequence[str]) -> Iterator[Row]:
+    def rows(columns: Sequence[str]) -> Iterator[TextRow]:
         number = 0
         with readable():
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=list(columns)):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(f"row {number}", values)
+                    yield TextRow(f"row {number}", values)
 
-    return Table(there, rows)
+    return TextTable(there, rows)

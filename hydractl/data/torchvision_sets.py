@@ -26,7 +26,8 @@ class TorchvisionImages(Dataset):
 
     def __init__(self, spec: Spec, rows: Sequence[int], source: Any) -> None:
         super().__init__(spec.text, spec.where, [f"torchvision:{spec.path}#{i}" for i in rows])
-        self.rows, self.source = rows, source
+        self.rows = rows
+        self.source = source
 
     def _sample(self, i: int) -> Any:
         try:
@@ -61,16 +62,17 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
     source = _open(spec, name, split)
     if len(source) == 0:
         raise InputError(f"{spec.where}: the set is empty")
-    found = next(getattr(source, key) for key in ("targets", "labels", "_labels") if hasattr(source, key))
-    labels = np.asarray(found, dtype=np.int64)
+    # Each of them calls its labels by one of these names.
+    labels_name = next(name for name in ("targets", "labels", "_labels") if hasattr(source, name))
+    labels = np.asarray(getattr(source, labels_name), dtype=np.int64)
     rows = limited(labels.tolist(), len(source), limit, seed)
     dataset = TorchvisionImages(spec, rows, source)
     names = getattr(source, "classes", None)
-    return dataset, RawLabels(labels[rows], [str(n) for n in names] if names else None)
+    return dataset, RawLabels(labels[rows], list(map(str, names)) if names else None)
 
 
 def _open(spec: Spec, name: str, split: str) -> Any:
-    """torchvision's data set object."""
+    """Return torchvision's data set object."""
     declare_operators()
     from torchvision import datasets
 

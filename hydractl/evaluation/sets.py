@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
-from hydractl.data.overlap import APART, GivenSet, compare, without_training_data
+from hydractl.data.overlap import APART, GivenSet, compare_sets, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
@@ -186,7 +186,7 @@ def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
             ]
     fitted = [GivenSet(option_of(one), one.dataset) for one in sets if one.dataset and one.role in (VAL, VAL_OOD, FIT)]
     measured = [GivenSet(option_of(one), one.dataset) for one in tested(sets) if one.dataset]
-    findings = [compare(fitted), compare(measured)]
+    findings = [compare_sets(fitted), compare_sets(measured)]
     problems += [problem for found in findings for problem in found.problems]
     if problems:
         problems = list(dict.fromkeys(problems))

@@ -10,7 +10,7 @@ import numpy as np
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
-from hydractl.data.overlap import Findings, GivenSet, common_samples, compare, compare_fitted, trained_on_doubt
+from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_sets, shared_samples, trained_on_doubt
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_doubts
 from hydractl.errors import InputError, UsageError
@@ -203,10 +203,10 @@ def _compared(sets: _Sets) -> Findings:
     Raises:
         InputError: listing the pairs that share most of their samples.
     """
-    findings = compare(sets.choosing)
-    every = [findings, compare(sets.tested)]
+    findings = compare_sets(sets.choosing)
+    every = [findings, compare_sets(sets.tested)]
     if sets.train is not None:
-        every += [compare([one, sets.train]) for one in sets.ood_val.values()]
+        every += [compare_sets([one, sets.train]) for one in sets.ood_val.values()]
     merged = Findings(
         [warning for found in every for warning in found.warnings],
         [problem for found in every for problem in found.problems],
@@ -223,7 +223,7 @@ def _val_of_halves(settings: StudySettings, sets: _Sets, notes: list[str]) -> st
     val, train = sets.val, sets.train
     known: set[str] = set()
     if train is not None:
-        common = common_samples(val, train)
+        common = shared_samples(val, train)
         if 2 * common.of_first > len(val.dataset):
             raise InputError(str(common), hint="give a validation set of its own with --val")
         if common:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
-from hydractl.data.overlap import GivenSet, compare, trained_on_doubt
+from hydractl.data.overlap import GivenSet, compare_sets, trained_on_doubt
 from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import UsageError
@@ -130,7 +130,7 @@ def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validatio
         outside[name] = (
             PseudoOod(inside, MADE, settings.seed, option) if made else open_data(spec, option=option, **common)
         )
-    findings = compare([GivenSet("--cascade", inside), *_given(outside)])
+    findings = compare_sets([GivenSet("--cascade", inside), *_given(outside)])
     findings.refuse()
     return _Validation(inside, outside, [*findings.warnings, *_doubts(sources, inside, outside)])
 

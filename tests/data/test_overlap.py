@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from hydractl.data import open_data
-from hydractl.data.overlap import GivenSet, compare, compare_fitted, without_training_data
+from hydractl.data.overlap import GivenSet, compare_fitted, compare_sets, without_training_data
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_doubts
 from hydractl.errors import InputError
@@ -30,7 +30,7 @@ def given(folder: Path, name: str, images: np.ndarray) -> GivenSet:
 def test_two_sets_may_share_a_handful(tmp_path: Path, shared: int, warnings: int, problems: int) -> None:
     one = given(tmp_path, "one", IMAGES[:200])
     other = given(tmp_path, "other", IMAGES[200 - shared : 400 - shared])
-    found = compare([one, other])
+    found = compare_sets([one, other])
     assert (len(found.warnings), len(found.problems)) == (warnings, problems)
     text = (
         "--other and --one are the same samples" if shared == 200 else f"{shared} of 200 samples of --other are among"
@@ -40,7 +40,7 @@ def test_two_sets_may_share_a_handful(tmp_path: Path, shared: int, warnings: int
 
 @pytest.mark.fault(62)
 def test_the_smaller_set_counts(tmp_path: Path) -> None:
-    found = compare([given(tmp_path, "large", IMAGES), given(tmp_path, "small", IMAGES[:7])])
+    found = compare_sets([given(tmp_path, "large", IMAGES), given(tmp_path, "small", IMAGES[:7])])
     assert found.problems == ["7 of 7 samples of --small are among the 400 of --large"]
 
 
@@ -68,7 +68,7 @@ def test_samples_are_compared_as_they_are_given(tmp_path: Path) -> None:
     clean = given(tmp_path, "val", IMAGES)
     made = GivenSet("--ood-val", open_data(f"{clean.dataset.spec}?ood=noise"))
     dull = GivenSet("--ood", open_data(f"{clean.dataset.spec}?corruption=contrast&severity=1"))
-    assert compare([clean, made, dull]).problems == []
+    assert compare_sets([clean, made, dull]).problems == []
 
 
 def test_places_are_left_out_of_the_set_that_has_them(tmp_path: Path) -> None:

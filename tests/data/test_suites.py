@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from hydractl.data import open_data
-from hydractl.data.suites import SUITES, Member, find_suite, id_list_of
+from hydractl.data.suites import SUITES, SuiteMember, find_suite, id_list_of
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import OOD_SUITES, parse_ood_suite
 
 
-def put(root: Path, member: Member) -> None:
+def put(root: Path, member: SuiteMember) -> None:
     """An image list of the name that is tried last, and its images."""
     path = root / member.files[-1]
     path.parent.mkdir(parents=True, exist_ok=True)
