@@ -13,7 +13,7 @@ CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helper
 
 
 def get_criterion(name: str) -> Criterion:
-    """The criterion of that name.
+    """Return the criterion of that name.
 
     Raises:
         UsageError: for an unknown name.

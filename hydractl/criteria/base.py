@@ -63,11 +63,11 @@ class ScoredModel(Protocol):
     networks: Any
 
     def head_weights(self, site_index: int) -> HeadWeights:
-        """The weights of the heads that are present at one site."""
+        """Return the weights of the heads that are present at one site."""
         ...
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Logits ``[1, B, classes]``."""
+        """Return logits ``[1, B, classes]``."""
         ...
 
     def parameters(self) -> Iterator[Any]:

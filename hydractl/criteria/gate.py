@@ -22,44 +22,53 @@ class Gate(Criterion):
     needs_data = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """One pass forward and backward over the sample."""
+        """Run once forward and backward over the sample."""
         import torch
         from torch.nn import functional as F
 
         sums = {i: torch.zeros(model.attentions[i].head_counts[0], dtype=torch.float64) for i in sites}
-        live = [i for i in sites if len(sums[i])]
+        sites_with_heads = [i for i in sites if len(sums[i])]
         # One gate per sample where samples run through the site, because the absolute value is taken per sample; the
         # prompts of classes are the same for every sample, so their sites have one gate and one gradient at a time.
-        through = set(model.chain_of_samples.sites)
+        sites_of_samples = set(model.chain_of_samples.sites)
         progress_of = calibration.log.progress("gate", calibration.size, "samples")
         with gates_kept(model) as before, progress_of as progress:
             for inputs, labels in calibration.batches():
-                gates: dict[int, Tensor] = {}
-                for i in live:
+                gates_of_samples: dict[int, Tensor] = {}
+                gates_of_prompts: dict[int, Tensor] = {}
+                for i in sites_with_heads:
                     start = before[i]
-                    ones = torch.ones(1, len(sums[i]), device=labels.device) if start is None else start
-                    rows = len(labels) if i in through else 1
-                    gates[i] = ones.detach().repeat(rows, 1).requires_grad_(True)
-                    model.attentions[i].head_gate = gates[i]
+                    if start is None:
+                        start = torch.ones(1, len(sums[i]), device=labels.device)
+                    if i in sites_of_samples:
+                        gate = start.detach().repeat(len(labels), 1).requires_grad_(True)
+                        gates_of_samples[i] = gate
+                    else:
+                        gate = start.detach().repeat(1, 1).requires_grad_(True)
+                        gates_of_prompts[i] = gate
+                    model.attentions[i].head_gate = gate
                 losses = F.cross_entropy(model.member_logits(inputs)[0].float(), labels, reduction="none")
-                _add_gradients(sums, losses.sum(), {i: g for i, g in gates.items() if i in through})
-                beside = {i: g for i, g in gates.items() if i not in through}
-                for loss in losses if beside else ():
-                    _add_gradients(sums, loss, beside)
+                if gates_of_samples:
+                    _add_gradients(sums, losses.sum(), gates_of_samples)
+                if gates_of_prompts:
+                    for loss in losses:
+                        _add_gradients(sums, loss, gates_of_prompts)
                 progress.advance(len(labels))
-        means = {i: total / calibration.size for i, total in sums.items()}
-        norms = {i: float(mean.norm()) or 1.0 for i, mean in means.items()}
-        return {i: (mean / norms[i]).tolist() for i, mean in means.items()}
+        scores = {}
+        for i, total in sums.items():
+            mean = total / calibration.size
+            norm = float(mean.norm()) or 1.0
+            scores[i] = (mean / norm).tolist()
+        return scores
 
 
 def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tensor]) -> None:
     """Add the absolute gradients of a loss by some gates ``[rows, heads]``, summed over rows."""
     import torch
 
-    if gates:
-        gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
-        for i, gradient in zip(gates, gradients, strict=True):
-            sums[i] += gradient.abs().double().sum(0).cpu()
+    gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
+    for i, gradient in zip(gates, gradients, strict=True):
+        sums[i] += gradient.abs().double().sum(0).cpu()
 
 
 CRITERION = Gate()

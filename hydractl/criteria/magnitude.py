@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hydractl.criteria.base import Calibration, Criterion, ScoredModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Magnitude(Criterion):
@@ -21,9 +25,16 @@ class Magnitude(Criterion):
         scores = {}
         for i in sites:
             weights = model.head_weights(i).for_each_head()
-            parts = [t.double().abs().flatten(1).mean(1) for t in (weights.q, weights.k, weights.v, weights.o)]
-            scores[i] = (sum(parts[1:], parts[0]) / 4).tolist()
+            total = _mean_magnitude(weights.q)
+            for projection in (weights.k, weights.v, weights.o):
+                total = total + _mean_magnitude(projection)
+            scores[i] = (total / 4).tolist()
         return scores
+
+
+def _mean_magnitude(projection: Tensor) -> Tensor:
+    """Average the absolute values of a projection, ``[heads, ...]``, for each head: ``[heads]``."""
+    return projection.double().abs().flatten(1).mean(1)
 
 
 CRITERION = Magnitude()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hydractl.criteria.base import Calibration, Criterion, ScoredModel
 
 
-class Random(Criterion):
+class RandomHeads(Criterion):
     """Uniform random scores; needs no data."""
 
     name = "random"
@@ -16,11 +16,14 @@ class Random(Criterion):
     compares_towers = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Every head of the model is drawn, present or not, so that a mask does not shift the draw of others."""
-        draw = random.Random(calibration.seed)
-        everything = [[draw.random() for _ in range(site.heads)] for site in model.sites]
-        kept = model.description.mask.kept
-        return {i: [everything[i][h] for h in kept[model.sites[i].path]] for i in sites}
+        """Draw for every head of the model, present or not, so that a mask does not shift the draw of others."""
+        generator = random.Random(calibration.seed)
+        scores = {}
+        for i, site in enumerate(model.sites):
+            drawn = [generator.random() for _ in range(site.heads)]
+            if i in sites:
+                scores[i] = [drawn[head] for head in model.description.mask.kept[site.path]]
+        return {i: scores[i] for i in sites}
 
 
-CRITERION = Random()
+CRITERION = RandomHeads()

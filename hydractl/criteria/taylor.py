@@ -8,8 +8,12 @@ Heads that share keys and values have the k and v of these in common.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hydractl.criteria.base import Calibration, Criterion, ScoredModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Taylor(Criterion):
@@ -19,35 +23,47 @@ class Taylor(Criterion):
     needs_data = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """One pass forward and backward over the sample."""
+        """Run once forward and backward over the sample."""
         import torch
 
-        weights = {i: model.attentions[i].only.bank.qkv for i in sites if model.attentions[i].head_counts[0]}
-        gradients = {i: torch.zeros_like(w, dtype=torch.float64) for i, w in weights.items()}
-        wanted = [p.requires_grad for p in model.parameters()]
-        model.requires_grad_(False)
-        for weight in weights.values():
-            weight.requires_grad_(True)
-        try:
-            with calibration.log.progress("taylor", calibration.size, "samples") as progress:
-                for loss, count in calibration.losses(model):
-                    if weights:
-                        for i, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
-                            # Batches are summed in float64, so the result does not depend on how many there are.
-                            gradients[i] += g.double()
-                    progress.advance(count)
-        finally:
-            for parameter, flag in zip(model.parameters(), wanted, strict=True):
-                parameter.requires_grad_(flag)
         scores: dict[int, list[float]] = {i: [] for i in sites}
-        for i, weight in weights.items():
+        gradients = _summed_gradients(model, calibration, [i for i in sites if model.attentions[i].head_counts[0]])
+        for i, gradient in gradients.items():
             bank = model.attentions[i].only.bank
-            product = (weight.detach().double() * gradients[i] / calibration.size).abs()
-            # 3 times [h, dk, d] -> [h, 3]: mean over the rows of each projection of a head, then over q, k and v
+            product = (bank.qkv.detach().double() * gradient / calibration.size).abs()
+            # 3 times [h, dk, d] -> [h] each: mean over the rows of a projection of a head
             q, k, v = (rows.flatten(1).mean(1) for rows in bank.packing.split(product))
-            keys = slice(None) if bank.key_heads is None else list(bank.key_heads)
-            scores[i] = torch.stack([q, k[keys], v[keys]], dim=1).mean(1).tolist()
+            if bank.key_heads is not None:
+                shared = list(bank.key_heads)
+                k = k[shared]
+                v = v[shared]
+            scores[i] = torch.stack([q, k, v], dim=1).mean(1).tolist()
         return scores
+
+
+def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, Tensor]:
+    """Return the summed gradients of the loss by the packed projections of some sites, in float64."""
+    import torch
+
+    weights = {i: model.attentions[i].only.bank.qkv for i in sites}
+    sums = {i: torch.zeros_like(weight, dtype=torch.float64) for i, weight in weights.items()}
+    required = [parameter.requires_grad for parameter in model.parameters()]
+    model.requires_grad_(False)
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    try:
+        with calibration.log.progress("taylor", calibration.size, "samples") as progress:
+            for loss, count in calibration.losses(model):
+                if weights:
+                    gradients = torch.autograd.grad(loss, list(weights.values()))
+                    for i, gradient in zip(weights, gradients, strict=True):
+                        # Batches are summed in float64, so the result does not depend on how many there are.
+                        sums[i] += gradient.double()
+                progress.advance(count)
+    finally:
+        for parameter, flag in zip(model.parameters(), required, strict=True):
+            parameter.requires_grad_(flag)
+    return sums
 
 
 CRITERION = Taylor()

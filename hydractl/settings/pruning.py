@@ -24,9 +24,9 @@ form_option = partial(option, "Sharing and form")
 
 NEED_DATA = (
     *(criterion.name for criterion in CRITERIA.all() if criterion.needs_data),
-    *(criterion.name for criterion in WEIGHT_CRITERIA.all() if criterion.needs_data),
+    *(criterion.name for criterion in WEIGHT_CRITERIA.values() if criterion.needs_data),
 )
-OF_WEIGHTS = tuple(WEIGHT_CRITERIA.names)
+OF_WEIGHTS = tuple(WEIGHT_CRITERIA)
 """The criteria of ``--weights``; some have the name of one of heads."""
 DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
 """The criteria that decide by themselves how many heads are kept."""

@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from hydractl.cli.app import main
 from hydractl.criteria import Calibration, Decider, get_criterion
 from hydractl.criteria.cahp.choosing import (
+    chosen_samples,
     class_pairs,
     count_correct,
     find_knee,
     head_outputs,
     jeffries_matusita,
-    part_of,
     representatives,
     signatures,
     sizes_to_try,
@@ -304,7 +304,7 @@ def test_every_class_is_split() -> None:
     labels = np.array([0] * 4 + [1] * 9 + [2] * 20)
     first = split_by_class(labels, np.random.default_rng(0))
     assert [int(first[labels == c].sum()) for c in range(3)] == [3, 5, 10]
-    parts = part_of([(torch.arange(6), torch.zeros(6)), (torch.arange(6, 33), torch.zeros(27))], first)
+    parts = chosen_samples([(torch.arange(6), torch.zeros(6)), (torch.arange(6, 33), torch.zeros(27))], first)
     assert torch.cat([numbers for numbers, _ in parts]).tolist() == np.flatnonzero(first).tolist()
 
 

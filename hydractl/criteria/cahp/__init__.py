@@ -51,11 +51,11 @@ class CAHP(Decider):
             )
 
     def decide(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
-        """See :func:`hydractl.criteria.cahp.choosing.decide`."""
+        """See :func:`hydractl.criteria.cahp.choosing.choose_heads`."""
         # numpy and torch come with it, which the help texts must not wait for.
-        from hydractl.criteria.cahp.choosing import decide
+        from hydractl.criteria.cahp.choosing import choose_heads
 
-        return decide(model, calibration, sites)
+        return choose_heads(model, calibration, sites)
 
 
 CRITERION = CAHP()

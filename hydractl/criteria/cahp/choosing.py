@@ -32,18 +32,21 @@ DEGREES = (2, 3, 4, 5)
 MOST_SIZES = 40
 """The most numbers of heads that are tried; a model with no more heads than that has every number tried."""
 
-_SPLIT, _PAIRS, _MEDOIDS = 1, 2, 3  # what is drawn by the seed, each independently of the others
+# What is drawn by the seed, each independently of the others.
+_SPLIT = 1
+_PAIRS = 2
+_MEDOIDS = 3
 _PARTS_OF_ONE = 2**32  # the grid of distances; they are below 64, so their sums stay far within 64 bits
 _POINTS_PER_LINE = 8
 _RIDGE, _ROUNDING = 1e-6, 1e-12
 _PAIRS_AT_ONCE = 256
 _NOTHING = 1e-9  # a distance from the chord, or a rise of the curve, below this is rounding
 
-Place = tuple[int, int]
+HeadPlace = tuple[int, int]
 """(index of the site, position of the head among those present)."""
 
 
-def decide(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
+def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
     """Choose the heads: one pass over a part of the sample for the signatures, then one over the rest for each size.
 
     Raises:
@@ -58,31 +61,38 @@ def decide(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -
     labels, classes = _class_numbers(np.concatenate([known.cpu().numpy() for _, known in batches]), model)
     if len(classes) < (model.classes or 0):
         calibration.log.warn(f"cahp: only {len(classes)} of {model.classes} classes occur in the sample drawn")
-    first = split_by_class(labels, np.random.default_rng([calibration.seed, _SPLIT]))
+
+    for_signatures = split_by_class(labels, np.random.default_rng([calibration.seed, _SPLIT]))
     pairs = class_pairs(len(classes), np.random.default_rng([calibration.seed, _PAIRS]))
-    distances = _distances(model, calibration, part_of(batches, first), labels[first], pairs, sorted({*dict(heads)}))
-    rest = part_of(batches, ~first)
+    sites_with_heads = sorted({i for i, _ in heads})
+    signature_batches = chosen_samples(batches, for_signatures)
+    accuracy_batches = chosen_samples(batches, ~for_signatures)
     del batches
+    distances = _distances(model, calibration, signature_batches, labels[for_signatures], pairs, sites_with_heads)
+    del signature_batches
+
     sizes = sizes_to_try(len(heads))
-    medoids = [representatives(distances, k, calibration.seed) for k in sizes]
-    correct = _curve(model, calibration.log, rest, heads, medoids)
-    total = int((~first).sum())
-    knee, info = _knee(calibration, sizes, correct, total)
+    medoids = [representatives(distances, size, calibration.seed) for size in sizes]
+    correct = _curve(model, calibration.log, accuracy_batches, heads, medoids)
+    total = int((~for_signatures).sum())
+    knee, curve_info = _knee(calibration, sizes, correct, total)
     info = {
         "degree": calibration.options["degree"],
         "classes": len(classes),
         "class_pairs": len(pairs),
         "samples": {"signatures": len(labels) - total, "accuracy": total},
-        **info,
+        **curve_info,
     }
-    shares = [sum(number in members for members in medoids) / len(sizes) for number in range(len(heads))]
-    at_knee = medoids[sizes.index(knee)]
-    numbered = {i: [(n, at) for n, (site, at) in enumerate(heads) if site == i] for i in sites}
-    return Decision(
-        scores={i: [shares[n] for n, _ in places] for i, places in numbered.items()},
-        kept={i: [at for n, at in places if n in at_knee] for i, places in numbered.items()},
-        info=info,
-    )
+    scores: dict[int, list[float]] = {i: [] for i in sites}
+    kept: dict[int, list[int]] = {i: [] for i in sites}
+    medoids_at_knee = medoids[sizes.index(knee)]
+    for number, (i, position) in enumerate(heads):
+        # The share of the sizes for which the head is one of the representatives.
+        times = sum(number in members for members in medoids)
+        scores[i].append(times / len(sizes))
+        if number in medoids_at_knee:
+            kept[i].append(position)
+    return Decision(scores, kept, info)
 
 
 # --- the sample -------------------------------------------------------------------------------------------------------
@@ -93,14 +103,17 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("--method cahp compares classes, and the samples drawn are all of one class")
-    names = model.labels or [str(c) for c in range(int(classes[-1]) + 1)]
-    few = [f"class {names[c]}: {n}" for c, n in zip(classes, counts, strict=True) if n <= LEAST_SAMPLES]
-    if few:
+    too_few = []
+    for class_number, count in zip(classes.tolist(), counts.tolist(), strict=True):
+        if count <= LEAST_SAMPLES:
+            name = model.labels[class_number] if model.labels else class_number
+            too_few.append(f"class {name}: {count}")
+    if too_few:
         raise InputError(
             f"--method cahp needs {LEAST_SAMPLES + 1} samples of each class; among the {len(labels)} drawn, "
-            f"{len(few)} of {len(classes)} classes have fewer",
+            f"{len(too_few)} of {len(classes)} classes have fewer",
             hint="draw more with --samples, or give data with more samples of these classes",
-            problems=few,
+            problems=too_few,
         )
     return numbers.astype(np.int64), classes.tolist()
 
@@ -110,24 +123,28 @@ def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.
 
     They are half of each class, and at least ``LEAST_SAMPLES`` of it.
     """
-    first = np.zeros(len(labels), dtype=bool)
+    for_signatures = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         shuffled = random.permutation(np.flatnonzero(labels == label))
-        first[shuffled[: max(LEAST_SAMPLES, (len(shuffled) + 1) // 2)]] = True
-    return first
+        half = max(LEAST_SAMPLES, (len(shuffled) + 1) // 2)
+        for_signatures[shuffled[:half]] = True
+    return for_signatures
 
 
-def part_of(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
+def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
     """Return the chosen samples, counted through all batches in order; batches of which nothing is left are dropped."""
-    parts, start = [], 0
+    parts: list[tuple[Any, Tensor]] = []
+    start = 0
     for inputs, labels in batches:
-        here = np.flatnonzero(chosen[start : start + len(labels)])
+        places = np.flatnonzero(chosen[start : start + len(labels)])
         start += len(labels)
-        if len(here):
-            index = torch.from_numpy(here).to(labels.device)
-            plain = isinstance(inputs, Tensor)
-            those = inputs[index] if plain else {name: tensor[index] for name, tensor in inputs.items()}
-            parts.append((those, labels[index]))
+        if not len(places):
+            continue
+        index = torch.from_numpy(places).to(labels.device)
+        if isinstance(inputs, Tensor):
+            parts.append((inputs[index], labels[index]))
+        else:
+            parts.append(({name: tensor[index] for name, tensor in inputs.items()}, labels[index]))
     return parts
 
 
@@ -149,8 +166,8 @@ def _distances(
         for i in sites:
             parts.append(signatures(outputs[i], labels, pairs))
             progress.advance()
-    together = np.concatenate(parts)
-    return np.stack([np.linalg.norm(together - one, axis=1) for one in together])
+    every_head = np.concatenate(parts)
+    return np.stack([np.linalg.norm(every_head - signature, axis=1) for signature in every_head])
 
 
 @torch.inference_mode()
@@ -171,39 +188,54 @@ def head_outputs(
         NonFiniteError: naming the first site with an output that is not finite.
     """
     chain = model.chain_of_samples
-    stages = next(s for s in model.family.stages(model.networks[0]) if s.tower == chain.tower)
-    by_site: dict[int, list[npt.NDArray[np.floating]]] = {i: [] for i in sites}
+    stages = next(stages for stages in model.family.stages(model.networks[0]) if stages.tower == chain.tower)
+    observers = {i: _HeadObserver(model.attentions[i].only.head_dim) for i in sites}
     try:
+        for i, observer in observers.items():
+            model.attentions[i].observer = observer
         with log.progress("cahp: heads", sum(len(labels) for _, labels in batches), "samples") as progress:
             for inputs, labels in batches:
                 state = chain.stem(inputs)
                 positions = None if stages.reads is None else stages.reads(state)
-                for i in sites:
-                    width = model.attentions[i].only.head_dim
-
-                    def keep(
-                        joined: Tensor,
-                        site: int = i,
-                        width: int = width,
-                        at: Tensor | None = positions,
-                        samples: int = len(labels),
-                    ) -> None:
-                        joined = joined.reshape(samples, -1, joined.shape[2])  # [B * windows, T, D] -> [B, T, D]
-                        pooled = _at_tokens(joined, at).unflatten(1, (-1, width))
-                        by_site[site].append(pooled.to(torch.promote_types(pooled.dtype, torch.float32)).cpu().numpy())
-
-                    model.attentions[i].observer = keep
-                for i in range(chain.sites.start, max(sites) + 1):
-                    state = chain.block(i, state)
+                for observer in observers.values():
+                    observer.begin_batch(len(labels), positions)
+                for block in range(chain.sites.start, max(sites) + 1):
+                    state = chain.block(block, state)
                 progress.advance(len(labels))
     finally:
         for i in sites:
             model.attentions[i].observer = None
-    together = {i: np.concatenate(parts) for i, parts in by_site.items()}
-    for i, outputs in together.items():
-        if not np.isfinite(outputs).all():
+    outputs = {i: np.concatenate(observer.outputs) for i, observer in observers.items()}
+    for i, outputs_of_site in outputs.items():
+        if not np.isfinite(outputs_of_site).all():
             raise NonFiniteError(f"the output of a head of {model.sites[i].path} is not finite")
-    return together
+    return outputs
+
+
+class _HeadObserver:
+    """Collects the outputs of the heads of one site, batch after batch.
+
+    Args:
+        head_dim: width of a head.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        self._head_dim = head_dim
+        self._samples = 0
+        self._positions: Tensor | None = None
+        self.outputs: list[npt.NDArray[np.floating]] = []
+
+    def begin_batch(self, samples: int, positions: Tensor | None) -> None:
+        """Prepare for a batch of so many samples, and the tokens ``[B, tokens]`` that the model reads; None: all."""
+        self._samples = samples
+        self._positions = positions
+
+    def __call__(self, joined: Tensor) -> None:
+        """Take the joined outputs of the heads, ``[B * windows, T, D]``."""
+        by_sample = joined.reshape(self._samples, -1, joined.shape[2])
+        pooled = _at_tokens(by_sample, self._positions).unflatten(1, (-1, self._head_dim))
+        at_least_float32 = pooled.to(torch.promote_types(pooled.dtype, torch.float32))
+        self.outputs.append(at_least_float32.cpu().numpy())
 
 
 def _at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
@@ -232,22 +264,26 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
     Returns:
         ``[heads, P]``, each in 0..2.
     """
-    distances = np.empty((outputs.shape[1], len(pairs)))
-    for head in range(outputs.shape[1]):
-        means, covariances = _gaussians(outputs[:, head].astype(np.float64), labels, int(pairs.max()) + 1)
+    heads = outputs.shape[1]
+    classes = int(pairs.max()) + 1
+    distances = np.empty((heads, len(pairs)))
+    for head in range(heads):
+        means, covariances = _gaussians(outputs[:, head].astype(np.float64), labels, classes)
         distances[head] = jeffries_matusita(means, covariances, pairs)
     return distances
 
 
 def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Floats]:
-    """Mean ``[C, d]`` and Ledoit-Wolf covariance ``[C, d, d]`` of each class."""
+    """Return mean ``[C, d]`` and Ledoit-Wolf covariance ``[C, d, d]`` of each class."""
     from sklearn.covariance import LedoitWolf
 
     width = samples.shape[1]
-    means, covariances = np.zeros((classes, width)), np.zeros((classes, width, width))
+    means = np.zeros((classes, width))
+    covariances = np.zeros((classes, width, width))
     for label in np.unique(labels[labels < classes]):
-        fit = LedoitWolf(store_precision=False).fit(samples[labels == label])
-        means[label], covariances[label] = fit.location_, fit.covariance_
+        gaussian = LedoitWolf(store_precision=False).fit(samples[labels == label])
+        means[label] = gaussian.location_
+        covariances[label] = gaussian.covariance_
     # A head that says the same to all samples of a class would have no inverse. The ridge is far below what counts in
     # any other head; its second part drowns a variance that is nothing but rounding.
     ridge = _RIDGE * samples.var(axis=0).mean() + _ROUNDING * np.square(samples).mean()
@@ -255,7 +291,7 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
-    """The distance of each pair of Gaussians.
+    """Return the distance of each pair of Gaussians.
 
     Args:
         means: ``[C, d]``.
@@ -265,13 +301,14 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
     Returns:
         ``[P]``, each in 0..2.
     """
-    single = _log_determinants(np.linalg.cholesky(covariances))
+    log_determinants = _log_determinants(np.linalg.cholesky(covariances))
     distances = np.empty(len(pairs))
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
         a, b = pairs[start : start + _PAIRS_AT_ONCE].T
         factors = np.linalg.cholesky((covariances[a] + covariances[b]) / 2)
-        whitened = np.linalg.solve(factors, (means[a] - means[b])[:, :, None])[:, :, 0]
-        spread = _log_determinants(factors) - (single[a] + single[b]) / 2
+        difference = (means[a] - means[b])[:, :, None]
+        whitened = np.linalg.solve(factors, difference)[:, :, 0]
+        spread = _log_determinants(factors) - (log_determinants[a] + log_determinants[b]) / 2
         bhattacharyya = np.square(whitened).sum(axis=1) / 8 + spread / 2
         # Rounding may leave a distance of zero a little below it.
         distances[start : start + len(a)] = -2 * np.expm1(-np.maximum(bhattacharyya, 0))
@@ -288,7 +325,8 @@ def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
 
 def sizes_to_try(heads: int) -> list[int]:
     """Return 1 to ``heads``, or with more than ``MOST_SIZES`` of these as many spread evenly, the ends among them."""
-    return sorted({round(k) for k in np.linspace(1, heads, min(heads, MOST_SIZES)).tolist()})
+    spread = np.linspace(1, heads, min(heads, MOST_SIZES))
+    return sorted(set(map(round, spread.tolist())))
 
 
 def representatives(distances: Floats, count: int, seed: int) -> set[int]:
@@ -303,7 +341,7 @@ def representatives(distances: Floats, count: int, seed: int) -> set[int]:
 
 
 def _curve(
-    model: ScoredModel, log: Log, batches: Batches, heads: Sequence[Place], medoids: Sequence[set[int]]
+    model: ScoredModel, log: Log, batches: Batches, heads: Sequence[HeadPlace], medoids: Sequence[set[int]]
 ) -> list[int]:
     """Count the samples classified right with only the medoids, for each number of them."""
     correct = []
@@ -316,12 +354,12 @@ def _curve(
 
 
 @contextmanager
-def _only(model: ScoredModel, heads: Sequence[Place], members: set[int]) -> Iterator[None]:
+def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> Iterator[None]:
     """Gate off all of these heads but the members, inside this context."""
     parameter = next(model.parameters())
     gates: dict[int, list[float]] = {}
     for number, (i, _) in enumerate(heads):
-        gates.setdefault(i, []).append(float(number in members))
+        gates.setdefault(i, []).append(1.0 if number in members else 0.0)
     with gates_kept(model):
         for i, gate in gates.items():
             model.attentions[i].head_gate = torch.tensor([gate], device=parameter.device, dtype=parameter.dtype)
@@ -374,11 +412,13 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
         accuracy: what was measured with each.
         degree: of the polynomial; one less than there are points, where it is not smaller.
     """
-    counts, measured = np.asarray(heads, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
+    counts = np.asarray(heads, dtype=np.float64)
+    measured = np.asarray(accuracy, dtype=np.float64)
     if len(counts) < 3:  # no point between the ends of the chord
         return Knee(int(heads[-1]), None, measured)
     x = (counts - counts[0]) / (counts[-1] - counts[0])
-    fitted = np.polynomial.Polynomial.fit(x, measured, min(degree, len(x) - 1), domain=[0.0, 1.0])(x)
+    polynomial = np.polynomial.Polynomial.fit(x, measured, min(degree, len(x) - 1), domain=[0.0, 1.0])
+    fitted = polynomial(x)
     rise = fitted.max() - fitted.min()
     if rise <= _NOTHING:
         return Knee(int(heads[-1]), None, fitted)
@@ -397,26 +437,34 @@ def _knee(
     """Return the number of heads at the knee, and as JSON the curve and the knees of all degrees."""
     degree = calibration.options["degree"]
     accuracy = [count / total for count in correct]
-    knees = {d: find_knee(sizes, accuracy, d) for d in sorted({*DEGREES, degree})}
+    knees = {each: find_knee(sizes, accuracy, each) for each in sorted({*DEGREES, degree})}
     _report(calibration.log, sizes, accuracy, knees, degree)
     knee = knees[degree]
-    curve = zip(sizes, correct, accuracy, knee.fitted.tolist(), strict=True)
+    curve = []
+    for size, count, share, fitted in zip(sizes, correct, accuracy, knee.fitted.tolist(), strict=True):
+        curve.append({"heads": size, "correct": count, "accuracy": share, "fitted": fitted})
     return knee.heads, {
-        "curve": [{"heads": k, "correct": c, "accuracy": a, "fitted": f} for k, c, a, f in curve],
+        "curve": curve,
         "knee": {"heads": knee.heads, "distance": knee.distance},
-        "knees": {str(d): other.heads for d, other in knees.items()},
+        "knees": {str(each): other.heads for each, other in knees.items()},
     }
 
 
 def _report(log: Log, sizes: Sequence[int], accuracy: Sequence[float], knees: Mapping[int, Knee], degree: int) -> None:
     """Log the curve, the knee, and the knees of other degrees."""
-    points = [f"{k}: {a:.4f}" for k, a in zip(sizes, accuracy, strict=True)]
     log.info("cahp: accuracy against the number of heads kept")
+    points = [f"{size}: {share:.4f}" for size, share in zip(sizes, accuracy, strict=True)]
     for start in range(0, len(points), _POINTS_PER_LINE):
         log.info("  " + "  ".join(points[start : start + _POINTS_PER_LINE]))
     knee = knees[degree]
     if knee.distance is None:
         log.warn(f"cahp: the curve has no knee with degree {degree}, so all {knee.heads} heads are kept")
     at_knee = accuracy[list(sizes).index(knee.heads)]
-    others = ", ".join(f"{other.heads} with degree {d}" for d, other in knees.items() if d != degree)
-    log.info(f"cahp: {knee.heads} of {sizes[-1]} heads are kept (accuracy {at_knee:.4f}), degree {degree}; {others}")
+    others = []
+    for other_degree, other in knees.items():
+        if other_degree != degree:
+            others.append(f"{other.heads} with degree {other_degree}")
+    log.info(
+        f"cahp: {knee.heads} of {sizes[-1]} heads are kept (accuracy {at_knee:.4f}), degree {degree}; "
+        f"{', '.join(others)}"
+    )
