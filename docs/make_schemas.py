@@ -12,15 +12,15 @@ from pydantic.json_schema import GenerateJsonSchema
 from hydractl.files.documents import (
     Bench,
     Cascade,
-    Count,
     DataSet,
     Form,
-    Number,
     PredictionsHeader,
     Schema,
     Threshold,
     schema_of,
 )
+from hydractl.files.documents import CountField as Count
+from hydractl.files.records import Number
 from hydractl.report.eval_document import ByScore, Diversity, Eval, Labelled
 
 FOLDER = Path(__file__).with_name("schemas")

@@ -14,6 +14,7 @@ from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
 from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.families.base import ModelFamily
+from hydractl.files.bench_answer import BenchInput
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
@@ -73,7 +74,7 @@ class Row:
     def cost(self) -> dict[str, Any]:
         """The part of a row that needs no measurement; of an exported file it is what the file says."""
         sources, whole = self.model.sources, self.whole_last_block
-        about = {"kind": self.kind, "input": input_of(self.model), "checkpoint_bytes": self.model.file_bytes}
+        about = {"kind": self.kind, "input": input_of(self.model).to_json(), "checkpoint_bytes": self.model.file_bytes}
         if isinstance(self.model, ExportedFile):
             unknown = {"params": None, "macs": self.model.macs, "bytes": None}
             return {**about, "members": self.model.members, **unknown}
@@ -145,7 +146,7 @@ def rows_of(models: Sequence[Contestant], compare: Sequence[str], *, whole_last_
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
 
 
-def input_of(model: Contestant) -> dict[str, Any]:
+def input_of(model: Contestant) -> BenchInput:
     """Return the shape of one sample: of an ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
     if isinstance(model, ExportedFile):
         example = model.example_inputs()
@@ -153,8 +154,9 @@ def input_of(model: Contestant) -> dict[str, Any]:
         family, preprocess = reading(model)
         example = family.example_inputs(preprocess, 1, 0)
     if isinstance(example, Tensor):
-        return {"image": list(example.shape[1:])}
-    return {"tokens": next(iter(example.values())).shape[1]}
+        return BenchInput(image=list(example.shape[1:]))
+    ids = next(iter(example.values()))
+    return BenchInput(tokens=ids.shape[1])
 
 
 def reading(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
@@ -171,23 +173,27 @@ def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
         InputError: for models of images and of texts, or of images of different sizes.
     """
     inputs = {model.name: input_of(model) for model in models}
-    if not any(one != inputs[models[0].name] for one in inputs.values()):
+    first = inputs[models[0].name]
+    if all(sample == first for sample in inputs.values()):
         return list(models)
-    if not all("tokens" in one for one in inputs.values()):
+    lengths = {name: sample.tokens for name, sample in inputs.items() if sample.tokens is not None}
+    if len(lengths) < len(inputs):
         raise InputError(
             "these models read different inputs, so their times cannot be compared",
             hint="bench models of the same input together, or add --unequal-inputs to run each on its own",
-            problems=[f"{name}: {input_text(one)}" for name, one in inputs.items()],
+            problems=[f"{name}: {input_text(sample)}" for name, sample in inputs.items()],
         )
-    tokens = min(one["tokens"] for one in inputs.values())
-    lengths = ", ".join(f"{name} {one['tokens']}" for name, one in inputs.items())
-    log.warn(f"the models cut texts at different lengths ({lengths}): all run on {tokens} tokens; see --max-length")
-    return [
-        model.at_length(tokens)
-        if isinstance(model, ExportedFile)
-        else replace(model, sources=[with_max_length(source, tokens) for source in model.sources])
-        for model in models
-    ]
+    tokens = min(lengths.values())
+    each = ", ".join(f"{name} {length}" for name, length in lengths.items())
+    log.warn(f"the models cut texts at different lengths ({each}): all run on {tokens} tokens; see --max-length")
+    return [_at_length(model, tokens) for model in models]
+
+
+def _at_length(model: Contestant, tokens: int) -> Contestant:
+    """Return the model that cuts texts at so many tokens."""
+    if isinstance(model, ExportedFile):
+        return model.at_length(tokens)
+    return replace(model, sources=[with_max_length(source, tokens) for source in model.sources])
 
 
 def open_samples(rows: Sequence[Row], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
@@ -196,7 +202,7 @@ def open_samples(rows: Sequence[Row], spec: str, limit: int | None, seed: int, b
     Raises:
         UsageError, InputError: they cannot be opened, or do not fill one batch.
     """
-    reads = {row.name: "text" if "tokens" in input_of(row.model) else "image" for row in rows}
+    reads = {row.name: "image" if input_of(row.model).tokens is None else "text" for row in rows}
     data = open_data(spec, limit=limit, seed=seed, reads=reads, ignore_labels=True)
     if len(data) < batch_size:
         raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.files.description import Description
+from hydractl.files.eval_answer import EvalAnswer, EvalRow, ood_set_place
+from hydractl.files.model_records import SiteHeadsRecord
 from hydractl.metrics.threshold import stored_score
 from hydractl.report import eval_tables as tables
 from hydractl.report.texts import count_text, number, shown_name, template, visible
@@ -21,28 +23,25 @@ _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)")
 
 # What the Hub calls a metric, where it has a name for it.
 _TYPES = {"accuracy": "accuracy", "brier": "brier_score", "auroc": "roc_auc", "aupr": "average_precision"}
-_COSTS = {
-    "params": "parameters",
-    "params_nonzero": "parameters other than zero",
-    "macs": "mult-adds for one sample",
-    "single_macs": "mult-adds of the single model with all heads",
-}
 
 
-def render_card(document: Mapping[str, Any], index: int) -> bytes:
-    """Make the card of one row, UTF-8; the same document gives the same bytes."""
+def render_card(answer: EvalAnswer, index: int) -> bytes:
+    """Make the card of one row, UTF-8; the same answer gives the same bytes."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    row = document["models"][index]
-    task = _task(document, row)
-    results = list(_results(document, row, task)) or None
-    name = shown_name(row["name"])
-    named = name if results else None  # the library has a name only with results
-    tags = _tags(bool(row.get("members")))
-    data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=tags, model_name=named, eval_results=results)
-    filters: dict[str, Any] = {"shown": shown_name, "number": number, "data_name": data_name, "sentence": _sentence}
-    filters["code"] = _code
-    text = template("card.md.j2", plain, filters, keep_trailing_newline=True).render(_facts(document, row))
+    row = answer.models[index]
+    task = _task(answer, row)
+    results = list(_results(answer, row, task))
+    data = ModelCardData(
+        library_name="hydractl",
+        pipeline_tag=task,
+        tags=_tags(fused=bool(row.members)),
+        model_name=shown_name(row.name) if results else None,  # the library has a name only with results
+        eval_results=results or None,
+    )
+    filters = {"shown": shown_name, "number": number, "data_name": data_name, "sentence": _sentence, "code": _code}
+    page = template("card.md.j2", plain, filters, keep_trailing_newline=True)
+    text = page.render(_facts(answer, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
 
 
@@ -59,17 +58,14 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
     from huggingface_hub import ModelCard, ModelCardData
     from markupsafe import Markup
 
-    fused = len(description.masks) > 1
     data: CardData
     if written is None:
-        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=_tags(fused))
-        heads = description.mask.heads.items()
-        sites = [{"heads": n, "kept": [m.kept[path] for m in description.masks]} for path, n in heads]
-        about = _about({"heads": sites, "members": description.masks if fused else []})
-        text = f"# {plain(repo.rpartition('/')[2])}\n\n{plain(about)}"
+        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=_tags(len(description.masks) > 1))
+        text = _model_text(description, repo)
     else:
         card = ModelCard(written)
-        data, text = card.data, card.text.strip()
+        data = card.data
+        text = card.text.strip()
     published = description.origin and description.origin.partition("@")[0]
     for key, value in {"base_model": published, **said}.items():
         setattr(data, key, value or getattr(data, key, None))
@@ -78,47 +74,77 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
     return f"---\n{data.to_yaml()}\n---\n\n{shown}".encode()
 
 
+def _model_text(description: Description, repo: str) -> str:
+    """Return the text of a card without results: the name of the repository, and what the model is."""
+    masks = description.masks
+    sites = []
+    for path, heads in description.mask.heads.items():
+        kept = [list(mask.kept[path]) for mask in masks]
+        sites.append(SiteHeadsRecord(site=path, heads=heads, kept=kept))
+    about = [_kind(len(masks)), *_heads_kept(sites)]
+    name = repo.rpartition("/")[2]
+    return f"# {plain(name)}\n\n{plain(' '.join(about))}"
+
+
 def _tags(fused: bool) -> list[str]:
-    return ["hydractl", "uncertainty", "out-of-distribution-detection", *(["ensemble"] if fused else [])]
+    tags = ["hydractl", "uncertainty", "out-of-distribution-detection"]
+    if fused:
+        tags.append("ensemble")
+    return tags
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
-def _task(document: Mapping[str, Any], row: tables.Row) -> str:
+def _task(answer: EvalAnswer, row: EvalRow) -> str:
     """Return the Hub's name of the task: for prompts, for texts (they are cut at a length), else for images."""
-    if tables.at(document, "conventions", "prompt", row["name"]) is not None:
+    if answer.said_of("prompt", row) is not None:
         return "zero-shot-image-classification"
-    reads_text = tables.at(document, "conventions", "max_length", row["name"]) is not None
-    return "text-classification" if reads_text else "image-classification"
+    if answer.said_of("max_length", row) is not None:
+        return "text-classification"
+    return "image-classification"
 
 
-def _results(document: Mapping[str, Any], row: tables.Row, task: str) -> Iterator[EvalResult]:
+def _results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult]:
     """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set."""
-    from huggingface_hub import EvalResult
-
-    data, taken = document.get("data") or {}, set()
-    places = [("id", "Classification", tables.ID_COLUMNS)]
-    title = "Out-of-distribution detection"
-    places += [(name, title, tables.columns(tables.OOD_METRICS, "ood", name)) for name in row.get("ood") or {}]
-    for name, title, shown in places:
-        spec = tables.at(data, name, "spec")
+    taken: set[str] = set()
+    for name in ("id", *row.detection.ood):
+        data = answer.data.get(name)
+        spec = data.spec if data is not None else None
         place = data_name(spec) if spec else shown_name(name)
         kind = _data_type(spec, place)
-        for column in shown:
-            value = column.value(row)
-            if value is not None:
-                yield EvalResult(
-                    task_type=task,
-                    task_name=title,
-                    dataset_name=place if name == "id" else shown_name(name),
-                    dataset_type=kind,
-                    dataset_config=shown_name(name) if kind in taken else None,  # else both were one result
-                    metric_type=_TYPES.get(column.metric.key, column.metric.key),
-                    metric_name=_sentence(column.words),
-                    metric_value=value,
-                )
+        # With the same data set and no name of its own, two results would be one.
+        config = shown_name(name) if kind in taken else None
         taken.add(kind)
+        if name == "id":
+            yield from _numbers(row, tables.ID_COLUMNS, task, "Classification", (place, kind, config))
+        else:
+            shown = tables.columns(tables.OOD_METRICS, ood_set_place(name))
+            dataset = (shown_name(name), kind, config)
+            yield from _numbers(row, shown, task, "Out-of-distribution detection", dataset)
+
+
+def _numbers(
+    row: EvalRow, shown: Sequence[tables.Column], task: str, title: str, dataset: tuple[str, str, str | None]
+) -> Iterator[EvalResult]:
+    """Yield the numbers of a row on one data set, given by its name, its type and its configuration."""
+    from huggingface_hub import EvalResult
+
+    name, kind, config = dataset
+    for column in shown:
+        value = column.value(row)
+        if value is None:
+            continue
+        yield EvalResult(
+            task_type=task,
+            task_name=title,
+            dataset_name=name,
+            dataset_type=kind,
+            dataset_config=config,
+            metric_type=_TYPES.get(column.metric.key, column.metric.key),
+            metric_name=_sentence(column.words),
+            metric_value=value,
+        )
 
 
 def data_name(spec: str) -> str:
@@ -132,7 +158,9 @@ def data_name(spec: str) -> str:
 def _data_type(spec: str | None, name: str) -> str:
     """Return the repository of a data set on the Hub, else its name as the Hub would write it."""
     match = _REPOSITORY.match(spec or "")
-    return match[1] if match else re.sub(r"[^\w.-]+", "-", name).strip("-") or "data"
+    if match:
+        return match[1]
+    return re.sub(r"[^\w.-]+", "-", name).strip("-") or "data"
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -153,42 +181,88 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _facts(document: Mapping[str, Any], row: tables.Row) -> dict[str, Any]:
+class _DataLine(NamedTuple):
+    """What the table of data sets says of one."""
+
+    spec: str | None
+    n: int | None
+    fingerprint: str | None
+
+
+def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, Any]:
     """Return everything that the text names."""
-    data, conventions = document.get("data") or {}, document.get("conventions") or {}
-    sha, cost = row.get("sha256") or [], row.get("cost") or {}
+    data = {name: _DataLine(entry.spec, entry.n, entry.fingerprint) for name, entry in answer.data.items()}
     return {
-        "name": row["name"],
+        "name": row.name,
         "about": _about(row),
-        "id_spec": tables.at(data, "id", "spec"),
-        "n": tables.at(row, "id", "n"),
-        "level": tables.level_text(document),
-        "runs": tables.runs_text({**document, "models": [row]}),
+        "id_spec": data["id"].spec if "id" in data else None,
+        "n": row.id.n,
+        "level": tables.level_text(answer),
+        "runs": tables.runs_text(_of_one_row(answer, row)),
         "intervals": any(column.interval(row) for column in tables.ID_COLUMNS),
-        "id_cells": [(column, tables.metric_cells([row], column)[0]) for column in tables.ID_COLUMNS],
-        "score": tables.score_name(document, row),
+        "id_cells": [(column, _cell(row, column)) for column in tables.ID_COLUMNS],
+        "score": tables.score_name(answer, row),
         "ood": tables.every_set_table([row]),
-        "ood_mean": [tables.metric_cells([row], column)[0] for column in tables.OOD_AVERAGE],
-        "cost": [(count_text(cost[key]), what) for key, what in _COSTS.items() if cost.get(key)],
+        "ood_mean": [_cell(row, column) for column in tables.OOD_AVERAGE],
+        "cost": _costs(row),
         "seen": tables.seen_text(row),
-        "note": document.get("note"),
-        "data": {name: {"spec": None, "n": None, "fingerprint": None, **entry} for name, entry in data.items()},
-        "sha256": sha if isinstance(sha, list) else [sha],
-        "conventions": {key: value for key, value in conventions.items() if isinstance(value, (str, int, float))},
+        "note": answer.note,
+        "data": data,
+        "sha256": row.files,
+        "conventions": _sentences(answer.conventions),
     }
 
 
-def _about(row: tables.Row) -> str:
-    members = len(row.get("members") or [])
-    parts = [f"An ensemble of {members} members, averaged." if members > 1 else "A single model."]
-    passes = row.get("mc_dropout") or {}
-    if passes:
-        parts = [f"{passes.get('samples', members)} passes of MC dropout (rate {passes.get('p', '-')}), averaged."]
-    parts += [f"Measured by a probe of its features: {probe}."] if (probe := tables.probe_words(row)) else []
-    heads: Sequence[Mapping[str, Any]] = row.get("heads") or []
-    if heads:
-        most = max(len(site["kept"]) for site in heads)
-        counts = [sum(len(site["kept"][m]) for site in heads if m < len(site["kept"])) for m in range(most)]
-        total = sum(site["heads"] for site in heads)
-        parts.append(f"Attention heads kept: {' / '.join(map(str, counts))} of {total}.")
-    return " ".join(parts)
+def _of_one_row(answer: EvalAnswer, row: EvalRow) -> EvalAnswer:
+    return EvalAnswer(models=[row], over=answer.over)
+
+
+def _cell(row: EvalRow, column: tables.Column) -> tables.Cell:
+    (cell,) = tables.metric_cells([row], column)
+    return cell
+
+
+def _costs(row: EvalRow) -> list[tuple[str, str]]:
+    """Return each cost of a row that is known, and what it is."""
+    cost = row.cost
+    if cost is None:
+        return []
+    counts = (
+        (cost.params, "parameters"),
+        (cost.params_nonzero, "parameters other than zero"),
+        (cost.macs, "mult-adds for one sample"),
+        (cost.single_macs, "mult-adds of the single model with all heads"),
+    )
+    return [(count_text(count), what) for count, what in counts if count]
+
+
+def _sentences(conventions: Mapping[str, Any]) -> dict[str, str | int | float]:
+    """Return the conventions that are of one sentence or number, which is the same for all rows."""
+    return {key: said for key, said in conventions.items() if isinstance(said, (str, int, float))}
+
+
+def _about(row: EvalRow) -> str:
+    """Say what a row is: of how many members, how it was measured, and which heads it keeps."""
+    parts = [_kind(len(row.members))]
+    if row.mc_dropout is not None:
+        parts = [f"{row.mc_dropout.samples} passes of MC dropout (rate {row.mc_dropout.p}), averaged."]
+    probe = tables.probe_words(row)
+    if probe:
+        parts.append(f"Measured by a probe of its features: {probe}.")
+    return " ".join([*parts, *_heads_kept(row.heads)])
+
+
+def _kind(members: int) -> str:
+    return f"An ensemble of {members} members, averaged." if members > 1 else "A single model."
+
+
+def _heads_kept(sites: Sequence[SiteHeadsRecord]) -> list[str]:
+    """Return the sentence on how many heads each member keeps; none where heads are not known."""
+    if not sites:
+        return []
+    members = max(len(site.kept) for site in sites)
+    counts = []
+    for member in range(members):
+        counts.append(sum(len(site.kept_by(member)) for site in sites))
+    total = sum(site.heads for site in sites)
+    return [f"Attention heads kept: {' / '.join(map(str, counts))} of {total}."]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output, file_path, make_folder, named_apart, storage_error, write_with
+from hydractl.files.eval_answer import EvalAnswer, EvalRow, OodAverage, average_of
+from hydractl.files.records import Metrics
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files, possible_files
-from hydractl.report.openood import openood_csv
+from hydractl.report.eval_tables import single_number
 from hydractl.report.pictures import save_png
 from hydractl.report.texts import shown_name
 
@@ -56,12 +61,15 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
         UsageError: for a card about a row that is not there.
     """
     card_row = _card_row(options, names)
-    files = {
-        kind: file_path(path) for kind, path in (("report", options.report), ("card", options.card)) if path is not None
-    }
+    files: dict[str, Path] = {}
+    if options.report is not None:
+        files["report"] = file_path(options.report)
+    if options.card is not None:
+        files["card"] = file_path(options.card)
     if options.openood_csv is not None:
         path = file_path(options.openood_csv)
-        files |= {_csv_of(i): named_apart(path, name) if names[1:] else path for i, name in enumerate(names)}
+        for index, name in enumerate(names):
+            files[_csv_of(index)] = named_apart(path, name) if len(names) > 1 else path
     with contextlib.ExitStack() as stack:
         outputs = {kind: stack.enter_context(Output(path, force=options.force)) for kind, path in files.items()}
         if options.plots is not None:
@@ -72,32 +80,39 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
         yield Reports(outputs, card_row)
 
 
-def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
-    """Write everything that was claimed, from the document alone.
+def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
+    """Write everything that was claimed, from the answer alone.
 
     Args:
-        document: ``hydractl.eval/1``, as eval makes it or :func:`hydractl.report.eval_document.read_eval` reads it.
-        reports: claimed for the rows of this document.
+        answer: as eval makes it or :func:`hydractl.report.eval_document.read_eval` reads it.
+        reports: claimed for the rows of this answer.
 
     Returns:
         The files written; a picture without any number to draw is left out.
     """
-
-    def write(name: str, draw: Callable[[IO[bytes]], Any]) -> None:
-        written.append(write_with(reports.outputs[name], draw))
-
+    outputs = reports.outputs
     written: list[Path] = []
-    if "report" in reports.outputs:
-        write("report", lambda handle: handle.write(render(document)))
-    if "card" in reports.outputs:
-        write("card", lambda handle: handle.write(render_card(document, reports.card_row)))
-    for i, row in enumerate(document["models"]):
-        if _csv_of(i) in reports.outputs:
-            write(_csv_of(i), lambda handle, row=row: handle.write(openood_csv(row)))  # type: ignore[misc]
-    if any(name.endswith(".png") for name in reports.outputs):
-        for name, picture in picture_files(document):
-            write(name, lambda handle, picture=picture: save_png(picture, handle))  # type: ignore[misc]
+    if "report" in outputs:
+        written.append(_write_bytes(outputs["report"], render(answer)))
+    if "card" in outputs:
+        written.append(_write_bytes(outputs["card"], render_card(answer, reports.card_row)))
+    for index, row in enumerate(answer.models):
+        if _csv_of(index) in outputs:
+            written.append(_write_bytes(outputs[_csv_of(index)], openood_csv(row)))
+    if any(name.endswith(".png") for name in outputs):
+        for name, picture in picture_files(answer):
+            written.append(write_with(outputs[name], partial(save_png, picture)))
     return written
+
+
+def _write_bytes(output: Output, content: bytes) -> Path:
+    def write(handle: IO[bytes]) -> None:
+        handle.write(content)
+
+    return write_with(output, write)
+
+
+_MOST_NAMES = 10  # that a hint lists
 
 
 def _csv_of(row: int) -> str:
@@ -127,9 +142,56 @@ def _remove_empty(folder: Path) -> None:
 def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
     if options.card is None or options.card_model is None:
         return len(names) - 1
-    if options.card_model not in names:
-        near = difflib.get_close_matches(options.card_model, names, n=1)
-        known = ", ".join(map(shown_name, names[:10])) + (", ..." if len(names) > 10 else "")
-        hint = f"did you mean {shown_name(near[0])}?" if near else f"the rows are: {known}"
-        raise UsageError(f"--card-model {shown_name(options.card_model)} is no row", hint=hint)
-    return list(names).index(options.card_model)
+    if options.card_model in names:
+        return list(names).index(options.card_model)
+    near = difflib.get_close_matches(options.card_model, names, n=1)
+    if near:
+        hint = f"did you mean {shown_name(near[0])}?"
+    else:
+        hint = f"the rows are: {', '.join(map(shown_name, names[:_MOST_NAMES]))}"
+        if len(names) > _MOST_NAMES:
+            hint += ", ..."
+    raise UsageError(f"--card-model {shown_name(options.card_model)} is no row", hint=hint)
+
+
+# --- the table of OpenOOD ---------------------------------------------------------------------------------------------
+
+# What its evaluator calls a metric, and the key of the metric in the answer of an eval.
+OPENOOD_COLUMNS = {"FPR@95": "fpr95", "AUROC": "auroc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_trapezoid"}
+
+
+def openood_csv(row: EvalRow) -> bytes:
+    """Return the table of one row as OpenOOD's evaluator writes it (``ood.csv``), to lay beside its leaderboard.
+
+    It has a line for each near set and their mean, each far set and their mean, then sets of no group; in percent.
+    Empty where a number is missing: without labels there is no accuracy.
+
+    Yang et al. 2022 (arXiv 2210.07242), Zhang et al. 2023 (arXiv 2306.09301). Their FPR@95 takes OOD as positive, as
+    ``fpr95`` does, and their areas under precision-recall curves are by trapezoids. One difference is left:
+    scikit-learn's ROC curve, from which they read FPR@95, leaves out points on a straight line, so theirs can be higher
+    where many scores are equal.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["dataset", *OPENOOD_COLUMNS, "ACC"])
+    accuracy = _percent(row.id.metrics, "accuracy")
+    for name, metrics in _openood_lines(row):
+        figures = [_percent(metrics, key) for key in OPENOOD_COLUMNS.values()]
+        table.writerow([name, *figures, accuracy])
+    return text.getvalue().encode()
+
+
+def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
+    """Yield name and metrics of every line."""
+    groups: tuple[tuple[str | None, OodAverage | None], ...] = (("near", "near_avg"), ("far", "far_avg"), (None, None))
+    for group, average in groups:
+        sets = {name: measured for name, measured in row.detection.ood.items() if measured.group == group}
+        for name, measured in sets.items():
+            yield name, measured.metrics
+        if sets and average is not None:
+            yield f"{group}ood", average_of(row.detection, average)
+
+
+def _percent(metrics: Metrics, key: str) -> str:
+    value = single_number(metrics.get(key))
+    return "" if value is None else f"{100 * value:.2f}"

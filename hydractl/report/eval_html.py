@@ -1,16 +1,20 @@
-"""The report of an eval: one page that needs no network and no script, made from its document alone."""
+"""The report of an eval: one page that needs no network and no script, made from its answer alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures
 from hydractl.report.pictures import inline_svgs
 from hydractl.report.study_figures import study_tables
 from hydractl.report.texts import number, shown_name, template, visible
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _HOW = {
@@ -39,7 +43,11 @@ class _Drawn:
 
     kind: str
     title: str
-    svgs: Sequence[Any]
+    svgs: Sequence[Markup]
+
+
+Fact = tuple[str, Sequence[str]]
+"""A term, and the lines that explain it."""
 
 
 @dataclass(frozen=True)
@@ -51,54 +59,70 @@ class _Section:
     note: str = ""
     figures: Sequence[_Drawn] = ()
     tables: Sequence[tables.Table] = ()
-    facts: Sequence[tuple[str, Sequence[str]]] = ()
+    facts: Sequence[Fact] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.figures or self.tables or self.facts)
 
 
-def render(document: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> bytes:
-    """Make the page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes.
+def render(answer: EvalAnswer, study: Mapping[str, Any] | None = None) -> bytes:
+    """Make the page of an eval, UTF-8; the same answer gives the same bytes.
 
     Args:
-        document: the answer of the eval.
+        answer: of the eval.
         study: that of the study which it is part of (``hydractl.study/2``): its verdict and its tables come first.
     """
-    rows = document["models"]
-    title = f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models"
-    if study is not None:
-        title = f"Study of {shown_name(study['model']['name'])}"
     page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
+    sections = [section for section in _sections(answer) if not section.is_empty]
     text = page.render(
-        title=title,
+        title=_title(answer, study),
         verdict=() if study is None else study["verdict"]["lines"],
         study_tables=() if study is None else study_tables(study),
         footnote="" if study is None else study["verdict"]["footnote"],
-        measured=measured(document),
-        best=best_lines(document),
-        sections=[section for section in _sections(document) if section.figures or section.tables or section.facts],
+        measured=measured(answer),
+        best=best_lines(answer),
+        sections=sections,
         arrows=_ARROWS,
     )
     return text.encode("utf-8")
 
 
+def _title(answer: EvalAnswer, study: Mapping[str, Any] | None) -> str:
+    if study is not None:
+        return f"Study of {shown_name(study['model']['name'])}"
+    if len(answer.models) == 1:
+        return f"Evaluation of {shown_name(answer.models[0].name)}"
+    return f"Evaluation of {len(answer.models)} models"
+
+
 def _ends_text(cell: tables.Cell) -> str:
     """Return the interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
-    form, between = (tables.signed_number, " to ") if cell.signed else (number, "–")
-    return between.join(map(form, cell.ends))
+    low, high = cell.ends
+    if cell.signed:
+        return f"{tables.signed_number(low)} to {tables.signed_number(high)}"
+    return f"{number(low)}–{number(high)}"
 
 
-def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _sections(answer: EvalAnswer) -> Iterator[_Section]:
     """Yield every part of the page, in order."""
-    rows = document["models"]
-    drawn = _draw(document)
+    rows = answer.models
+    pictures = _draw(answer)
     marked = "Bold: best of the column, underlined: second best." if len(rows) > 1 else ""
 
     def part(anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = "") -> _Section:
-        figures = [figure for figure in drawn if kind and figure.kind.startswith(kind)]
+        """Return a section with the pictures of a kind, explained where there are some, and tables that have rows."""
+        figures = [picture for picture in pictures if kind and picture.kind.startswith(kind)]
         shown = [table for table in under if table.rows]
         return _Section(anchor, title, _HOW[kind] if figures else note, figures, shown)
 
     yield part("results", "Results", tables.main_table(rows), note=marked)
-    yield part("difference", f"Difference to {shown_name(rows[0]['name'])}", tables.difference_table(rows))
+    yield part("difference", f"Difference to {shown_name(rows[0].name)}", tables.difference_table(rows))
     yield part("by-score", "OOD detection, score by score", tables.score_table(rows))
     yield part("ood", "OOD detection, set by set", *tables.ood_tables(rows))
     yield part("roc", "ROC", kind="roc")
@@ -112,144 +136,206 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
     yield part("diversity", "Diversity", tables.diversity_table(rows), kind="diversity")
     yield part("corruptions", "Corruptions", *tables.corruption_tables(rows), kind="corruptions")
     yield part("settings", "Calibration, conformal sets and thresholds", tables.settings_table(rows))
-    yield _Section("conventions", "Conventions", facts=list(_conventions(document)))
-    yield _Section("provenance", "Provenance", facts=list(_provenance(document)))
+    yield _Section("conventions", "Conventions", facts=list(_conventions(answer)))
+    yield _Section("provenance", "Provenance", facts=list(_provenance(answer)))
 
 
-def _draw(document: Mapping[str, Any]) -> list[_Drawn]:
+def _draw(answer: EvalAnswer) -> list[_Drawn]:
+    """Draw the pictures of each row, then those that compare all rows."""
     from markupsafe import Markup
 
-    pictures = [picture for row in document["models"] for picture in model_pictures(document, row)]
-    return [
-        _Drawn(one.kind, one.title, [Markup(svg) for svg in inline_svgs(one, f"{one.kind}.{index}")])
-        for index, one in enumerate([*pictures, *comparison_pictures(document)])
-    ]
+    pictures = [picture for row in answer.models for picture in model_pictures(answer, row)]
+    pictures += comparison_pictures(answer)
+    drawn = []
+    for index, picture in enumerate(pictures):
+        svgs = inline_svgs(picture, f"{picture.kind}.{index}")
+        drawn.append(_Drawn(picture.kind, picture.title, [Markup(svg) for svg in svgs]))
+    return drawn
 
 
-def _conventions(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    for key, value in (document.get("conventions") or {}).items():
-        yield key, ["; ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else value]
+def _conventions(answer: EvalAnswer) -> Iterator[Fact]:
+    for key, convention in answer.conventions.items():
+        if isinstance(convention, dict):
+            convention = "; ".join(f"{name}: {said}" for name, said in convention.items())
+        yield key, [convention]
 
 
-def _provenance(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _provenance(answer: EvalAnswer) -> Iterator[Fact]:
     """Yield everything needed to know what was measured on what, in full."""
-    for row in document["models"]:
-        sha = row.get("sha256") or "no sha256"
-        yield f"model {row['name']}", sha if isinstance(sha, list) else [sha]
-    for key, entry in (document.get("data") or {}).items():
-        n = "" if entry.get("n") is None else f"n = {entry['n']}, "
-        yield f"data {key}", [entry.get("spec", "-"), f"{n}fingerprint {entry.get('fingerprint', '-')}"]
-    boot = document.get("bootstrap") or {}
-    if boot:
-        yield "bootstrap", [", ".join(f"{key} {value}" for key, value in boot.items())]
-    yield "form", [document.get("schema", "-")]
+    for row in answer.models:
+        yield f"model {row.name}", row.files or ["no sha256"]
+    for name, data in answer.data.items():
+        size = "" if data.n is None else f"n = {data.n}, "
+        yield f"data {name}", [data.spec or "-", f"{size}fingerprint {data.fingerprint or '-'}"]
+    if answer.bootstrap is not None:
+        options = answer.bootstrap.to_json()
+        yield "bootstrap", [", ".join(f"{key} {value}" for key, value in options.items())]
+    yield "form", [answer.schema or "-"]
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
 
 
 _SEVERAL = 3  # names that a sentence may list
 
 
-def measured(document: Mapping[str, Any]) -> list[str]:
+def measured(answer: EvalAnswer) -> list[str]:
     """Say what was measured, in sentences: models, data, and what to be careful about."""
-    rows, data = document["models"], document.get("data") or {}
-    models = f"{len(rows)} models were" if len(rows) != 1 else f"The model {shown_name(rows[0]['name'])} was"
-    inside = data.get("id") or {}
-    n = next((row["id"].get("n") for row in rows if row.get("id")), inside.get("n"))
-    spec = f" of {shown_name(inside['spec'])}" if inside.get("spec") else ""
-    labelled = any(tables.ACCURACY.value(row) is not None for row in rows)
-    kind = "labelled samples" if labelled else "samples without labels"
-    sentences = [
-        f"{models} measured on {'an unknown number of' if n is None else n} {kind}{spec} (in distribution, ID)."
-    ]
-    names = tables.ood_names(rows)
-    if names:
-        sets = [_set_text(name, rows, data) for name in names]
-        sentences.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
-        scores = {row["name"]: tables.score_name(document, row) for row in rows}
-        named = {score for score in scores.values() if score}
-        if len(named) == 1:
-            sentences.append(f"The OOD score is {shown_name(named.pop())}.")
-        elif named:
-            each = [f"{shown_name(score)} of {shown_name(name)}" for name, score in scores.items() if score]
-            sentences.append(f"The OOD scores are {', '.join(each)}.")
+    sentences = [_inside_words(answer)]
+    if tables.ood_names(answer.models):
+        sentences += _outside_words(answer)
     else:
         sentences.append("No out-of-distribution data was given.")
-    return sentences + _intervals(document) + _cautions(rows)
+    sentences.append(_interval_words(answer))
+    return sentences + _cautions(answer.models)
 
 
-def _set_text(name: str, rows: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> str:
-    n = next((row["ood"][name].get("n") for row in rows if tables.at(row, "ood", name) is not None), None)
-    n = tables.at(data, name, "n") if n is None else n
-    group = tables.ood_group(rows, name)
-    facts = [*([f"{group} OOD"] if group else []), *([f"n = {n}"] if n is not None else [])]
-    return shown_name(name) + (f" ({', '.join(facts)})" if facts else "")
+def _inside_words(answer: EvalAnswer) -> str:
+    """Say which models were measured on which ID data."""
+    rows = answer.models
+    models = f"{len(rows)} models were" if len(rows) != 1 else f"The model {shown_name(rows[0].name)} was"
+    data = answer.data.get("id")
+    size: int | str | None = rows[0].id.n
+    if size is None and data is not None:
+        size = data.n
+    if size is None:
+        size = "an unknown number of"
+    spec = f" of {shown_name(data.spec)}" if data is not None and data.spec else ""
+    labelled = any(tables.ACCURACY.value(row) is not None for row in rows)
+    kind = "labelled samples" if labelled else "samples without labels"
+    return f"{models} measured on {size} {kind}{spec} (in distribution, ID)."
 
 
-def _intervals(document: Mapping[str, Any]) -> list[str]:
-    boot = document.get("bootstrap") or {}
-    if runs := tables.runs_text(document):
-        return [f"Figures are {runs}."]
-    if not boot:
-        return ["No confidence intervals were computed: small differences may be chance."]
-    text = f"Intervals cover {tables.level_text(document) or 'an unstated share'}"
-    text += f", from {boot['rounds']} bootstrap resamples of the samples" if boot.get("rounds") else ""
-    return [f"{text}; they do not cover training again with another seed."]
-
-
-def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say in sentences what makes numbers look better than they are."""
-    sentences = []
-    for row in rows:
-        if seen := tables.seen_text(row):
-            sentences.append(f"{shown_name(row['name'])} was made with some of these samples: {seen}.")
+def _outside_words(answer: EvalAnswer) -> list[str]:
+    """Say which OOD sets were told from the ID data, and by which scores."""
+    sets = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
+    sentences = [f"Out-of-distribution (OOD) data: {'; '.join(sets)}."]
+    scores = {row.name: tables.score_name(answer, row) for row in answer.models}
+    named = {score for score in scores.values() if score}
+    if len(named) == 1:
+        sentences.append(f"The OOD score is {shown_name(named.pop())}.")
+    elif named:
+        each = [f"{shown_name(score)} of {shown_name(name)}" for name, score in scores.items() if score]
+        sentences.append(f"The OOD scores are {', '.join(each)}.")
     return sentences
 
 
-def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _set_text(name: str, answer: EvalAnswer) -> str:
+    """Return the name of an OOD set, with its group and its size where they are known."""
+    facts = []
+    group = tables.ood_group(answer.models, name)
+    if group:
+        facts.append(f"{group} OOD")
+    size = _size_of_set(name, answer)
+    if size is not None:
+        facts.append(f"n = {size}")
+    return f"{shown_name(name)} ({', '.join(facts)})" if facts else shown_name(name)
+
+
+def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
+    """Return the size of an OOD set: as the first row says that has it, else as the list of data sets does."""
+    for row in answer.models:
+        if name in row.detection.ood:
+            size = row.detection.ood[name].n
+            if size is not None:
+                return size
+            break
+    data = answer.data.get(name)
+    return data.n if data is not None else None
+
+
+def _interval_words(answer: EvalAnswer) -> str:
+    """Say what the numbers are means of, or what their intervals cover."""
+    runs = tables.runs_text(answer)
+    if runs:
+        return f"Figures are {runs}."
+    if answer.bootstrap is None:
+        return "No confidence intervals were computed: small differences may be chance."
+    text = f"Intervals cover {tables.level_text(answer) or 'an unstated share'}"
+    if answer.bootstrap.rounds:
+        text += f", from {answer.bootstrap.rounds} bootstrap resamples of the samples"
+    return f"{text}; they do not cover training again with another seed."
+
+
+def _cautions(rows: Sequence[EvalRow]) -> list[str]:
+    """Say in sentences what makes numbers look better than they are."""
+    sentences = []
+    for row in rows:
+        seen = tables.seen_text(row)
+        if seen:
+            sentences.append(f"{shown_name(row.name)} was made with some of these samples: {seen}.")
+    return sentences
+
+
+# --- who is best ------------------------------------------------------------------------------------------------------
+
+
+def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
     """Return, for each number that has a better and a worse, its name, and who is best at it, by how much.
 
     Empty for a single row.
     """
-    rows = document["models"]
+    rows = answer.models
     lines = []
     for column in tables.main_columns(rows):
-        values = [column.value(row) for row in rows]
-        marked = tables.marks(values, column.metric)
-        first = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.BEST]
-        if first:
-            second = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.SECOND]
-            text = f"{_names(first)} with {_value(column, first)}"
-            text += f", then {_names(second)} with {_value(column, second)}" if second else ""
-            text += _significance(column, first, rows)
-            lines.append((f"{column.words} ({column.metric.direction} is better)", text + "."))
+        marked = tables.marks([column.value(row) for row in rows], column.metric)
+        best = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.BEST]
+        second = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.SECOND]
+        if not best:
+            continue
+        text = f"{_names(best)} with {_value(column, best)}"
+        if second:
+            text += f", then {_names(second)} with {_value(column, second)}"
+        text += _significance(column, best, rows)
+        lines.append((f"{column.words} ({column.metric.direction} is better)", f"{text}."))
     return lines
 
 
-def _value(column: tables.Column, rows: Sequence[Mapping[str, Any]]) -> str:
+def _value(column: tables.Column, rows: Sequence[EvalRow]) -> str:
     """Return the number that these rows have in common, with its interval where it is that of a single row."""
-    ends = column.interval(rows[0]) if len(rows) == 1 else None
     text = number(column.value(rows[0]))
-    return text if ends is None else f"{text} ({number(ends[0])} to {number(ends[1])})"
+    ends = column.interval(rows[0])
+    if len(rows) > 1 or ends is None:
+        return text
+    low, high = ends
+    return f"{text} ({number(low)} to {number(high)})"
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> str:
-    listed = [shown_name(row["name"]) for row in rows[:_SEVERAL]]
+def _names(rows: Sequence[EvalRow]) -> str:
+    listed = [shown_name(row.name) for row in rows[:_SEVERAL]]
     rest = len(rows) - len(listed)
-    return " and ".join(listed) if not rest else f"{', '.join(listed)} and {rest} more"
+    if rest:
+        return f"{', '.join(listed)} and {rest} more"
+    return " and ".join(listed)
 
 
-def _significance(column: tables.Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+def _significance(column: tables.Column, best: Sequence[EvalRow], rows: Sequence[EvalRow]) -> str:
     """Say what the paired differences, all to the first row, tell of the best; empty where there are none."""
-    against = shown_name(rows[0]["name"])
-    if any(row is rows[0] for row in first):
-        others = [row for row in rows if not any(row is one for one in first)]
-        found = [column.difference(row) for row in others]
-        if any(one is None or one[1] is None for one in found):
-            return ""
-        apart = sum(tables.excludes_zero(one[1]) for one in found if one is not None)
-        return f"; paired differences to {against} are significant for {apart} of {len(found)} others"
-    difference = column.difference(first[0]) if len(first) == 1 else None
-    if difference is None or difference[1] is None:
+    reference = rows[0]
+    if any(row is reference for row in best):
+        others = [row for row in rows if not any(row is winner for winner in best)]
+        return _significance_of_reference(column, reference, others)
+    if len(best) > 1:
         return ""
-    low, high = map(tables.signed_number, difference[1])
-    text = "significantly different" if tables.excludes_zero(difference[1]) else "not significantly different"
-    return f"; {text} from {against} (paired difference {tables.signed_number(difference[0])}, {low} to {high})"
+    difference = column.difference(best[0])
+    if difference is None:
+        return ""
+    value, ends = difference
+    if ends is None:
+        return ""
+    low, high = map(tables.signed_number, ends)
+    verdict = "significantly different" if tables.excludes_zero(ends) else "not significantly different"
+    paired = f"paired difference {tables.signed_number(value)}, {low} to {high}"
+    return f"; {verdict} from {shown_name(reference.name)} ({paired})"
+
+
+def _significance_of_reference(column: tables.Column, reference: EvalRow, others: Sequence[EvalRow]) -> str:
+    """Say from how many of the others the first row differs; empty where an interval is not known."""
+    significant = 0
+    for row in others:
+        difference = column.difference(row)
+        if difference is None or difference[1] is None:
+            return ""
+        significant += tables.excludes_zero(difference[1])
+    name = shown_name(reference.name)
+    return f"; paired differences to {name} are significant for {significant} of {len(others)} others"

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydractl.files.eval_answer import (
+    IN_DISTRIBUTION,
+    EvalAnswer,
+    EvalRow,
+    ReliabilityCurve,
+    RocCurve,
+    ScoreHistograms,
+    diversity_place,
+    severity_place,
+)
+from hydractl.files.model_records import EpochRecord, SiteHeadsRecord, TrainingRecord
+from hydractl.metrics.declaration import Metric
 from hydractl.report.eval_tables import (
     ACCURACY,
     CORRUPTION_METRICS,
     DIVERSITY_METRICS,
     OOD_AVERAGE,
     Column,
-    Metric,
-    Row,
     corrupted_samples,
     cost_ratio,
     ood_names,
     samples,
     score_name,
+    single_number,
     sizes_text,
 )
 from hydractl.report.pictures import (
@@ -45,84 +57,113 @@ OF_ALL = ("risk-coverage", "cost-auroc", "cost-accuracy", "diversity", "corrupti
 _SITE_LETTERS = 14
 _CELL = 0.18  # inches of one head
 _SEVERITIES = ("1", "2", "3", "4", "5")
-_ACCURACY, _AUROC = ACCURACY, OOD_AVERAGE[0]
-_Line = tuple[int, str, Sequence[tuple[float, float]]]  # number of the series, label, points
+_AUROC = OOD_AVERAGE[0]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a picture: the number of its series, its label, and its points, over whole numbers."""
+
+    series: int
+    label: str
+    points: Sequence[tuple[int, float]]
 
 
 def possible_files(names: Sequence[str]) -> list[str]:
     """Return every file name that pictures of these rows can have; which of them are made, the numbers decide."""
-    own = [f"{kind}.{name}.png" for name in file_names(names) for kind in OF_MODEL]
-    return own + [f"{kind}.png" for kind in OF_ALL]
+    of_rows = [f"{kind}.{part}.png" for part in file_names(names) for kind in OF_MODEL]
+    return of_rows + [f"{kind}.png" for kind in OF_ALL]
 
 
-def picture_files(document: Mapping[str, Any]) -> Iterator[tuple[str, Picture]]:
-    """Yield file name and picture for all that this document has numbers for, those about all rows first."""
-    rows = document["models"]
-    for picture in comparison_pictures(document):
+def picture_files(answer: EvalAnswer) -> Iterator[tuple[str, Picture]]:
+    """Yield file name and picture for all that this answer has numbers for, those about all rows first."""
+    for picture in comparison_pictures(answer):
         yield f"{picture.kind}.png", picture
-    for row, part in zip(rows, file_names([row["name"] for row in rows]), strict=True):
-        for picture in model_pictures(document, row):
+    parts = file_names([row.name for row in answer.models])
+    for row, part in zip(answer.models, parts, strict=True):
+        for picture in model_pictures(answer, row):
             yield f"{picture.kind}.{part}.png", picture
 
 
-def model_pictures(document: Mapping[str, Any], row: Row) -> Iterator[Picture]:
+def model_pictures(answer: EvalAnswer, row: EvalRow) -> Iterator[Picture]:
     """Yield every picture that a row has numbers for, in the order of a report."""
-    curves = row.get("curves") or {}
-    if any((curves.get("reliability") or {}).get("n") or ()):
-        yield reliability(curves["reliability"], row)
-    if len(curves.get("scores") or {}) > 2:  # edges, id, and one set at least
-        yield ood_scores(curves["scores"], row, score_name(document, row))
-    if curves.get("roc"):
-        yield roc(curves["roc"], row)
-    if row.get("heads"):
-        yield head_maps(row["heads"], row)
-    trained = training(row.get("training") or (), row)
+    curves = row.curves
+    if curves.reliability is not None and any(curves.reliability.n):
+        yield reliability(curves.reliability, row)
+    if curves.scores is not None and curves.scores.ood:
+        yield ood_scores(curves.scores, row, score_name(answer, row))
+    if curves.roc:
+        yield roc(curves.roc, row)
+    if row.heads:
+        yield head_maps(row.heads, row)
+    trained = training(row.training or (), row)
     if trained.panels:
         yield trained
 
 
-def comparison_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
-    """Yield every picture about all rows that the document has numbers for, in the order of a report."""
-    rows = document["models"]
-    names = drawn_names([row["name"] for row in rows])
-    every = (
+def comparison_pictures(answer: EvalAnswer) -> list[Picture]:
+    """Return every picture about all rows that the answer has numbers for, in the order of a report."""
+    rows = answer.models
+    names = drawn_names([row.name for row in rows])
+    pictures = (
         risk_coverage(rows, names),
         cost(rows, names, _AUROC, "cost-auroc", "AUROC, mean over OOD sets"),
-        cost(rows, names, _ACCURACY, "cost-accuracy", "accuracy"),
+        cost(rows, names, ACCURACY, "cost-accuracy", "accuracy"),
         diversity(rows, names),
         corruptions(rows, names),
     )
-    yield from (picture for picture in every if picture is not None)
+    return [picture for picture in pictures if picture is not None]
 
 
-# --- of one row -------------------------------------------------------------------------------------------------------
+# --- reliability ------------------------------------------------------------------------------------------------------
 
 
-def reliability(curve: Mapping[str, Any], row: Row) -> Picture:
+class _Bin(NamedTuple):
+    """A bin of confidence that holds samples."""
+
+    confidence: float
+    accuracy: float
+    ends: tuple[float, float] | None
+
+
+def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
+    filled = []
+    each = zip(curve.n, curve.confidence, curve.accuracy, curve.low, curve.high, strict=True)
+    for n, confidence, accuracy, low, high in each:
+        if not n or confidence is None or accuracy is None:
+            continue
+        ends = None if low is None or high is None else (low, high)
+        filled.append(_Bin(confidence, accuracy, ends))
+    return filled
+
+
+def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
     """Draw a reliability diagram: accuracy over confidence by bin with its interval, and the bins' sample counts."""
-    bins = zip(*(curve[key] for key in ("confidence", "accuracy", "low", "high")), strict=True)
-    filled = [one for one, n in zip(bins, curve["n"], strict=True) if n and None not in one[:2]]
-    n, edges = sum(curve["n"]), curve["edges"]
+    filled = _filled_bins(curve)
+    n = sum(curve.n)
 
     def diagram(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], **GUIDE)
-        x = [point[0] for point in filled]
-        whiskers(axes, x, [None if None in point else point[2:] for point in filled], 0)
-        axes.plot(x, [point[1] for point in filled], **point_look(0), **UNCLIPPED)
+        confidences = [filled_bin.confidence for filled_bin in filled]
+        whiskers(axes, confidences, [filled_bin.ends for filled_bin in filled], 0)
+        axes.plot(confidences, [filled_bin.accuracy for filled_bin in filled], **point_look(0), **UNCLIPPED)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"confidence: mean highest p of a bin (n = {n})")
         axes.set_ylabel("accuracy of the bin\nwith 95 % Wilson interval")
 
     def counts(axes: Axes) -> None:
-        widths = [high - low for low, high in pairwise(edges)]
-        bars = axes.bar(edges[:-1], curve["n"], widths, align="edge", color=colour(0), alpha=0.45)
-        axes.bar_label(bars, [short_count(n) if n else "" for n in curve["n"]], fontsize=7, padding=1)
-        axes.set(xlim=(0, 1), ylim=(0, 1.16 * max(curve["n"])), xlabel=f"confidence: highest p (n = {n})")
+        widths = [high - low for low, high in pairwise(curve.edges)]
+        bars = axes.bar(curve.edges[:-1], curve.n, widths, align="edge", color=colour(0), alpha=0.45)
+        labels = [short_count(count) if count else "" for count in curve.n]
+        axes.bar_label(bars, labels, fontsize=7, padding=1)
+        axes.set(xlim=(0, 1), ylim=(0, 1.16 * max(curve.n)), xlabel=f"confidence: highest p (n = {n})")
         axes.set_ylabel("samples\nin the bin")
         count_axis(axes.yaxis)
 
-    title = f"{shown_name(row['name'])}: ECE {number((row.get('id') or {}).get('ece'))}"
+    ece = single_number(row.id.metrics.get("ece"))
+    title = f"{shown_name(row.name)}: ECE {number(ece)}"
+    above = Panel(diagram, "accuracy over confidence")
     below = Panel(counts, "samples in each bin over confidence", height=1.7)
-    return Picture("reliability", title, (Panel(diagram, "accuracy over confidence"), below), stacked=True)
+    return Picture("reliability", title, (above, below), stacked=True)
 
 
 def count_axis(axis: Any) -> None:
@@ -133,76 +174,104 @@ def count_axis(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
 
 
-def ood_scores(curve: Mapping[str, Any], row: Row, score: Any) -> Picture:
+# --- OOD scores and ROC curves ----------------------------------------------------------------------------------------
+
+
+def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Picture:
     """Draw OOD histograms: where the scores of the ID samples lie, and where those of each OOD set do."""
-    names = [name for name in curve if name not in ("edges", "id")]
-    drawn = zip(names, drawn_names(names, 18), strict=True)
-    panels = [_score_panel(curve, name, shown, row, score, index + 1) for index, (name, shown) in enumerate(drawn)]
-    return Picture("scores", shown_name(row["name"]), tuple(panels))
+    names = list(curve.ood)
+    panels = []
+    for index, (name, shown) in enumerate(zip(names, drawn_names(names, 18), strict=True), start=1):
+        panels.append(_score_panel(curve, name, shown, row, score, index))
+    return Picture("scores", shown_name(row.name), tuple(panels))
 
 
-def _score_panel(curve: Mapping[str, Any], name: str, shown: str, row: Row, score: Any, index: int) -> Panel:
-    edges, inside, outside = curve["edges"], _shares(curve["id"]), _shares(curve[name])
-    threshold = row.get("threshold") or {}
-    value = threshold.get("value") if threshold.get("score") == score else None
+def _score_panel(curve: ScoreHistograms, name: str, shown: str, row: EvalRow, score: str | None, index: int) -> Panel:
+    """Return the panel of one OOD set, whose name is shown as ``shown``, as the series of this number."""
+    edges = curve.edges
+    inside = _shares(curve.id)
+    outside = _shares(curve.ood[name])
+    inside_size = samples([row])
+    outside_size = samples([row], [name])
+    threshold = _threshold_of(row, score)
 
     def draw(axes: Axes) -> None:
-        own, other = f"ID ({samples([row])})", f"{shown} ({samples([row], [name])})"
-        axes.stairs(inside, edges, fill=True, color=colour(0), alpha=0.45, label=own)
-        axes.stairs(outside, edges, color=colour(index), linewidth=1.5, label=other)
-        if value is not None and edges[0] <= value <= edges[-1]:
-            axes.axvline(value, **GUIDE)
-        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * (max([*inside, *outside]) or 1)), title=shown)
-        axes.set_xlabel(f"OOD score{'' if score is None else f' {visible(score)}'}, higher is more OOD")
+        axes.stairs(inside, edges, fill=True, color=colour(0), alpha=0.45, label=f"ID ({inside_size})")
+        axes.stairs(outside, edges, color=colour(index), linewidth=1.5, label=f"{shown} ({outside_size})")
+        if threshold is not None and edges[0] <= threshold <= edges[-1]:
+            axes.axvline(threshold, **GUIDE)
+        highest = max([*inside, *outside])
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * (highest or 1)), title=shown)
+        which = "" if score is None else f" {visible(score)}"
+        axes.set_xlabel(f"OOD score{which}, higher is more OOD")
         axes.set_ylabel("share of the set's\nsamples per bin")
 
-    words = f"OOD scores of ID samples and of {shown}, {samples([row])} and {samples([row], [name])}"
+    words = f"OOD scores of ID samples and of {shown}, {inside_size} and {outside_size}"
     return Panel(draw, words, height=2.6)
+
+
+def _threshold_of(row: EvalRow, score: str | None) -> float | None:
+    """Return the threshold of a row on this score; None where it has none, or one on another score."""
+    if row.threshold is None or row.threshold.score != score:
+        return None
+    return row.threshold.value
 
 
 def _shares(counts: Sequence[int]) -> list[float]:
     """Return counts as shares of their sum, so that sets of different sizes compare."""
-    whole = sum(counts)
-    return [count / whole if whole else 0.0 for count in counts]
+    total = sum(counts)
+    return [count / total if total else 0.0 for count in counts]
 
 
-def roc(curves: Mapping[str, Any], row: Row) -> Picture:
+def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
     """Draw ROC curves: TPR over FPR of each OOD set."""
+    labels = drawn_names(list(curves), 20)
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], **GUIDE)
-        for index, (name, shown) in enumerate(zip(curves, drawn_names(list(curves), 20), strict=True), start=1):
-            area = number(((row.get("ood") or {}).get(name) or {}).get("auroc"), 3)
-            fpr, tpr = curves[name]["fpr"], curves[name]["tpr"]
-            label = f"{shown} ({samples([row], [name])}), AUROC {area}"
-            axes.plot(fpr, tpr, label=label, **line_look(index, len(fpr)))
+        for index, (name, shown) in enumerate(zip(curves, labels, strict=True), start=1):
+            curve = curves[name]
+            measured = row.detection.ood.get(name)
+            area = None if measured is None else single_number(measured.metrics.get("auroc"))
+            label = f"{shown} ({samples([row], [name])}), AUROC {number(area, 3)}"
+            axes.plot(curve.fpr, curve.tpr, label=label, **line_look(index, len(curve.fpr)))
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"FPR: share of ID samples flagged ({samples([row])})")
         axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
 
-    return Picture("roc", shown_name(row["name"]), (Panel(draw, "TPR over FPR of each OOD set", height=3.6),))
+    return Picture("roc", shown_name(row.name), (Panel(draw, "TPR over FPR of each OOD set", height=3.6),))
 
 
-def head_maps(sites: Sequence[Mapping[str, Any]], row: Row) -> Picture:
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
     """Draw the heads that every member keeps, site by site: a filled square is kept, an empty one is removed."""
     names = _site_names(sites)
-    members = max(len(site["kept"]) for site in sites)
+    heads = [site.heads for site in sites]
+    members = max(len(site.kept) for site in sites)
     panels = []
     for member in range(members):
-        kept = [set(site["kept"][member] if member < len(site["kept"]) else ()) for site in sites]
-        there = [site["heads"] for site in sites]
-        title = f"{sum(map(len, kept))} of {sum(there)} heads kept"
-        panels.append(_head_map(f"member {member}: {title}" if members > 1 else title, names, there, kept))
-    return Picture("heads", shown_name(row["name"]), tuple(panels))
+        kept = [set(site.kept_by(member)) for site in sites]
+        title = f"{sum(map(len, kept))} of {sum(heads)} heads kept"
+        if members > 1:
+            title = f"member {member}: {title}"
+        panels.append(_head_map(title, names, heads, kept))
+    return Picture("heads", shown_name(row.name), tuple(panels))
 
 
 def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequence[set[int]]) -> Panel:
+    """Return the panel of one member: a line for each site, a square for each head."""
     widest = max(*heads, 1)
 
     def draw(axes: Axes) -> None:
-        cells = [(line, head) for line, count in enumerate(heads) for head in range(count)]
-        axes.add_patch(_squares([cell for cell in cells if cell[1] in kept[cell[0]]], facecolor=colour(0), linewidth=0))
-        removed = [cell for cell in cells if cell[1] not in kept[cell[0]]]
-        axes.add_patch(_squares(removed, facecolor="none", edgecolor=SOFT, linewidth=0.6))
+        kept_cells = []
+        removed_cells = []
+        for line, count in enumerate(heads):
+            for head in range(count):
+                cells = kept_cells if head in kept[line] else removed_cells
+                cells.append((line, head))
+        axes.add_patch(_squares(kept_cells, facecolor=colour(0), linewidth=0))
+        axes.add_patch(_squares(removed_cells, facecolor="none", edgecolor=SOFT, linewidth=0.6))
         for line, count in enumerate(heads):
             axes.text(count - 0.3, line, f"{len(kept[line])}/{count}", va="center", fontsize=7, color=SOFT)
         axes.set(xlim=(-0.6, widest + 1.6), ylim=(len(names) - 0.4, -0.6), xlabel="head")
@@ -215,8 +284,8 @@ def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequ
         axes.grid(False)
 
     letters = INCHES_A_LETTER * max(map(len, names))
-    wide = max(0.9 + _CELL * widest + letters, 0.4 + INCHES_A_LETTER * len(title), 2.4)
-    return Panel(draw, title, wide, 1.05 + _CELL * len(names))
+    width = max(0.9 + _CELL * widest + letters, 0.4 + INCHES_A_LETTER * len(title), 2.4)
+    return Panel(draw, title, width, 1.05 + _CELL * len(names))
 
 
 def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
@@ -225,63 +294,84 @@ def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
     from matplotlib.path import Path
 
     corners = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
-    squares = [Path([(head + x, line + y) for x, y in corners], closed=True) for line, head in cells]
+    squares = []
+    for line, head in cells:
+        squares.append(Path([(head + x, line + y) for x, y in corners], closed=True))
     return PathPatch(Path.make_compound_path(*squares), **looks)
 
 
-def _site_names(sites: Sequence[Mapping[str, Any]]) -> list[str]:
+def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
     """Return short names of sites, different from each other; with the tower in front where there are several."""
-    towers = [visible(site.get("tower") or "main") for site in sites]
-    paths = [visible(site["site"]) for site in sites]
+    towers = [visible(site.tower or "main") for site in sites]
+    paths = [visible(site.site) for site in sites]
     if len(set(towers)) == 1:
         return short_names(paths, _SITE_LETTERS)
-    found = [""] * len(sites)
+    names = [""] * len(sites)
     for tower in dict.fromkeys(towers):
-        places = [index for index, other in enumerate(towers) if other == tower]
-        own = short_names([paths[index] for index in places], max(_SITE_LETTERS - len(tower) - 1, 4))
-        for index, name in zip(places, own, strict=True):
-            found[index] = f"{tower[:_SITE_LETTERS]} {name}"
-    return found
+        places = [index for index, site_tower in enumerate(towers) if site_tower == tower]
+        letters = max(_SITE_LETTERS - len(tower) - 1, 4)
+        short = short_names([paths[index] for index in places], letters)
+        for index, name in zip(places, short, strict=True):
+            names[index] = f"{tower[:_SITE_LETTERS]} {name}"
+    return names
 
 
-def training(trainings: Sequence[Mapping[str, Any]], row: Row) -> Picture:
+# --- trainings --------------------------------------------------------------------------------------------------------
+
+
+def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
     """Draw training curves: loss and validation accuracy over the epochs, a line for each member that was trained."""
-    steps = sizes_text(one.get("steps") for one in trainings)
+    x_title = f"epoch ({sizes_text(trained.steps for trained in trainings)} steps)"
+    losses = _epoch_lines(trainings, lambda epoch: epoch.loss)
+    accuracies = _epoch_lines(trainings, lambda epoch: epoch.val_accuracy)
     panels = []
-    for key, words, n in (("loss", "training loss, nats", "n"), ("val_accuracy", "validation accuracy", "n_val")):
-        lines = _epochs(trainings, key)
-        title = f"{words}\n({sizes_text(one.get(n) for one in trainings)})"
-        if lines:
-            panels.append(Panel(_lines(lines, f"epoch ({steps} steps)", title), f"{words} over epochs", height=2.2))
-    return Picture("training", shown_name(row["name"]), tuple(panels), stacked=True)
+    if losses:
+        sizes = sizes_text(trained.n for trained in trainings)
+        draw = _lines(losses, x_title, f"training loss, nats\n({sizes})")
+        panels.append(Panel(draw, "training loss, nats over epochs", height=2.2))
+    if accuracies:
+        sizes = sizes_text(trained.n_val for trained in trainings)
+        draw = _lines(accuracies, x_title, f"validation accuracy\n({sizes})")
+        panels.append(Panel(draw, "validation accuracy over epochs", height=2.2))
+    return Picture("training", shown_name(row.name), tuple(panels), stacked=True)
 
 
-def _epochs(trainings: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
+def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochRecord], float | None]) -> list[_Line]:
     """Return a number of every epoch that has it, for each training that has any."""
-    found: list[_Line] = []
-    for index, one in enumerate(trainings):
-        epochs = [entry for entry in one.get("epochs") or () if entry.get("epoch") is not None]
-        member = f"member {_or_unknown(one.get('member'))}: " if len(trainings) > 1 else ""
-        kept, last = one.get("kept_epoch"), epochs[-1]["epoch"] if epochs else 0
-        label = f"{member}{'weights of several steps' if kept is None else f'epoch {kept} of {last} kept'}"
-        points = [(entry["epoch"], entry[key]) for entry in epochs if entry.get(key) is not None]
+    lines = []
+    for index, trained in enumerate(trainings):
+        points = []
+        for epoch in trained.epochs or ():
+            value = value_of(epoch)
+            if epoch.epoch is not None and value is not None:
+                points.append((epoch.epoch, value))
         if points:
-            found.append((index, label, points))
-    return found
+            label = _weights_words(trained)
+            if len(trainings) > 1:
+                member = "?" if trained.member is None else trained.member
+                label = f"member {member}: {label}"
+            lines.append(_Line(index, label, points))
+    return lines
 
 
-def _or_unknown(value: Any) -> str:
-    return "?" if value is None else str(value)
+def _weights_words(trained: TrainingRecord) -> str:
+    """Say the weights of which epoch were kept."""
+    if trained.kept_epoch is None:
+        return "weights of several steps"
+    numbers = [epoch.epoch for epoch in trained.epochs or () if epoch.epoch is not None]
+    last = numbers[-1] if numbers else 0
+    return f"epoch {trained.kept_epoch} of {last} kept"
 
 
 def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes], None]:
     """Return a function that draws a few lines over whole numbers."""
 
     def draw(axes: Axes) -> None:
-        for index, label, points in lines:
-            axes.plot(*zip(*points, strict=True), label=label, **line_look(index, len(points)))
+        for line in lines:
+            x, y = zip(*line.points, strict=True)
+            axes.plot(x, y, label=line.label, **line_look(line.series, len(line.points)))
         axes.set(xlabel=x_title, ylabel=y_title)
-        places = [x for _, _, points in lines for x, _ in points]
+        places = [x for line in lines for x, _ in line.points]
         if min(places) == max(places):
             axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
         axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
@@ -293,68 +383,85 @@ def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes
 # --- of all rows ------------------------------------------------------------------------------------------------------
 
 
-def risk_coverage(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
+def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw risk-coverage curves: the error rate among the most confident samples, over how many of them there are."""
-    curves = [(row.get("curves") or {}).get("risk_coverage") or {} for row in rows]
-    if not any(curve.get("coverage") for curve in curves):
+    curves = [row.curves.risk_coverage for row in rows]
+    known = [curve for curve in curves if curve is not None and curve.coverage]
+    if not known:
         return None
+    highest = min(max(risk for curve in known for risk in curve.risk), 1)
 
     def draw(axes: Axes) -> None:
         for index, (curve, name) in enumerate(zip(curves, names, strict=True)):
-            if curve.get("coverage"):
-                look = line_look(index, len(curve["coverage"]))
-                axes.plot(curve["coverage"], curve["risk"], label=name, **look)
-        highest = min(max(risk for curve in curves for risk in curve.get("risk", ())), 1)
+            if curve is not None and curve.coverage:
+                look = line_look(index, len(curve.coverage))
+                axes.plot(curve.coverage, curve.risk, label=name, **look)
         axes.set(xlim=(0, 1), ylim=(0, 1.06 * max(highest, 0) or 1), ylabel="error rate among\nthe samples kept")
         axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({samples(rows)})")
 
     return Picture("risk-coverage", "Risk and coverage", (Panel(draw, "error rate over coverage", height=3.6),))
 
 
-def cost(rows: Sequence[Row], names: Sequence[str], column: Column, kind: str, words: str) -> Picture | None:
+class _CostPoint(NamedTuple):
+    """A row in the picture of costs: its number, its mult-adds over the reference's, and what it reaches."""
+
+    index: int
+    ratio: float
+    value: float
+    ends: tuple[float, float] | None
+
+
+def cost(rows: Sequence[EvalRow], names: Sequence[str], column: Column, kind: str, words: str) -> Picture | None:
     """Draw a dot plot: what each row costs, and what it reaches, with its interval."""
     ratios, reference = cost_ratio(rows)
-    points: list[tuple[int, float, float, tuple[float, float] | None]] = []
+    points = []
     for index, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
         value = column.value(row)
         if ratio is not None and value is not None:
-            points.append((index, ratio, value, column.interval(row)))
+            points.append(_CostPoint(index, ratio, value, column.interval(row)))
     if not points:
         return None
-    outside = f", OOD {samples(rows, ood_names(rows))}" if column.place == OOD_AVERAGE[0].place else ""
+    sizes = f"ID {samples(rows)}"
+    if column.place == _AUROC.place:
+        sizes += f", OOD {samples(rows, ood_names(rows))}"
 
     def draw(axes: Axes) -> None:
-        for index, ratio, value, ends in points:
-            whiskers(axes, [ratio], [ends], index)
-            axes.plot(ratio, value, label=names[index], **point_look(index))
+        for point in points:
+            whiskers(axes, [point.ratio], [point.ends], point.index)
+            axes.plot(point.ratio, point.value, label=names[point.index], **point_look(point.index))
         axes.margins(0.1)
         axes.set_xlabel(f"mult-adds, times those of\n{drawn_names([reference])[0]}")
-        axes.set_ylabel(f"{words}\n(ID {samples(rows)}{outside})")
+        axes.set_ylabel(f"{words}\n({sizes})")
 
     return Picture(kind, f"Cost and {words}", (Panel(draw, f"{words} over mult-adds", height=3.6),))
 
 
-def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
+_DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs of votes")
+
+
+def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw dot plots: how much the members of each row differ, set by set."""
-    sets = [name for name in ("id", *ood_names(rows)) if any(name in (row.get("diversity") or {}) for row in rows)]
-    apart = [Column(("diversity", name), DIVERSITY_METRICS[1]) for name in sets]
-    several = [i for i, row in enumerate(rows) if any(column.value(row) is not None for column in apart)]
-    if not several:
+    sets = [name for name in ("id", *ood_names(rows)) if any(name in row.diversity for row in rows)]
+    disagreements = [Column(diversity_place(name), DIVERSITY_METRICS[1]) for name in sets]
+    of_several_members = []
+    for index, row in enumerate(rows):
+        if any(column.value(row) is not None for column in disagreements):
+            of_several_members.append(index)
+    if not of_several_members:
         return None
     shown = drawn_names(["ID" if name == "id" else name for name in sets], 14)
-    outside = f", OOD {samples(rows, ood_names(rows))}" if len(sets) > 1 else ""
-
     crowded = max(map(len, shown)) * INCHES_A_LETTER > (WIDTH - 0.9) / len(shown)
+    sizes = f"ID {samples(rows)}"
+    if len(sets) > 1:
+        sizes += f", OOD {samples(rows, ood_names(rows))}"
 
     def panel(metric: Metric, unit: str) -> Panel:
         def draw(axes: Axes) -> None:
-            for turn, index in enumerate(several):
-                shift = 0.6 * ((turn + 0.5) / len(several) - 0.5)  # side by side, not one over the other
-                values = [Column(("diversity", name), metric).value(rows[index]) for name in sets]
-                points = [(at + shift, value) for at, value in enumerate(values) if value is not None]
-                if points:
-                    axes.plot(*zip(*points, strict=True), label=names[index], **point_look(index), **UNCLIPPED)
-            axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set (ID {samples(rows)}{outside})", ylabel=unit)
+            for turn, index in enumerate(of_several_members):
+                # Side by side, not one over the other.
+                shift = 0.6 * ((turn + 0.5) / len(of_several_members) - 0.5)
+                _diversity_points(axes, rows[index], sets, metric, shift, label=names[index], series=index)
+            axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set ({sizes})", ylabel=unit)
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
             slant: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
             axes.set_xticks(range(len(sets)), shown, **slant)
@@ -362,24 +469,47 @@ def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
 
         return Panel(draw, f"{metric.words} over the data sets", height=3.4 if crowded else 2.6)
 
-    units = ("mutual information, nats", "disagreement:\nshare of pairs of votes")
-    panels = [panel(metric, unit) for metric, unit in zip(DIVERSITY_METRICS, units, strict=False)]
+    panels = [panel(metric, unit) for metric, unit in zip(DIVERSITY_METRICS, _DIVERSITY_UNITS, strict=False)]
     return Picture("diversity", "Diversity of the members", tuple(panels))
 
 
-def corruptions(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
+def _diversity_points(
+    axes: Axes, row: EvalRow, sets: Sequence[str], metric: Metric, shift: float, label: str, series: int
+) -> None:
+    """Draw a metric of one row on each data set, beside the place of the set."""
+    x = []
+    y = []
+    for place, name in enumerate(sets):
+        value = Column(diversity_place(name), metric).value(row)
+        if value is not None:
+            x.append(place + shift)
+            y.append(value)
+    if x:
+        axes.plot(x, y, label=label, **point_look(series), **UNCLIPPED)
+
+
+def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw what corruption of the images does, from none to the hardest."""
     panels = []
     for metric in CORRUPTION_METRICS:
-        lines: list[_Line] = []
-        for index, row in enumerate(rows):
-            levels = row.get("corruption_avg") or {}
-            values = [Column(("id",), metric).value(row), *((levels.get(s) or {}).get(metric.key) for s in _SEVERITIES)]
-            points = [(severity, value) for severity, value in enumerate(values) if value is not None]
-            if levels and len(points) > 1:
-                lines.append((index, names[index], points))
+        lines = []
+        for index, (row, name) in enumerate(zip(rows, names, strict=True)):
+            points = _severity_points(row, metric)
+            if row.corruption_avg and len(points) > 1:
+                lines.append(_Line(index, name, points))
         if lines:
             x_title = f"severity, 0: uncorrupted ({corrupted_samples(rows)})"
             draw = _lines(lines, x_title, f"{metric.words}\n({metric.direction} is better)")
             panels.append(Panel(draw, f"{metric.words} over severity"))
     return Picture("corruptions", "Mean over the corruptions", tuple(panels)) if panels else None
+
+
+def _severity_points(row: EvalRow, metric: Metric) -> list[tuple[int, float]]:
+    """Return a metric over the severity of corruptions, that of uncorrupted data at 0."""
+    places = [IN_DISTRIBUTION, *(severity_place(severity) for severity in _SEVERITIES)]
+    points = []
+    for severity, place in enumerate(places):
+        value = Column(place, metric).value(row)
+        if value is not None:
+            points.append((severity, value))
+    return points

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from hydractl.errors import InputError
-from hydractl.report.eval_tables import at
+from hydractl.files.eval_answer import ConformalSets, Conventions, EvalAnswer, EvalRow
+from hydractl.files.model_records import CalibrationRecord, DataSetRecord, MeasuredThreshold
 
-Documents = Mapping[str, Mapping[str, Any]]
+Answers = Mapping[str, EvalAnswer]
 """Answers of eval by the name of their file."""
 
-_FIGURES = (
-    *("id", "scores", "ood", "near_avg", "far_avg", "ood_avg", "diversity", "corruptions", "corruption_avg"),
-    *("conformal", "calibration", "threshold"),
-)
+Over = Literal["seed", "data"]
+
+Figures = Mapping[str, object]
+"""A part of a row as JSON: numbers, and objects of them."""
+
+
+class Run(NamedTuple):
+    """One run of a row: its file, and the row as it stands there."""
+
+    path: str
+    row: EvalRow
+
+
 _FACTS = ("ood_score", "heads", "cost", "cascade", "fitted_on", "mc_dropout", "probe")
-_ALIKE = (
-    *("ood_score", "calibration.kind", "conformal.method", "conformal.alpha", "threshold.score", "threshold.rule"),
-    *("probe.name", "mc_dropout.p", "mc_dropout.samples", "fitted_on.knn_k"),
+"""Keys of a row that are kept where all runs have the same."""
+
+_FIGURES = (
+    "id",
+    "scores",
+    "ood",
+    "near_avg",
+    "far_avg",
+    "ood_avg",
+    "diversity",
+    "corruptions",
+    "corruption_avg",
+    "conformal",
+    "calibration",
+    "threshold",
 )
-_ALIKE_OVER_SEEDS = tuple(f"{what}fitted_on.fingerprint" for what in ("calibration.", "", "probe."))
+"""Keys of a row whose numbers are averaged."""
 
 
-def means(documents: Documents, over: str) -> dict[str, Any]:
+def means(answers: Answers, over: Over) -> EvalAnswer:
     """Return the answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
 
     Over seeds, the runs of a row are the rows of all answers with the same name before ``#``; the same model measured
@@ -32,159 +54,277 @@ def means(documents: Documents, over: str) -> dict[str, Any]:
     that differ between runs are left out, as are members, curves, intervals and paired differences.
 
     Args:
-        documents: ``hydractl.eval/1``.
+        answers: of eval, by file.
         over: ``seed``, where all answers have the same test sets, or ``data``, where each has other ID data.
 
     Returns:
-        ``hydractl.eval/1`` with ``over``, and for each row ``runs``, their number, and ``std`` by dotted key; a row of
-        one run has no deviation.
+        An answer with ``over``, and for each row ``runs``, their number, and ``std`` by dotted key; a row of one run
+        has no deviation.
 
     Raises:
         InputError: the answers do not belong together, or no row has two runs.
     """
-    (_check_same_data if over == "seed" else _check_other_data)(documents)
-    rows = []
-    for name, runs in _runs(documents, over).items():
+    if over == "seed":
+        _check_same_data(answers)
+    else:
+        _check_other_data(answers)
+    runs_of_rows = _runs(answers, over)
+    for name, runs in runs_of_rows.items():
         _check_alike(name, runs, over)
-        rows.append(_mean_row(name, [row for _, row in runs]))
-    if all(row["runs"] == 1 for row in rows):
+    if all(len(runs) == 1 for runs in runs_of_rows.values()):
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
-    found = {"schema": next(iter(documents.values()))["schema"], "over": over, "models": rows}
-    found["data"] = _data(documents)
-    conventions = [_conventions(document, over) for document in documents.values()]
-    shared = {k: v for k, v in conventions[0].items() if all(other.get(k) == v for other in conventions)}
-    warnings = [f"{path}: {text}" for path, document in documents.items() for text in document.get("warnings") or []]
-    sets = {name: [p for p in documents if name not in documents[p]["data"]] for name in _names(documents)}
-    warnings += [f"{name} is no test set of {', '.join(without)}" for name, without in sets.items() if without]
-    return found | {"conventions": shared} | ({"warnings": warnings} if warnings else {})
+    first = next(iter(answers.values()))
+    document: dict[str, object] = {
+        "schema": first.schema,
+        "over": over,
+        "models": [mean_row(name, [run.row for run in runs]) for name, runs in runs_of_rows.items()],
+        "data": {name: data.to_json() for name, data in _data(answers).items()},
+        "conventions": _shared_conventions(answers, over),
+    }
+    warnings = _warnings(answers)
+    if warnings:
+        document["warnings"] = warnings
+    return EvalAnswer.from_json(document)
 
 
 # --- which runs belong together ---------------------------------------------------------------------------------------
 
 
-def _names(documents: Documents) -> list[str]:
-    return list(dict.fromkeys(name for document in documents.values() for name in document.get("data") or {}))
+def _set_names(answers: Answers) -> list[str]:
+    """Return the test sets of all answers, in order."""
+    return list(dict.fromkeys(name for answer in answers.values() for name in answer.data))
 
 
-def _fingerprint(document: Mapping[str, Any], path: str, name: str) -> str:
-    found = at(document, "data", name, "fingerprint")
-    if found is None:
-        hint = (
-            "measure all answers on the same test sets" if name != "id" else "means over data sets are not taken again"
-        )
-        raise InputError(f"{path} has no fingerprint of the test set {name}", hint=hint)
-    return str(found)
+def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
+    data = answer.data.get(name)
+    if data is not None and data.fingerprint is not None:
+        return data.fingerprint
+    hint = "measure all answers on the same test sets" if name != "id" else "means over data sets are not taken again"
+    raise InputError(f"{path} has no fingerprint of the test set {name}", hint=hint)
 
 
-def _check_same_data(documents: Documents) -> None:
-    first, *others = documents
-    for name in dict.fromkeys(["id", *_names(documents)]):
-        known = _fingerprint(documents[first], first, name)
+def _check_same_data(answers: Answers) -> None:
+    first, *others = answers
+    for name in dict.fromkeys(["id", *_set_names(answers)]):
+        known = _fingerprint(answers[first], first, name)
         for path in others:
-            if _fingerprint(documents[path], path, name) != known:
+            if _fingerprint(answers[path], path, name) != known:
                 hint = "of other data sets, take means with --over data"
                 raise InputError(f"the test set {name} of {path} is not that of {first}", hint=hint)
-    for path, document in documents.items():
-        if document.get("over"):
+    for path, answer in answers.items():
+        if answer.over is not None:
             raise InputError(f"{path} holds means over runs already", hint="give the answers that it was made from")
 
 
-def _check_other_data(documents: Documents) -> None:
-    first, *_ = documents
-    seen: dict[str, str] = {}
-    names = [row["name"] for row in documents[first]["models"]]
-    for path, document in documents.items():
-        same = seen.setdefault(_fingerprint(document, path, "id"), path)
+def _check_other_data(answers: Answers) -> None:
+    first, *_ = answers
+    path_of_data: dict[str, str] = {}
+    names = [row.name for row in answers[first].models]
+    for path, answer in answers.items():
+        same = path_of_data.setdefault(_fingerprint(answer, path, "id"), path)
         if same != path:
+            hint = "of several seeds, take means with --over seed"
+            raise InputError(f"{path} and {same} have the same ID data", hint=hint)
+        other_names = [row.name for row in answer.models]
+        if set(other_names) != set(names):
             raise InputError(
-                f"{path} and {same} have the same ID data", hint="of several seeds, take means with --over seed"
+                f"the rows of {path} are {', '.join(other_names)}, and those of {first} {', '.join(names)}"
             )
-        if {row["name"] for row in document["models"]} != set(names):
-            other = ", ".join(row["name"] for row in document["models"])
-            raise InputError(f"the rows of {path} are {other}, and those of {first} {', '.join(names)}")
 
 
-def _runs(documents: Documents, over: str) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-    """Group runs by the name of their row, each with the name of its file."""
-    runs: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for path, document in documents.items():
-        for row in document["models"]:
-            found = runs.setdefault(_name(row["name"], over), [])
-            if over == "data" or not any(_same_run(row, other) for _, other in found):
-                found.append((path, row))
-    return runs
+def _runs(answers: Answers, over: Over) -> dict[str, list[Run]]:
+    """Group runs by the name of their row."""
+    runs_of_rows: dict[str, list[Run]] = {}
+    for path, answer in answers.items():
+        for row in answer.models:
+            runs = runs_of_rows.setdefault(_row_name(row.name, over), [])
+            is_known = over == "seed" and any(_is_same_run(row, run.row) for run in runs)
+            if not is_known:
+                runs.append(Run(path, row))
+    return runs_of_rows
 
 
-def _name(name: str, over: str) -> str:
+def _row_name(name: str, over: Over) -> str:
+    """Return the name that the runs of a row have in common."""
     return name.partition("#")[0] if over == "seed" else name
 
 
-def _same_run(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(row.get(key) == other.get(key) for key in ("sha256", *_FIGURES))
+def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
+    """Return whether two rows are of the same files and have equal figures."""
+    return row.sha256 == other.sha256 and _figures(row) == _figures(other)
 
 
-def _check_alike(name: str, runs: Sequence[tuple[str, Mapping[str, Any]]], over: str) -> None:
+def _check_alike(name: str, runs: Sequence[Run], over: Over) -> None:
     """Refuse figures that do not mean the same."""
-    (first, known), *others = [(path, _settings(row, over)) for path, row in runs]
-    for path, settings in others:
+    first, *others = runs
+    known = _settings(first.row, over)
+    for run in others:
+        settings = _settings(run.row, over)
         for key, value in known.items():
             if settings[key] != value:
-                text = f"{name}: {key} is {settings[key]!r} in {path}, and {value!r} in {first}"
+                text = f"{name}: {key} is {settings[key]!r} in {run.path}, and {value!r} in {first.path}"
                 raise InputError(text, hint="measure all runs with the same options of eval")
 
 
-def _settings(row: Mapping[str, Any], over: str) -> dict[str, Any]:
-    found = {key: at(row, *key.split(".")) for key in (*_ALIKE, *(_ALIKE_OVER_SEEDS if over == "seed" else ()))}
-    given = at(row, "calibration", "fitted_on") is None
-    found["calibration.temperature"] = at(row, "calibration", "temperature") if given else None
-    groups = {name: entry.get("group") for name, entry in (row.get("ood") or {}).items()}
-    grouped = {"the group of OOD sets": groups} if over == "seed" else {}
-    return found | grouped | {"the number of members": max(1, len(row.get("members") or []))}
+def _settings(row: EvalRow, over: Over) -> dict[str, object]:
+    """Return what must be the same in all runs of a row, by what a message calls it."""
+    calibration = row.calibration or CalibrationRecord()
+    conformal = row.conformal or ConformalSets()
+    threshold = row.threshold or MeasuredThreshold()
+    settings: dict[str, object] = {
+        "ood_score": row.ood_score,
+        "calibration.kind": calibration.kind,
+        "conformal.method": conformal.method,
+        "conformal.alpha": conformal.alpha,
+        "threshold.score": threshold.score,
+        "threshold.rule": threshold.rule,
+        "probe.name": row.probe and row.probe.name,
+        "mc_dropout.p": row.mc_dropout and row.mc_dropout.p,
+        "mc_dropout.samples": row.mc_dropout and row.mc_dropout.samples,
+        "fitted_on.knn_k": row.fitted_on and row.fitted_on.knn_k,
+    }
+    if over == "seed":
+        settings["calibration.fitted_on.fingerprint"] = _print_of(calibration.fitted_on)
+        settings["fitted_on.fingerprint"] = _print_of(row.fitted_on)
+        settings["probe.fitted_on.fingerprint"] = _print_of(row.probe and row.probe.fitted_on)
+    # One that was fitted is a figure of the run; one that was given is a setting.
+    is_given = calibration.fitted_on is None
+    settings["calibration.temperature"] = calibration.temperature if is_given else None
+    if over == "seed":
+        settings["the group of OOD sets"] = {name: measured.group for name, measured in row.detection.ood.items()}
+    settings["the number of members"] = max(1, len(row.members))
+    return settings
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+def _print_of(data: DataSetRecord | None) -> str | None:
+    return data.fingerprint if data is not None else None
 
 
-def _mean_row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    files = [sha if isinstance(sha, list) else [sha] for run in runs if (sha := run.get("sha256")) is not None]
-    row: dict[str, Any] = {"name": name, "runs": len(runs), "std": {}, "sha256": [one for of in files for one in of]}
-    row |= {key: runs[0][key] for key in _FACTS if key in runs[0] and all(run.get(key) == runs[0][key] for run in runs)}
-    figures = [{key: run[key] for key in _FIGURES if run.get(key) is not None} for run in runs]
-    row |= _mean(figures, (), row["std"])
-    seen = [(run.get("seen") or {}) for run in runs]
-    most = {one: max(counts.get(one) or 0 for counts in seen) for counts in seen for one in counts}
-    return row | ({"seen": most} if most else {})
+# --- the row of means -------------------------------------------------------------------------------------------------
 
 
-def _mean(runs: Sequence[Mapping[str, Any]], place: tuple[str, ...], std: dict[str, float]) -> dict[str, Any]:
-    """Average every figure that all runs have; deviations go into ``std``."""
-    found = {}
-    for key in (key for key in runs[0] if all(key in run for run in runs)):
+def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
+    """Return one row whose figures are the means over runs."""
+    deviations: dict[str, float] = {}
+    averaged = _means_of([_figures(run) for run in runs], (), deviations)
+    row: dict[str, object] = {
+        "name": name,
+        "runs": len(runs),
+        "std": deviations,
+        "sha256": [digest for run in runs if run.sha256 is not None for digest in _digests(run)],
+        **_facts_in_common(runs),
+        **averaged,
+    }
+    seen = _most_seen(runs)
+    if seen:
+        row["seen"] = seen
+    return row
+
+
+def _digests(run: EvalRow) -> list[str]:
+    return run.sha256 if isinstance(run.sha256, list) else [run.sha256]
+
+
+def _figures(run: EvalRow) -> dict[str, object]:
+    """Return the parts of a row that hold figures, as JSON has them."""
+    document = run.to_json()
+    return {key: document[key] for key in _FIGURES if document.get(key) is not None}
+
+
+def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
+    """Return the facts that the first run states and all others state alike."""
+    documents = [run.to_json() for run in runs]
+    first = documents[0]
+    facts = {}
+    for key in _FACTS:
+        if key in first and all(document.get(key) == first[key] for document in documents):
+            facts[key] = first[key]
+    return facts
+
+
+def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
+    """Return, for each data set, the most samples that any run had seen before."""
+    most: dict[str, int] = {}
+    for run in runs:
+        for name, count in (run.seen or {}).items():
+            most[name] = max(most.get(name, 0), count or 0)
+    return most
+
+
+def _means_of(runs: Sequence[Figures], place: tuple[str, ...], deviations: dict[str, float]) -> dict[str, object]:
+    """Average every figure that all runs have, and put its deviation under its dotted key into ``deviations``.
+
+    What is no fraction is kept where it is the same in all runs, and left out where it differs.
+    """
+    averaged: dict[str, object] = {}
+    for key in runs[0]:
+        if not all(key in run for run in runs):
+            continue
         values = [run[key] for run in runs]
-        if all(isinstance(value, Mapping) for value in values):
-            found[key] = _mean(values, (*place, key), std)
-        elif all(value == values[0] for value in values) and not isinstance(values[0], float):
-            found[key] = values[0]
-        elif all(isinstance(value, (int, float)) for value in values) and float in map(type, values):
-            found[key] = statistics.mean(values)
-            if len(values) > 1:
-                std[".".join((*place, key))] = statistics.stdev(values)
-    return found
+        objects = [value for value in values if isinstance(value, Mapping)]
+        if len(objects) == len(values):
+            averaged[key] = _means_of(objects, (*place, key), deviations)
+        elif not isinstance(values[0], float) and all(value == values[0] for value in values):
+            averaged[key] = values[0]
+        elif _are_fractions(values):
+            numbers = [value for value in values if isinstance(value, (int, float))]
+            averaged[key] = statistics.mean(numbers)
+            if len(numbers) > 1:
+                deviations[".".join((*place, key))] = statistics.stdev(numbers)
+    return averaged
 
 
-def _conventions(document: Mapping[str, Any], over: str) -> dict[str, Any]:
-    """Return a document's sentences, those on single rows by the names that these have now."""
-    found = (document.get("conventions") or {}).items()
-    return {k: {_name(n, over): t for n, t in v.items()} if isinstance(v, Mapping) else v for k, v in found}
+def _are_fractions(values: Sequence[object]) -> bool:
+    """Return whether all are numbers, and one at least is no whole number by its type: counts are not averaged."""
+    are_numbers = all(isinstance(value, (int, float)) for value in values)
+    return are_numbers and any(type(value) is float for value in values)
 
 
-def _data(documents: Documents) -> dict[str, Any]:
+# --- the rest of the answer -------------------------------------------------------------------------------------------
+
+
+def _data(answers: Answers) -> dict[str, DataSetRecord]:
     """Return the test sets of all answers: one that is not the same in all of them has a number behind its name."""
-    found: dict[str, Any] = {}
-    for name in _names(documents):
-        entries = [entry for document in documents.values() if (entry := at(document, "data", name)) is not None]
-        prints = {entry.get("fingerprint") for entry in entries}
-        numbered: Iterator[tuple[str, Any]] = ((f"{name}#{place}", entry) for place, entry in enumerate(entries))
-        found |= {name: entries[0]} if len(prints) == 1 else dict(numbered)
-    return found
+    sets: dict[str, DataSetRecord] = {}
+    for name in _set_names(answers):
+        entries = [answer.data[name] for answer in answers.values() if name in answer.data]
+        fingerprints = {entry.fingerprint for entry in entries}
+        if len(fingerprints) == 1:
+            sets[name] = entries[0]
+            continue
+        for place, entry in enumerate(entries):
+            sets[f"{name}#{place}"] = entry
+    return sets
+
+
+def _shared_conventions(answers: Answers, over: Over) -> dict[str, object]:
+    """Return the sentences that all answers have alike."""
+    first, *others = [_conventions(answer.conventions, over) for answer in answers.values()]
+    shared = {}
+    for key, said in first.items():
+        if all(other.get(key) == said for other in others):
+            shared[key] = said
+    return shared
+
+
+def _conventions(conventions: Conventions, over: Over) -> dict[str, object]:
+    """Return the sentences of an answer, those on single rows by the names that these have now."""
+    renamed: dict[str, object] = {}
+    for key, said in conventions.items():
+        if isinstance(said, Mapping):
+            said = {_row_name(name, over): text for name, text in said.items()}
+        renamed[key] = said
+    return renamed
+
+
+def _warnings(answers: Answers) -> list[str]:
+    """Return the warnings of all answers, and which test sets are missing where."""
+    warnings = []
+    for path, answer in answers.items():
+        warnings += [f"{path}: {text}" for text in answer.warnings or ()]
+    for name in _set_names(answers):
+        without = [path for path, answer in answers.items() if name not in answer.data]
+        if without:
+            warnings.append(f"{name} is no test set of {', '.join(without)}")
+    return warnings

@@ -4,27 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from hydractl.files.eval_answer import (
+    IN_DISTRIBUTION,
+    EvalAnswer,
+    EvalRow,
+    OodAverage,
+    Place,
+    average_of,
+    average_place,
+    corruption_place,
+    diversity_place,
+    ood_set_place,
+    parts_place,
+    score_average_place,
+    severity_place,
+)
+from hydractl.files.model_records import CostRecord, DataSetRecord
+from hydractl.files.records import Interval, Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.texts import count_text, number, params_text, shown_name
 
-BEST, SECOND = "best", "second"
+BEST = "best"
+SECOND = "second"
 SIGNIFICANT = "*"
 """The mark behind a difference whose interval excludes 0."""
-Row = Mapping[str, Any]
-"""The entry of one model in the document of an eval."""
+
+ID_METRICS = table_metrics("id")
+OOD_METRICS = table_metrics("ood")
+DIVERSITY_METRICS = table_metrics("diversity")
+CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity)
 
 
-ID_METRICS, OOD_METRICS, DIVERSITY_METRICS = (table_metrics(kind) for kind in ("id", "ood", "diversity"))
+def single_number(value: MetricValue) -> float | None:
+    """Return the value of a metric of one number; None for one of several parts, and where there is none."""
+    return None if isinstance(value, Mapping) else value
 
 
-def at(document: Mapping[str, Any], *keys: str) -> Any:
-    """Return what stands below these keys, from the outside in; None where any of them is missing or null."""
-    value: Any = document
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+# --- columns ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -32,77 +49,115 @@ class Column:
     """A metric at one place of a row.
 
     Attributes:
-        place: the keys that lead to it, from the outside in: ``("id",)``, ``("ood", NAME)``.
+        place: where it stands.
         metric: which.
         words: what a person calls it there.
     """
 
-    place: tuple[str, ...]
+    place: Place
     metric: Metric
     words: str = ""
 
     @property
     def key(self) -> str:
         """The name among the intervals and differences of a row: ``id.accuracy``."""
-        return ".".join((*self.place, self.metric.key))
+        return f"{self.place.key}.{self.metric.key}"
 
-    def value(self, row: Row) -> float | None:
+    def value(self, row: EvalRow) -> float | None:
         """Return the number in this row; None where there is none."""
-        number: float | None = at(row, *self.place, self.metric.key)
-        return number
+        return single_number(self.place.metrics(row).get(self.metric.key))
 
-    def std(self, row: Row) -> float | None:
+    def std(self, row: EvalRow) -> float | None:
         """Return the sample standard deviation over the runs that the number is a mean of; None for a single run."""
-        found: float | None = (row.get("std") or {}).get(self.key)
-        return found
+        return (row.std or {}).get(self.key)
 
-    def interval(self, row: Row) -> tuple[float, float] | None:
+    def interval(self, row: EvalRow) -> tuple[float, float] | None:
         """Return the confidence interval in this row; None where none was made."""
-        return _pair(at(row, "ci", self.key))
+        return known_interval((row.ci or {}).get(self.key))
 
-    def difference(self, row: Row) -> tuple[float, tuple[float, float] | None] | None:
+    def difference(self, row: EvalRow) -> tuple[float, tuple[float, float] | None] | None:
         """Return this row minus the first one, measured on the same samples, and the interval of that."""
-        value = at(row, "difference", self.key, "value")
-        return None if value is None else (value, _pair(at(row, "difference", self.key, "ci")))
+        paired = (row.difference or {}).get(self.key)
+        if paired is None or paired.value is None:
+            return None
+        return paired.value, known_interval(paired.ci)
 
 
-def _pair(ends: Sequence[float | None] | None) -> tuple[float, float] | None:
-    low, high = ends or (None, None)
-    return None if low is None or high is None else (low, high)
+def known_interval(interval: Interval | None) -> tuple[float, float] | None:
+    """Return both ends of an interval; None where one of them is not known."""
+    if not interval:
+        return None
+    low, high = interval
+    if low is None or high is None:
+        return None
+    return low, high
 
 
-def columns(metrics: Sequence[Metric], *place: str, words: str = "") -> tuple[Column, ...]:
+def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[Column, ...]:
     """Return the columns of these metrics at one place; ``words`` go behind the name of each."""
     return tuple(Column(place, metric, metric.words + words) for metric in metrics)
 
 
-ID_COLUMNS = columns(ID_METRICS, "id")
-(ACCURACY,) = (column for column in ID_COLUMNS if column.metric.key == "accuracy")
-(AURC,) = (column for column in ID_COLUMNS if column.metric.key == "aurc")
-(AUROC,) = (metric for metric in OOD_METRICS if metric.key == "auroc")
-OOD_AVERAGE = columns(OOD_METRICS, "ood_avg", words=", mean over the OOD sets")
-DIVERSITY = columns(DIVERSITY_METRICS, "diversity", "id")
+def _metric(metrics: Sequence[Metric], key: str) -> Metric:
+    (chosen,) = (metric for metric in metrics if metric.key == key)
+    return chosen
 
 
-def main_columns(rows: Sequence[Row]) -> list[Column]:
+def _id_column(key: str) -> Column:
+    metric = _metric(ID_METRICS, key)
+    return Column(IN_DISTRIBUTION, metric, metric.words)
+
+
+ID_COLUMNS = columns(ID_METRICS, IN_DISTRIBUTION)
+ACCURACY = _id_column("accuracy")
+AURC = _id_column("aurc")
+AUROC = _metric(OOD_METRICS, "auroc")
+OOD_AVERAGE = columns(OOD_METRICS, average_place("ood_avg"), words=", mean over the OOD sets")
+DIVERSITY = columns(DIVERSITY_METRICS, diversity_place("id"))
+
+
+def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
     """Return the columns of the main table; the averages over OOD sets only where there are such sets."""
-    return [*ID_COLUMNS, *(OOD_AVERAGE if ood_names(rows) else ()), *DIVERSITY]
+    if not ood_names(rows):
+        return [*ID_COLUMNS, *DIVERSITY]
+    return [*ID_COLUMNS, *OOD_AVERAGE, *DIVERSITY]
 
 
-def ood_names(rows: Sequence[Row]) -> list[str]:
+def set_columns(name: str) -> list[Column]:
+    """Return the numbers of one OOD set."""
+    mutual_information = Column(diversity_place(name), DIVERSITY_METRICS[0])
+    return [*columns(OOD_METRICS, ood_set_place(name)), mutual_information]
+
+
+# --- facts of rows ----------------------------------------------------------------------------------------------------
+
+
+def ood_names(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD sets of all rows, in order."""
-    return list(dict.fromkeys(name for row in rows for name in row.get("ood") or {}))
+    return list(dict.fromkeys(name for row in rows for name in row.detection.ood))
 
 
-def ood_group(rows: Sequence[Row], name: str) -> str | None:
-    """Return ``near``, ``far`` or None."""
-    return next((row["ood"][name].get("group") for row in rows if at(row, "ood", name) is not None), None)
+def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
+    """Return ``near``, ``far`` or None, as the first row says that has the set."""
+    for row in rows:
+        measured = row.detection.ood.get(name)
+        if measured is not None:
+            return measured.group
+    return None
 
 
-def samples(rows: Sequence[Row], names: Sequence[str] = ("id",)) -> str:
+def samples(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
     """Return ``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
-    places = [("id",) if name == "id" else ("ood", name) for name in names]
-    return sizes_text(at(row, *place, "n") for row in rows for place in places)
+    sizes = [size_of(row, name) for row in rows for name in names]
+    return sizes_text(sizes)
+
+
+def size_of(row: EvalRow, name: str) -> int | None:
+    """Return the number of samples of a data set in a row; None where it is not known."""
+    if name == "id":
+        return row.id.n
+    measured = row.detection.ood.get(name)
+    return measured.n if measured is not None else None
 
 
 def sizes_text(sizes: Iterable[int | None]) -> str:
@@ -110,47 +165,49 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
     known = {size for size in sizes if size is not None}
     if not known:
         return "n unknown"
-    return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
+    if len(known) == 1:
+        return f"n = {min(known)}"
+    return f"n = {min(known)} to {max(known)}"
 
 
-def score_name(document: Mapping[str, Any], row: Row) -> str | None:
+def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
     """Return the OOD score of a row; in documents of earlier versions that of all of them."""
-    name: str | None = row.get("ood_score") or at(document, "conventions", "ood_score")
-    return name
+    return row.ood_score or answer.conventions.get("ood_score")
 
 
-def seen_text(row: Row) -> str:
+def set_title(name: str) -> str:
+    """Return the name of a data set as people read it: ``ID``, or that of an OOD set."""
+    return "ID" if name == "id" else shown_name(name)
+
+
+def seen_text(row: EvalRow) -> str:
     """Say how many samples of each data set the row had seen before; empty where it had seen none."""
-    counts = (row.get("seen") or {}).items()
-    return ", ".join(f"{count} of {'ID' if name == 'id' else shown_name(name)}" for name, count in counts if count)
+    counts = row.seen or {}
+    return ", ".join(f"{count} of {set_title(name)}" for name, count in counts.items() if count)
 
 
-def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
-    """Return for each value ``best``, ``second`` or nothing.
-
-    Values that look the same in the table are the same: all of the best ones are best. Nothing is marked where there is
-    no better and worse: in a single row, among equal values, and where neither direction is better. ``second`` is the
-    next different value, marked among three rows or more.
-    """
-    shown = [None if value is None else float(number(value, metric.digits)) for value in values]
-    ranked = sorted({value for value in shown if value is not None}, reverse=metric.direction == "higher")
-    if not metric.direction or len(ranked) < 2:
-        return [""] * len(shown)
-    second = ranked[1] if sum(value is not None for value in shown) > 2 else None
-    return [BEST if v == ranked[0] else SECOND if v is not None and v == second else "" for v in shown]
+def level_text(answer: EvalAnswer) -> str:
+    """Return ``95 %``, or what else the intervals of this answer cover; empty where it does not say."""
+    if answer.bootstrap is None or answer.bootstrap.level is None:
+        return ""
+    return f"{100 * answer.bootstrap.level:g} %"
 
 
-def level_text(document: Mapping[str, Any]) -> str:
-    """Return ``95 %``, or what else the intervals of this document cover; empty where it does not say."""
-    level = at(document, "bootstrap", "level")
-    return "" if level is None else f"{100 * level:g} %"
+_RUNS_OVER = {"seed": "seeds", "data": "data sets"}
 
 
-def runs_text(document: Mapping[str, Any]) -> str:
+def runs_text(answer: EvalAnswer) -> str:
     """Say what figures are means of, and how many runs each row has; empty where they are no means."""
-    over = {"seed": "seeds", "data": "data sets"}.get(document.get("over") or "")
-    counts = ", ".join(f"{shown_name(row['name'])} {row.get('runs', '-')}" for row in document["models"])
-    return f"means over {over} ± sample standard deviation; runs: {counts}" if over else ""
+    if answer.over is None:
+        return ""
+    counts = []
+    for row in answer.models:
+        runs = "-" if row.runs is None else row.runs
+        counts.append(f"{shown_name(row.name)} {runs}")
+    return f"means over {_RUNS_OVER[answer.over]} ± sample standard deviation; runs: {', '.join(counts)}"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -187,112 +244,162 @@ class Table:
     title: str = ""
 
 
-def metric_cells(rows: Sequence[Row], column: Column) -> list[Cell]:
+def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
+    """Return for each value ``best``, ``second`` or nothing.
+
+    Values that look the same in the table are the same: all of the best ones are best. Nothing is marked where there is
+    no better and worse: in a single row, among equal values, and where neither direction is better. ``second`` is the
+    next different value, marked among three rows or more.
+    """
+    known = [value for value in values if value is not None]
+    ranked = sorted({_as_shown(value, metric) for value in known}, reverse=metric.direction == "higher")
+    if not metric.direction or len(ranked) < 2:
+        return [""] * len(values)
+    marked = {ranked[0]: BEST}
+    if len(known) > 2:
+        marked[ranked[1]] = SECOND
+    return ["" if value is None else marked.get(_as_shown(value, metric), "") for value in values]
+
+
+def _as_shown(value: float, metric: Metric) -> float:
+    """Return the number that a reader of the table sees."""
+    return float(number(value, metric.digits))
+
+
+def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
     """Return the column's number in every row, marked, with its interval."""
     values = [column.value(row) for row in rows]
-    return [
-        Cell(_with_std(value, column.std(row), column.metric.digits), mark, column.interval(row))
-        for row, value, mark in zip(rows, values, marks(values, column.metric), strict=True)
-    ]
+    digits = column.metric.digits
+    cells = []
+    for row, value, mark in zip(rows, values, marks(values, column.metric), strict=True):
+        text = number(value, digits)
+        deviation = column.std(row)
+        if deviation is not None:
+            text += f" ± {number(deviation, digits)}"
+        cells.append(Cell(text, mark, column.interval(row)))
+    return cells
 
 
-def _with_std(value: float | None, std: float | None, digits: int) -> str:
-    return number(value, digits) + ("" if std is None else f" ± {number(std, digits)}")
+def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], caption: str, title: str = "") -> Table:
+    """Make a table of one line for each model and one column for each number."""
+    cells_of_columns = [metric_cells(rows, column) for column in shown]
+    lines = []
+    for index, row in enumerate(rows):
+        lines.append((row.name, [cells[index] for cells in cells_of_columns]))
+    return Table(caption, _headings(column.metric for column in shown), lines, title)
 
 
-def metric_table(rows: Sequence[Row], shown: Sequence[Column], caption: str, title: str = "", tail: str = "") -> Table:
-    """Make a table of one line for each model and one column for each number.
-
-    Args:
-        tail: what to put behind each heading.
-    """
-    cells = [metric_cells(rows, column) for column in shown]
-    lines = [(row["name"], [column[index] for column in cells]) for index, row in enumerate(rows)]
-    return Table(caption, [(column.metric.label + tail, column.metric.direction) for column in shown], lines, title)
+def _headings(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
+    return [(metric.label, metric.direction) for metric in metrics]
 
 
-def _heads(*labels: str, metrics: Sequence[Metric] = ()) -> list[tuple[str, str]]:
-    return [*((label, "") for label in labels), *((metric.label, metric.direction) for metric in metrics)]
+def _plain_headings(*labels: str) -> list[tuple[str, str]]:
+    return [(label, "") for label in labels]
 
 
-def _numbers(values: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Cell]:
-    return [Cell(number(values.get(metric.key), metric.digits)) for metric in metrics]
+def _numbers(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
+    """Return the numbers of these metrics as cells that bear no mark."""
+    cells = []
+    for metric in metrics:
+        value = single_number(values.get(metric.key))
+        cells.append(Cell(number(value, metric.digits)))
+    return cells
 
 
 # --- the main numbers -------------------------------------------------------------------------------------------------
 
 
-def main_table(rows: Sequence[Row]) -> Table:
+def main_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of every row with its numbers on ID data and its means over OOD sets."""
     groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;" if ood_names(rows) else ""
     caption = f"ID {samples(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
     return metric_table(rows, main_columns(rows), caption)
 
 
-def set_columns(name: str) -> list[Column]:
-    """Return the numbers of one OOD set."""
-    return [*columns(OOD_METRICS, "ood", name), Column(("diversity", name), DIVERSITY_METRICS[0])]
+_AVERAGES: tuple[tuple[OodAverage, str, str], ...] = (
+    ("near_avg", "Mean: near", "the near OOD sets"),
+    ("far_avg", "Mean: far", "the far OOD sets"),
+    ("ood_avg", "Mean: all", "all sets"),
+)
 
 
-def ood_tables(rows: Sequence[Row]) -> Iterator[Table]:
+def ood_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     """Yield one table for each OOD set and each average over a group."""
     for name in ood_names(rows):
         group = ood_group(rows, name)
-        caption = f"{group} OOD, {samples(rows, [name])}" if group else samples(rows, [name])
+        size = samples(rows, [name])
+        caption = f"{group} OOD, {size}" if group else size
         yield metric_table(rows, set_columns(name), caption, shown_name(name))
-    for place, title, which in (
-        *(("near_avg", "near", "the near OOD sets"), ("far_avg", "far", "the far OOD sets")),
-        ("ood_avg", "all", "all sets"),
-    ):
-        if any(value is not None for row in rows for value in (row.get(place) or {}).values()):
-            yield metric_table(rows, columns(OOD_METRICS, place), f"unweighted mean over {which}", f"Mean: {title}")
+    for average, title, which in _AVERAGES:
+        if any(_has_average(row, average) for row in rows):
+            yield metric_table(
+                rows, columns(OOD_METRICS, average_place(average)), f"unweighted mean over {which}", title
+            )
 
 
-def every_set_table(rows: Sequence[Row]) -> Table:
+def _has_average(row: EvalRow, average: OodAverage) -> bool:
+    means = average_of(row.detection, average)
+    return any(value is not None for value in means.values())
+
+
+def every_set_table(rows: Sequence[EvalRow]) -> Table:
     """Make a table of a line for each OOD set of each row; marks are within a set."""
-    body: dict[tuple[int, str], list[Cell]] = {}
+    cells_of_sets = {}
     for name in ood_names(rows):
-        cells = [metric_cells(rows, column) for column in set_columns(name)]
-        body.update({(index, name): [column[index] for column in cells] for index in range(len(rows))})
+        cells_of_sets[name] = [metric_cells(rows, column) for column in set_columns(name)]
     lines = []
     for index, row in enumerate(rows):
-        for name, entry in (row.get("ood") or {}).items():
-            n = "-" if entry.get("n") is None else str(entry["n"])
-            about = [Cell(name, "text"), Cell(entry.get("group") or "-", "text"), Cell(n)]
-            lines.append((row["name"], [*about, *body[index, name]]))
-    heads = _heads("OOD set", "group", "n", metrics=[*OOD_METRICS, DIVERSITY_METRICS[0]])
+        for name, measured in row.detection.ood.items():
+            size = "-" if measured.n is None else str(measured.n)
+            about = [Cell(name, "text"), Cell(measured.group or "-", "text"), Cell(size)]
+            lines.append((row.name, [*about, *(cells[index] for cells in cells_of_sets[name])]))
+    heads = [*_plain_headings("OOD set", "group", "n"), *_headings([*OOD_METRICS, DIVERSITY_METRICS[0]])]
     return Table("", heads, lines, "OOD sets")
 
 
-def score_table(rows: Sequence[Row]) -> Table:
+def score_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
-    longest_first = sorted((row.get("scores") or {} for row in rows), key=len, reverse=True)
-    scores = list(dict.fromkeys(score for own in longest_first for score in own))
+    scores = _scores_of(rows)
+    shown = [Column(score_average_place(score), AUROC) for score in scores]
     lines = []
     for row in rows:
-        shown = [Column(("scores", score, "ood_avg"), AUROC) for score in scores]
         best = marks([column.value(row) for column in shown], AUROC)
-        cells = [replace(metric_cells([row], column)[0], mark=mark) for column, mark in zip(shown, best, strict=True)]
-        lines.append((row["name"], cells))
+        cells = []
+        for column, mark in zip(shown, best, strict=True):
+            (cell,) = metric_cells([row], column)
+            cells.append(replace(cell, mark=mark))
+        lines.append((row.name, cells))
     title = "mean auroc by OOD score; bold: best of the row"
-    return Table("", [(score, "") for score in scores], lines if scores else [], title)
+    return Table("", _plain_headings(*scores), lines if scores else [], title)
 
 
-def difference_table(rows: Sequence[Row]) -> Table:
+def _scores_of(rows: Sequence[EvalRow]) -> list[str]:
+    """Return the OOD scores that stand beside those of the rows, in the order of the row that has most of them."""
+    longest_first = sorted((row.scores or {} for row in rows), key=len, reverse=True)
+    return list(dict.fromkeys(score for scores in longest_first for score in scores))
+
+
+def difference_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of every row minus the first, on the same samples: the numbers of the main table."""
-    known = {key for row in rows for key in row.get("difference") or {}}
+    known = {key for row in rows for key in row.difference or {}}
     shown = [column for column in main_columns(rows) if column.key in known]
-    lines = [(row["name"], [_difference(column, row) for column in shown]) for row in rows if row.get("difference")]
+    lines = []
+    for row in rows:
+        if row.difference and shown:
+            lines.append((row.name, [_difference(column, row) for column in shown]))
     caption = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
-    return Table(caption, _heads(metrics=[column.metric for column in shown]), lines if shown else [])
+    return Table(caption, _headings(column.metric for column in shown), lines)
 
 
-def _difference(column: Column, row: Row) -> Cell:
-    found = column.difference(row)
-    if found is None:
+def _difference(column: Column, row: EvalRow) -> Cell:
+    difference = column.difference(row)
+    if difference is None:
         return Cell("-")
-    value, ends = found
-    return Cell(signed_number(value) + SIGNIFICANT * excludes_zero(ends), "", ends, signed=True)
+    value, ends = difference
+    text = signed_number(value)
+    if excludes_zero(ends):
+        text += SIGNIFICANT
+    return Cell(text, "", ends, signed=True)
 
 
 def excludes_zero(ends: tuple[float, float] | None) -> bool:
@@ -301,172 +408,229 @@ def excludes_zero(ends: tuple[float, float] | None) -> bool:
 
 
 def signed_number(value: float) -> str:
-    """A difference, with its sign."""
-    return ("+" if value > 0 else "") + number(value)
+    """Return a difference as text, with its sign."""
+    sign = "+" if value > 0 else ""
+    return sign + number(value)
 
 
-# --- the others -------------------------------------------------------------------------------------------------------
+# --- members, coverage, cost, diversity -------------------------------------------------------------------------------
 
 
-def members_table(rows: Sequence[Row]) -> Table:
+def members_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of the members alone, below the row they make up."""
     lines = []
     for row in rows:
-        members = row.get("members") or []
-        for who, values in [("together", row.get("id") or {}), *((f"member {i}", m) for i, m in enumerate(members))]:
-            if members:
-                lines.append((row["name"], [Cell(who, "text"), *_numbers(values, ID_METRICS)]))
-    return Table(f"ID {samples(rows)}", _heads("", metrics=ID_METRICS), lines)
+        if not row.members:
+            continue
+        lines.append((row.name, [Cell("together", "text"), *_numbers(row.id.metrics, ID_METRICS)]))
+        for index, member in enumerate(row.members):
+            lines.append((row.name, [Cell(f"member {index}", "text"), *_numbers(member.metrics, ID_METRICS)]))
+    heads = [*_plain_headings(""), *_headings(ID_METRICS)]
+    return Table(f"ID {samples(rows)}", heads, lines)
 
 
-def selective_table(rows: Sequence[Row]) -> Table:
+def selective_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of accuracy among the most confident samples."""
-    levels = sorted({key for row in rows for key in at(row, "id", "accuracy_at") or {}})
-    shown = [Column(("id", "accuracy_at"), replace(ACCURACY.metric, key=key, label=f"acc at {key}")) for key in levels]
+    place = parts_place("accuracy_at")
+    levels = sorted({level for row in rows for level in place.metrics(row)})
+    shown = []
+    for level in levels:
+        metric = replace(ACCURACY.metric, key=level, label=f"acc at {level}")
+        shown.append(Column(place, metric))
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
     return metric_table(rows if levels else [], [*shown, AURC], caption)
 
 
-def cost_ratio(rows: Sequence[Row]) -> tuple[list[float | None], str]:
+def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
     """Return mult-adds of every row over a reference's, None where not known, and what the reference is.
 
     The reference is the row's own single model with all heads where every row that has a cost names it, else the first
     row that has one.
     """
-    costs = [row.get("cost") or {} for row in rows]
-    known = [cost for cost in costs if cost.get("macs")]
-    if known and all(cost.get("single_macs") for cost in known):
-        return [c["macs"] / c["single_macs"] if c.get("macs") else None for c in costs], "the single model, all heads"
-    first = next((row["name"] for row, cost in zip(rows, costs, strict=True) if cost.get("macs")), "")
-    return [c["macs"] / known[0]["macs"] if c.get("macs") else None for c in costs], first
+    known = [row for row in rows if row.macs]
+    if not known:
+        return [None] * len(rows), ""
+    if all(row.single_macs for row in known):
+        return [_ratio(row.macs, row.single_macs) for row in rows], "the single model, all heads"
+    first = known[0]
+    return [_ratio(row.macs, first.macs) for row in rows], first.name
 
 
-def cost_table(rows: Sequence[Row]) -> Table:
+def _ratio(macs: int | None, reference: int | None) -> float | None:
+    if not macs or not reference:
+        return None
+    return macs / reference
+
+
+def cost_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of what every row costs for one sample."""
     ratios, reference = cost_ratio(rows)
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
-        texts = (params_text(row.get("cost") or {}), count_text(at(row, "cost", "macs")), number(ratio, 3))
-        lines.append((row["name"], [Cell(text) for text in texts]))
+        cost = row.cost or CostRecord()
+        texts = (params_text(cost.params, cost.params_nonzero), count_text(cost.macs), number(ratio, 3))
+        lines.append((row.name, [Cell(text) for text in texts]))
     caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
-    known = any(row.get("cost") for row in rows)
-    return Table(caption, _heads("parameters", "mult-adds", "ratio"), lines if known else [])
+    known = any(row.cost is not None for row in rows)
+    return Table(caption, _plain_headings("parameters", "mult-adds", "ratio"), lines if known else [])
 
 
-def diversity_table(rows: Sequence[Row]) -> Table:
+def diversity_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of how much the members differ on each set, all together and pair by pair."""
     lines = []
     for row in rows:
-        for name, found in (row.get("diversity") or {}).items():
-            title = Cell("ID" if name == "id" else shown_name(name), "text")
-            if row.get("members") or found.get("disagreement") is not None:
-                lines.append((row["name"], [title, Cell("all", "text"), *_numbers(found, DIVERSITY_METRICS)]))
-            for pair in found.get("pairs") or []:
-                who = Cell(f"{pair['a']} and {pair['b']}", "text")
-                lines.append((row["name"], [title, who, *_numbers(pair, DIVERSITY_METRICS)]))
-    caption = "mi in nats; disagr: share of pairs of members that vote for different classes"
-    return Table(caption, _heads("data set", "members", metrics=DIVERSITY_METRICS), lines)
+        for name, measured in row.diversity.items():
+            title = Cell(set_title(name), "text")
+            if row.members or measured.metrics.get("disagreement") is not None:
+                lines.append((row.name, [title, Cell("all", "text"), *_numbers(measured.metrics, DIVERSITY_METRICS)]))
+            for pair in measured.pairs or ():
+                members = Cell(f"{pair.a} and {pair.b}", "text")
+                lines.append((row.name, [title, members, *_numbers(pair.metrics, DIVERSITY_METRICS)]))
+    heads = [*_plain_headings("data set", "members"), *_headings(DIVERSITY_METRICS)]
+    return Table("mi in nats; disagr: share of pairs of members that vote for different classes", heads, lines)
 
 
-CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity)
+# --- corruptions ------------------------------------------------------------------------------------------------------
 
 
-def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
+def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
-    kinds = list(dict.fromkeys(kind for row in rows for kind in row.get("corruptions") or {}))
-    places = [(("corruptions", kind), shown_name(kind)) for kind in kinds]
-    for place, title in [*places, (("corruption_avg",), "Mean over the corruptions")]:
-        levels = sorted({level for row in rows for level in at(row, *place) or {}})
-        shown = [
-            Column((*place, level), replace(one, label=f"{one.label} {level}"))
-            for one in CORRUPTION_METRICS
-            for level in levels
-        ]
+    caption = f"by severity; {corrupted_samples(rows)}"
+    for kind in dict.fromkeys(kind for row in rows for kind in row.corruptions or {}):
+        severities = sorted({severity for row in rows for severity in (row.corruptions or {}).get(kind, {})})
+        shown = _severity_columns([(severity, corruption_place(kind, severity)) for severity in severities])
         if shown:
-            yield metric_table(rows, shown, f"by severity; {corrupted_samples(rows)}", title)
+            yield metric_table(rows, shown, caption, shown_name(kind))
+    severities = sorted({severity for row in rows for severity in row.corruption_avg or {}})
+    shown = _severity_columns([(severity, severity_place(severity)) for severity in severities])
+    if shown:
+        yield metric_table(rows, shown, caption, "Mean over the corruptions")
 
 
-def corrupted_accuracy(rows: Sequence[Row]) -> Table:
+def _severity_columns(places: Sequence[tuple[str, Place]]) -> list[Column]:
+    """Return the columns of each metric at each severity."""
+    shown = []
+    for metric in CORRUPTION_METRICS:
+        for severity, place in places:
+            shown.append(Column(place, replace(metric, label=f"{metric.label} {severity}")))
+    return shown
+
+
+def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
     """Make the table of accuracy of every row under each corruption, by severity: one line each."""
-    every = [(row["name"], kind, found) for row in rows for kind, found in (row.get("corruptions") or {}).items()]
-    levels = sorted({level for _, _, found in every for level in found})
-    lines = [
-        (name, [Cell(shown_name(kind), "text"), *[Cell(number(at(found, level, "accuracy"))) for level in levels]])
-        for name, kind, found in every
-        if any(at(entry, "accuracy") is not None for entry in found.values())
-    ]
+    levels = sorted({severity for row in rows for by in (row.corruptions or {}).values() for severity in by})
+    lines = []
+    for row in rows:
+        for kind, by_severity in (row.corruptions or {}).items():
+            accuracies = {severity: measured.metrics.get("accuracy") for severity, measured in by_severity.items()}
+            if all(accuracy is None for accuracy in accuracies.values()):
+                continue
+            cells = [Cell(number(single_number(accuracies.get(level)))) for level in levels]
+            lines.append((row.name, [Cell(shown_name(kind), "text"), *cells]))
     title = f"accuracy under corruptions, by severity ({corrupted_samples(rows)})"
-    return Table("", _heads("corruption", *levels), lines, title)
+    return Table("", _plain_headings("corruption", *levels), lines, title)
 
 
-def corrupted_samples(rows: Sequence[Row]) -> str:
+def corrupted_samples(rows: Sequence[EvalRow]) -> str:
     """Return ``n = 497 each``: how many samples every corruption is measured on at every severity."""
-    kinds = [kind for row in rows for kind in (row.get("corruptions") or {}).values()]
-    kinds += [row.get("corruption_avg") or {} for row in rows]
-    text = sizes_text(entry.get("n") for kind in kinds for entry in kind.values())
-    return text if "to" in text or "unknown" in text else f"{text} each"
+    sizes: list[int | None] = []
+    for row in rows:
+        for by_severity in (row.corruptions or {}).values():
+            sizes += [measured.n for measured in by_severity.values()]
+        sizes += [means.n for means in (row.corruption_avg or {}).values()]
+    text = sizes_text(sizes)
+    if "to" in text or "unknown" in text:
+        return text
+    return f"{text} each"
 
 
-def settings_table(rows: Sequence[Row]) -> Table:
+# --- what was fitted or given -----------------------------------------------------------------------------------------
+
+
+def settings_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of MC dropout, probe, calibration, conformal sets and threshold of rows that have them."""
     lines = []
     for row in rows:
-        for what, facts in (("MC dropout", _passes(row)), ("probe", probe_words(row)),
-                            ("calibration", _calibration(row)),
-                            ("conformal sets", _conformal(row)), ("threshold", _threshold(row))):  # fmt: skip
-            lines += [(row["name"], [Cell(what, "text"), Cell(facts, "text long")])] if facts else []
-    return Table("Fitted on other samples, or given", _heads("what", "facts"), lines)
+        facts = {
+            "MC dropout": _passes(row),
+            "probe": probe_words(row),
+            "calibration": _calibration(row),
+            "conformal sets": _conformal(row),
+            "threshold": _threshold(row),
+        }
+        for what, text in facts.items():
+            if text:
+                lines.append((row.name, [Cell(what, "text"), Cell(text, "text long")]))
+    return Table("Fitted on other samples, or given", _plain_headings("what", "facts"), lines)
 
 
-def _passes(row: Row) -> str:
-    found = row.get("mc_dropout") or {}
-    forms = {"samples": "{} passes", "p": "dropout rate {}", "seed": "seed {}"}
-    return ", ".join(text.format(found[key]) for key, text in forms.items() if found.get(key) is not None)
-
-
-def probe_words(row: Row) -> str:
-    """Return the classifier of features that a row was measured by; empty for its own."""
-    found = row.get("probe") or {}
-    strengths = ", ".join(f"C = {value:g}" for value in found.get("c") or [])
-    parts = [f"{found['name']} ({strengths})" if strengths else str(found["name"])] if found.get("name") else []
-    return "; ".join([*parts, *_on(found)])
-
-
-def _on(found: Mapping[str, Any]) -> list[str]:
-    on = found.get("fitted_on") or {}
-    n = "" if on.get("n") is None else f" (n = {on['n']})"
-    return [f"fitted on {on['spec']}{n}"] if on.get("spec") else []
-
-
-def _calibration(row: Row) -> str:
-    found = row.get("calibration") or {}
-    parts = [str(found["kind"])] if found.get("kind") else []
-    parts += [f"temperature {number(found['temperature'])}"] if found.get("temperature") is not None else []
-    parts += [f"{len(found[key])} numbers of {key}" for key in ("scale", "bias") if found.get(key)]
-    return "; ".join([*parts, *_on(found)])
-
-
-def _conformal(row: Row) -> str:
-    found = row.get("conformal") or {}
-    if not found:
+def _passes(row: EvalRow) -> str:
+    passes = row.mc_dropout
+    if passes is None:
         return ""
-    size = "" if found.get("n_val") is None else f" from n = {found['n_val']} validation samples"
+    return f"{passes.samples} passes, dropout rate {passes.p}, seed {passes.seed}"
+
+
+def probe_words(row: EvalRow) -> str:
+    """Return the classifier of features that a row was measured by; empty for its own."""
+    probe = row.probe
+    if probe is None:
+        return ""
+    name = probe.name
+    if probe.c:
+        strengths = ", ".join(f"C = {value:g}" for value in probe.c)
+        name = f"{name} ({strengths})"
+    return "; ".join([name, *_fitted_on(probe.fitted_on)])
+
+
+def _fitted_on(data: DataSetRecord | None) -> list[str]:
+    """Return the samples that something was fitted to, as a part of a text; nothing where they are not known."""
+    if data is None or not data.spec:
+        return []
+    size = "" if data.n is None else f" (n = {data.n})"
+    return [f"fitted on {data.spec}{size}"]
+
+
+def _calibration(row: EvalRow) -> str:
+    calibration = row.calibration
+    if calibration is None:
+        return ""
+    parts = []
+    if calibration.kind:
+        parts.append(calibration.kind)
+    if calibration.temperature is not None:
+        parts.append(f"temperature {number(calibration.temperature)}")
+    if calibration.scale:
+        parts.append(f"{len(calibration.scale)} numbers of scale")
+    if calibration.bias:
+        parts.append(f"{len(calibration.bias)} numbers of bias")
+    return "; ".join([*parts, *_fitted_on(calibration.fitted_on)])
+
+
+def _conformal(row: EvalRow) -> str:
+    sets = row.conformal
+    if sets is None:
+        return ""
+    wanted = None if sets.alpha is None else 1 - sets.alpha
+    size = "" if sets.n_val is None else f" from n = {sets.n_val} validation samples"
     return (
-        f"{found.get('method') or 'sets'}: {_share(found.get('coverage'))} of the sets hold the label, "
-        f"wanted {_share(None if found.get('alpha') is None else 1 - found['alpha'])}; mean size "
-        f"{number(found.get('mean_size'), 2)} classes, {_share(found.get('empty'))} are empty; "
-        f"qhat {number(found.get('qhat'))}{size}"
+        f"{sets.method or 'sets'}: {_share(sets.coverage)} of the sets hold the label, "
+        f"wanted {_share(wanted)}; mean size "
+        f"{number(sets.mean_size, 2)} classes, {_share(sets.empty)} are empty; "
+        f"qhat {number(sets.qhat)}{size}"
     )
 
 
-def _threshold(row: Row) -> str:
-    found = row.get("threshold") or {}
-    if not found:
+def _threshold(row: EvalRow) -> str:
+    threshold = row.threshold
+    if threshold is None:
         return ""
-    flagged = [f"{_share(found.get('id_flagged'))} of ID"]
-    flagged += [f"{_share(share)} of {name}" for name, share in (found.get("ood_flagged") or {}).items()]
-    rule = f" (rule {found['rule']})" if found.get("rule") else ""
-    return f"{found.get('score') or 'score'} at least {number(found.get('value'))}{rule} flags {', '.join(flagged)}"
+    flagged = [f"{_share(threshold.id_flagged)} of ID"]
+    for name, share in (threshold.ood_flagged or {}).items():
+        flagged.append(f"{_share(share)} of {name}")
+    rule = f" (rule {threshold.rule})" if threshold.rule else ""
+    score = threshold.score or "score"
+    return f"{score} at least {number(threshold.value)}{rule} flags {', '.join(flagged)}"
 
 
 def _share(value: float | None) -> str:

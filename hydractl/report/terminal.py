@@ -10,12 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hydractl.files.eval_answer import EvalAnswer
+from hydractl.report.eval_terminal import eval_table
 from hydractl.report.fuse_words import cascade_words, data_words, once_of
 from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.rich_parts import facts as _facts
 from hydractl.report.rich_parts import table as _table
-from hydractl.report.run_tables import bench_table, eval_table, finetune_table, finetunes_table
-from hydractl.report.study_table import study_table
+from hydractl.report.run_tables import bench_table, finetune_table, finetunes_table, study_table
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
 
 
@@ -25,6 +26,10 @@ def render(document: dict[str, Any], width: int) -> RenderableType | None:
     if renderer is None or (document.get("dry_run") and document["schema"] not in _WITH_DRY_RUN):
         return None
     return renderer(document, width)
+
+
+def _eval(document: dict[str, Any], width: int) -> RenderableType:
+    return eval_table(EvalAnswer.from_json(document), width)
 
 
 # --- file verbs -------------------------------------------------------------------------------------------------------
@@ -287,7 +292,7 @@ def _short(value: Any) -> str:
 
 
 _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
-    "hydractl.eval/1": eval_table,
+    "hydractl.eval/1": _eval,
     "hydractl.bench/1": bench_table,
     "hydractl.prune/1": _prune,
     "hydractl.fuse/1": _fuse,

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydractl.files.bench_answer import BenchInput
+
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
@@ -23,8 +25,8 @@ def number(value: float | int | None, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.1f}"
 
 
-def count_text(value: int | None) -> str:
-    """A count with K, M or G for thousands, millions and thousands of millions."""
+def count_text(value: float | None) -> str:
+    """Return a count with K, M or G for thousands, millions and thousands of millions."""
     if value is None:
         return "-"
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "K")):
@@ -33,10 +35,12 @@ def count_text(value: int | None) -> str:
     return str(value)
 
 
-def params_text(cost: Mapping[str, Any]) -> str:
-    """The parameters of a cost, and where they are counted those that are not zero: ``21.67 M (19.31 M nonzero)``."""
-    nonzero = cost.get("params_nonzero")
-    return count_text(cost.get("params")) + ("" if nonzero is None else f" ({count_text(nonzero)} nonzero)")
+def params_text(params: float | None, nonzero: int | None) -> str:
+    """Return a number of parameters, and where they are counted those not zero: ``21.67 M (19.31 M nonzero)``."""
+    text = count_text(params)
+    if nonzero is None:
+        return text
+    return f"{text} ({count_text(nonzero)} nonzero)"
 
 
 def bytes_text(value: int | None) -> str:
@@ -46,11 +50,13 @@ def bytes_text(value: int | None) -> str:
     return f"{count_text(value)}B" if value >= 1000 else f"{value} B"
 
 
-def input_text(one: Mapping[str, Any] | None) -> str:
-    """One sample of a bench: ``3x224x224``, or ``128 tokens``; a dash where it is not known."""
-    if one is None:
+def input_text(sample: BenchInput | None) -> str:
+    """Return the shape of one sample of a bench: ``3x224x224``, or ``128 tokens``; a dash where it is not known."""
+    if sample is None:
         return "-"
-    return f"{one['tokens']} tokens" if one.get("tokens") else "x".join(map(str, one.get("image") or "?"))
+    if sample.tokens:
+        return f"{sample.tokens} tokens"
+    return "x".join(map(str, sample.image or "?"))
 
 
 def signed_change(before: int, after: int) -> str:

@@ -17,6 +17,7 @@ from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, Ru
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
+from hydractl.files.eval_answer import EvalAnswer
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
@@ -65,11 +66,15 @@ def _again(settings: EvalSettings, log: Log) -> Outcome:
     """Return the document of an earlier eval, or the means of several: its table, reports, and requirements."""
     from hydractl.report.eval_document import read_eval
 
-    documents = {path: read_eval(path) for path in settings.from_file}
-    document = documents[settings.from_file[0]] if settings.over is None else means(documents, settings.over)
-    for warning in document.get("warnings") or [] if settings.over else []:
-        log.warn(warning)
-    rows = [(row["name"], row) for row in document["models"]]
+    answers = {path: read_eval(path) for path in settings.from_file}
+    if settings.over is None:
+        answer = answers[settings.from_file[0]]
+    else:
+        answer = means(answers, settings.over)
+        for warning in answer.warnings or ():
+            log.warn(warning)
+    document = answer.to_json()
+    rows = [(row.name, row.to_json()) for row in answer.models]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     with ExitStack() as stack:
         path = None if settings.to_stdout or settings.output is None else file_path(settings.output)
@@ -77,7 +82,7 @@ def _again(settings: EvalSettings, log: Log) -> Outcome:
         names = [name for name, _ in rows]
         reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
         files = [write_json(output, document)] if output and not settings.dry_run else []
-        files += [] if settings.dry_run else write_reports(document, reports)
+        files += [] if settings.dry_run else write_reports(answer, reports)
     return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
 
 
@@ -258,7 +263,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         unmet = unmet_in(named, settings.requirements(), skip_first=False)
         if plan.path is not None:
             files.insert(0, _write_answer(outputs[plan.path], document, settings))
-        files += write_reports(document, reports)
+        files += write_reports(EvalAnswer.from_json(document), reports)
     return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from hydractl.errors import InputError
-from hydractl.files.documents import Count, Form, Number, check
+from hydractl.files.documents import CountField as Count
+from hydractl.files.documents import Form, check
+from hydractl.files.records import Number
 
 
 class Leaf(Form):

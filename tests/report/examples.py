@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from hydractl.files.eval_answer import EvalAnswer
 from tests.report.naive_eval import digest, document
 
 SETS = {"letters": "near", "photos": "far", "noise": None}
 SITES = [f"blocks.{n}.attn" for n in range(6)]
+
+
+def answer_of(document: dict[str, Any]) -> EvalAnswer:
+    """The answer that a document stands for, as tables and pages take it."""
+    return EvalAnswer.from_json(document)
 
 
 def drawn_logits(draw: np.random.Generator, labels: np.ndarray, members: int, good: float, shift: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hydractl.report.eval_html import render
 from tests.browsing import BROWSER, browse
-from tests.report.examples import HOSTILE, everything, sample
+from tests.report.examples import HOSTILE, answer_of, everything, sample
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")]
 
@@ -36,7 +36,7 @@ document.getElementById("f").onload = () => {
 
 def measured(folder: Path, document: dict[str, Any], width: int) -> dict[str, Any]:
     report, frame = folder / "report.html", folder / "frame.html"
-    report.write_bytes(render(document))
+    report.write_bytes(render(answer_of(document)))
     frame.write_text(MEASURE % (width, report.name))
     dumped = browse(frame, "--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=5000")
     found = re.search(r"<pre id=\"out\">(.*?)</pre>", dumped, re.DOTALL)
@@ -62,7 +62,7 @@ def test_the_longest_names_do_not_widen_a_telephones_page(tmp_path: Path) -> Non
 
 def test_light_and_dark_pixels(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_bytes(render(everything()))
+    page.write_bytes(render(answer_of(everything())))
     shots = {}
     for name, scheme in (("light", 1), ("dark", 0)):
         shot = tmp_path / f"{name}.png"

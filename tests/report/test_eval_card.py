@@ -10,11 +10,11 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hydractl.report.eval_card import plain, render_card
-from tests.report.examples import HOSTILE, everything, sample, without_values
+from tests.report.examples import HOSTILE, answer_of, everything, sample, without_values
 
 
 def card(document: dict[str, Any], index: int = -1) -> ModelCard:
-    return ModelCard(render_card(document, index).decode("utf-8"))
+    return ModelCard(render_card(answer_of(document), index).decode("utf-8"))
 
 
 def test_the_hubs_library_reads_every_number() -> None:
@@ -55,7 +55,7 @@ def test_any_row_and_the_same_bytes() -> None:
     document = everything()
     assert card(document, 0).data.model_name == "base"
     assert "A single model." in card(document, 0).text
-    assert render_card(document, 1) == render_card(copy.deepcopy(document), 1)
+    assert render_card(answer_of(document), 1) == render_card(answer_of(copy.deepcopy(document)), 1)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_data_are_named_without_their_folder(spec: str, name: str, kind: str) ->
     document["data"]["id"]["spec"] = spec
     result = card(document).data.eval_results[0]
     assert (result.dataset_name, result.dataset_type) == (name, kind)
-    assert "secret" not in render_card(document, 0).decode()
+    assert "secret" not in render_card(answer_of(document), 0).decode()
 
 
 def test_sets_of_one_name_stay_apart() -> None:
@@ -103,7 +103,7 @@ def test_sets_of_one_name_stay_apart() -> None:
 def test_null_and_bare_rows_have_no_results() -> None:
     nothing = card(without_values(everything()))
     assert nothing.data.eval_results is None and "| Accuracy | - |" in nothing.text
-    bare = render_card({"models": [{"name": "one", "id": {"n": 3}}]}, 0).decode()
+    bare = render_card(answer_of({"models": [{"name": "one", "id": {"n": 3}}]}), 0).decode()
     assert "model-index" not in bare and "# one" in bare
 
 
@@ -111,7 +111,7 @@ def test_null_and_bare_rows_have_no_results() -> None:
 def test_hostile_names_are_only_texts(name: str) -> None:
     document = sample({name: 2}, rounds=0)
     document["conventions"]["| <b>"] = "</b>\n---\n# heading"
-    text = render_card(document, 0).decode()
+    text = render_card(answer_of(document), 0).decode()
     front, body = text.removeprefix("---\n").split("\n---\n", 1)
     assert yaml.safe_load(front)["model-index"][0]["name"][:5] == name[:5].replace("\u202e", "\\u202e")[:5]
     assert "<script" not in body and "<img" not in body and "\u202e" not in text and "\x1b" not in text

@@ -12,12 +12,13 @@ import pytest
 
 from hydractl.errors import InputError
 from hydractl.files.documents import check
+from hydractl.files.eval_answer import EvalAnswer
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import Eval, read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files
+from hydractl.report.eval_terminal import eval_table
 from hydractl.report.pictures import Picture
-from hydractl.report.run_tables import eval_table
 from tests.report.examples import everything, sample, without_values
 
 
@@ -35,14 +36,14 @@ def written(folder: Path, document: Any) -> str:
 def test_what_eval_writes_is_taken(good: dict[str, Any], tmp_path: Path) -> None:
     least = {"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}
     for document in (good, without_values(good), sample({"one": 1}, sets={}, rounds=0), least):
-        assert read_eval(written(tmp_path, document)) == document
+        assert read_eval(written(tmp_path, document)).to_json() == document
 
 
 def test_numbers_are_as_they_stand_in_the_file(good: dict[str, Any], tmp_path: Path) -> None:
     document = copy.deepcopy(good)
     document["models"][0]["id"] |= {"accuracy": 1, "metric_of_another_package": {"any": ["thing"]}}
-    row = read_eval(written(tmp_path, document))["models"][0]["id"]
-    assert type(row["accuracy"]) is int and row["metric_of_another_package"] == {"any": ["thing"]}
+    metrics = read_eval(written(tmp_path, document)).models[0].id.metrics
+    assert type(metrics["accuracy"]) is int and metrics["metric_of_another_package"] == {"any": ["thing"]}
 
 
 Change = Callable[[dict[str, Any]], None]
@@ -187,8 +188,9 @@ def test_whatever_part_is_missing_or_null_a_report_is_made(
         except InputError:
             continue
         changed += 1
-        assert render(document) and render_card(document, 0) and eval_table(document, 80)
-        assert list(picture_files(document))
+        answer = EvalAnswer.from_json(document)
+        assert render(answer) and render_card(answer, 0) and eval_table(answer, 80)
+        assert list(picture_files(answer))
     assert changed > 350
 
 

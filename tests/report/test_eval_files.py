@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ from PIL import Image
 
 from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output
+from hydractl.files.eval_answer import EvalAnswer
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_html import render
 from hydractl.settings.common import FLAG, SHARED_KEY, VERB_KEY
 from hydractl.settings.evaluating import EvalSettings
-from tests.report.examples import HOSTILE, sample
+from tests.report.examples import HOSTILE, answer_of, sample
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def names(document: dict[str, Any]) -> list[str]:
 
 def made(document: dict[str, Any], **options: Any) -> list[str]:
     with claimed_reports(ReportOptions(**options), names(document)) as reports:
-        return [str(path) for path in write_reports(document, reports)]
+        return [str(path) for path in write_reports(answer_of(document), reports)]
 
 
 def files(folder: Path) -> set[str]:
@@ -60,8 +60,8 @@ def files(folder: Path) -> set[str]:
 def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) -> None:
     written = made(document, report="out.html", plots="pictures", card="README.md")
     assert written[:2] == ["out.html", "README.md"] and set(written) == files(here)
-    assert Path("out.html").read_bytes() == render(document)
-    assert Path("README.md").read_bytes() == render_card(document, 1)
+    assert Path("out.html").read_bytes() == render(answer_of(document))
+    assert Path("README.md").read_bytes() == render_card(answer_of(document), 1)
     pictures = [path for path in written if path.endswith(".png")]
     assert "pictures/risk-coverage.png" in pictures and "pictures/heads.hydra.png" in pictures
     for path in pictures:
@@ -71,13 +71,13 @@ def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) 
 def test_from_a_file_it_is_the_same(document: dict[str, Any], here: Path) -> None:
     Path("eval.json").write_text(json.dumps(document))
     made(document, report="one.html")
-    made(read_eval("eval.json"), report="two.html")
+    made(read_eval("eval.json").to_json(), report="two.html")
     assert Path("one.html").read_bytes() == Path("two.html").read_bytes()
 
 
 def test_the_card_is_about_the_row_asked_for(document: dict[str, Any], here: Path) -> None:
     made(document, card="card.md", card_model="base")
-    assert Path("card.md").read_bytes() == render_card(document, 0)
+    assert Path("card.md").read_bytes() == render_card(answer_of(document), 0)
     with pytest.raises(UsageError, match="--card-model hydro is no row") as caught:
         made(document, card="other.md", card_model="hydro")
     assert caught.value.hint == "did you mean hydra?" and files(here) == {"card.md"}
@@ -129,8 +129,7 @@ def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: 
 
 def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Path) -> None:
     options = ReportOptions(report="out.html", plots="pictures")
-    broken = copy.deepcopy(document)
-    broken["models"][0]["id"] = 3
+    broken = EvalAnswer(models=[3])
     with pytest.raises(AttributeError), claimed_reports(options, names(document)) as reports:
         write_reports(broken, reports)
     assert list(here.iterdir()) == []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hydractl.report.eval_html import best_lines, render
-from tests.report.examples import HOSTILE, SETS, everything, sample, without_values
+from tests.report.examples import HOSTILE, SETS, answer_of, everything, sample, without_values
 from tests.report.pages import Node, parse
 
 
@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def page(document: dict[str, Any]) -> Node:
-    return parse(render(document))
+    return parse(render(answer_of(document)))
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_rows_that_tie_share_a_line_without_an_interval(document: dict[str, Any]
     same = copy.deepcopy(document)
     for row in same["models"][:2]:
         row["id"]["accuracy"] = 0.999
-    text = parse(render(same)).by_id("summary").text()
+    text = parse(render(answer_of(same))).by_id("summary").text()
     assert "Accuracy (higher is better): base and taylor with 0.9990, then hydra with 0.9900" in text
 
 
@@ -165,7 +165,7 @@ def test_ties_are_marked_alike(document: dict[str, Any]) -> None:
     for row in same["models"][:2]:
         row["id"]["accuracy"] = 0.5
     same["models"][2]["id"]["accuracy"] = 0.25
-    table = parse(render(same)).by_id("results").all("table")[0]
+    table = parse(render(answer_of(same))).by_id("results").all("table")[0]
     assert [line.all("td")[0].attrs.get("class", "") for line in table.all("tr")[1:]] == ["best", "best", "second"]
 
 
@@ -188,7 +188,7 @@ def test_cost_is_a_ratio_to_the_single_model(page: Node, document: dict[str, Any
     for row in other["models"]:
         del row["cost"]["single_macs"]
     other["models"][0]["cost"] = {"params": 1, "macs": 10**6}
-    section = parse(render(other)).by_id("cost")
+    section = parse(render(answer_of(other))).by_id("cost")
     assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "2.000", "4.000"]
     said = [text.text() for text in svgs(section)[0].all("text")]
     assert said[said.index("mult-adds, times those of") + 1] == "base"
@@ -229,10 +229,10 @@ def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_one_bare_row(tmp_path: Path) -> None:
-    page = parse(render({"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}))
+    page = parse(render(answer_of({"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]})))
     assert "The model one was measured on 3 samples without labels" in page.by_id("summary").text()
     assert [section.attrs["id"] for section in page.all("section")] == ["summary", "results", "provenance"]
-    bare = parse(render(sample({"one": 1}, sets={}, rounds=0)))
+    bare = parse(render(answer_of(sample({"one": 1}, sets={}, rounds=0))))
     assert "No out-of-distribution data was given." in bare.by_id("summary").text()
     sections = {section.attrs["id"] for section in bare.all("section")}
     assert {"reliability", "risk-coverage", "heads"} <= sections and not sections & {
@@ -246,7 +246,7 @@ def test_one_bare_row(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
-    page = parse(render(without_values(document)))
+    page = parse(render(answer_of(without_values(document))))
     found = cells(page.by_id("results").all("table")[0])
     assert found[1:] == [[row["name"], *["-"] * 11] for row in document["models"]]
     assert not page.all("td", "best") and not re.search(r"\b(None|nan|inf)\b", page.text())
@@ -255,7 +255,7 @@ def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("no_pictures")
 def test_twenty_models() -> None:
     names = {f"model-{n}": 1 + n % 3 for n in range(20)}
-    page = parse(render(sample(names, rounds=0)))
+    page = parse(render(answer_of(sample(names, rounds=0))))
     assert len(cells(page.by_id("results").all("table")[0])) == 21
 
 
@@ -266,7 +266,7 @@ def test_hostile_names_are_only_texts() -> None:
         assert part in found["models"][0]
     found["conventions"] = {"<b>": "</style><script>alert(2)</script>", "max_length": {HOSTILE[0]: 3}}
     found["data"]["id"]["spec"] = "folder/<img src=x>\u202e"
-    data = render(found)
+    data = render(answer_of(found))
     page = parse(data)
     assert not page.all("script") and not page.all("img")
     text = data.decode()
@@ -284,15 +284,16 @@ def test_same_document_same_bytes(tmp_path: Path) -> None:
     document = sample({"one": 1, "two": 2}, sets={"letters": "near"}, n=60, rounds=0)
     (tmp_path / "eval.json").write_text(json.dumps(document))
     code = (
-        "import json, hashlib, sys; from hydractl.report.eval_html import render; "
-        "print(hashlib.sha256(render(json.load(open(sys.argv[1])))).hexdigest())"
+        "import hashlib, sys; from hydractl.report.eval_document import read_eval; "
+        "from hydractl.report.eval_html import render; "
+        "print(hashlib.sha256(render(read_eval(sys.argv[1]))).hexdigest())"
     )
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     run = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "eval.json")],
         capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
     )  # fmt: skip
-    assert run.stdout == hashlib.sha256(render(document)).hexdigest() + "\n"
+    assert run.stdout == hashlib.sha256(render(answer_of(document))).hexdigest() + "\n"
 
 
 def test_the_summary_judges_by_paired_differences() -> None:
@@ -302,11 +303,11 @@ def test_the_summary_judges_by_paired_differences() -> None:
         {"name": "hydra", "id": {"n": 9, "accuracy": 0.93}, "ci": {"id.accuracy": [0.88, 0.98]}},
     ]
     rows[1]["difference"] = {"id.accuracy": {"value": 0.03, "ci": [0.01, 0.05]}}
-    (_, text) = best_lines({"models": rows})[0]
+    (_, text) = best_lines(answer_of({"models": rows}))[0]
     assert text.endswith("; significantly different from base (paired difference +0.0300, +0.0100 to +0.0500).")
     rows[1]["difference"]["id.accuracy"]["ci"] = [-0.01, 0.07]
-    assert "; not significantly different from base (" in best_lines({"models": rows})[0][1]
+    assert "; not significantly different from base (" in best_lines(answer_of({"models": rows}))[0][1]
     rows[1]["id"]["accuracy"], rows[1]["difference"]["id.accuracy"] = 0.87, {"value": -0.03, "ci": [-0.05, -0.01]}
-    assert best_lines({"models": rows})[0][1].endswith(
+    assert best_lines(answer_of({"models": rows}))[0][1].endswith(
         "; paired differences to base are significant for 1 of 1 others."
     )

@@ -17,12 +17,12 @@ from PIL import Image
 
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures, picture_files, possible_files
 from hydractl.report.pictures import COLOURS, Panel, Picture, compose, save_png, styled
-from tests.report.examples import HOSTILE, SETS, SITES, everything, sample, without_values
+from tests.report.examples import HOSTILE, SETS, SITES, answer_of, everything, sample, without_values
 
 
 def drawn(document: dict[str, Any], *kinds: str) -> dict[str, bytes]:
     found = {}
-    for name, picture in picture_files(document):
+    for name, picture in picture_files(answer_of(document)):
         if not kinds or picture.kind in kinds:
             handle = io.BytesIO()
             save_png(picture, handle)
@@ -41,9 +41,11 @@ def everything_drawn() -> dict[str, bytes]:
 
 
 def picture(document: dict[str, Any], kind: str, model: int | None = None) -> Picture:
-    rows = document["models"]
-    every = comparison_pictures(document) if model is None else model_pictures(document, rows[model])
-    return next(one for one in every if one.kind == kind)
+    answer = answer_of(document)
+    pictures = comparison_pictures(answer)
+    if model is not None:
+        pictures = list(model_pictures(answer, answer.models[model]))
+    return next(shown for shown in pictures if shown.kind == kind)
 
 
 def on_axes(panel: Panel) -> Axes:
@@ -179,8 +181,8 @@ def long_names() -> dict[str, Any]:
 
 @pytest.mark.parametrize("make", [everything, long_names])
 def test_texts_stay_inside_their_picture(make: Any) -> None:
-    found = make()
-    for one in [*comparison_pictures(found), *model_pictures(found, found["models"][2])]:
+    answer = answer_of(make())
+    for one in [*comparison_pictures(answer), *model_pictures(answer, answer.models[2])]:
         for panels in [one.panels] if one.stacked else [(panel,) for panel in one.panels]:
             with styled():
                 figure = compose(panels, 1)

@@ -73,7 +73,7 @@ def test_over_seeds(numbered: bool, answers: list[dict[str, Any]], capsys: pytes
         Path("all.json").write_text(json.dumps({**answers[0], "models": together}))
         given = ["--from", "all.json"]
     run("eval", *given, "--over", "seed", "-o", "mean.json", "--report", "mean.html", "--card", "mean.md")
-    document = read_eval("mean.json")
+    document = read_eval("mean.json").to_json()
     single, hydra = document["models"]
     assert (single["name"], single["runs"], single["std"]) == ("base", 1, {})
     assert single["id"] == answers[0]["models"][0]["id"]
@@ -107,7 +107,7 @@ def test_over_data_sets(answers: list[dict[str, Any]]) -> None:
     for part in (answers[2]["data"], *(row[key] for row in answers[2]["models"] for key in ("ood", "diversity"))):
         del part["noise"]
     run("eval", *write(answers), "--over", "data", "-o", "mean.json", "--require", "runs>=3")
-    document = read_eval("mean.json")
+    document = read_eval("mean.json").to_json()
     hydra = document["models"][1]
     values = [answer["models"][1]["id"]["nll"] for answer in answers]
     assert hydra["id"]["nll"] == pytest.approx(statistics.mean(values))

@@ -31,7 +31,7 @@ from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import open_source
-from hydractl.report.study_table import study_table
+from hydractl.report.run_tables import study_table
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
 from hydractl.studies.steps import Step

@@ -1,0 +1,388 @@
+"""The answer of an eval (``hydractl.eval/1``): the record that the verb builds and that every table and page reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+from hydractl.files.model_records import (
+    FILE_HASH,
+    CalibrationRecord,
+    CostRecord,
+    DataSetRecord,
+    DropoutRecord,
+    MeasuredCascade,
+    MeasuredThreshold,
+    ProbeRecord,
+    ScoreDataRecord,
+    SiteHeadsRecord,
+    TrainingRecord,
+)
+from hydractl.files.records import (
+    SCHEMA_TEXT,
+    Count,
+    Edges,
+    Interval,
+    Metrics,
+    Number,
+    Record,
+    Sized,
+    described,
+    inline,
+    lists_differ,
+    metrics_of,
+    needed,
+)
+from hydractl.jsonio import shown
+
+EVAL_SCHEMA: Literal["hydractl.eval/1"] = "hydractl.eval/1"
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleMetrics(Record, form="Labelled"):
+    """Metrics of labelled samples; of unlabelled ones only how many they are."""
+
+    n: Count | None = described("Number of samples.")
+    metrics: Metrics = metrics_of("id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeverityMetrics(Record, form="Severity"):
+    """Metrics of one corruption at one severity, or their means over corruptions."""
+
+    n: Count | None = described("Number of samples.")
+    metrics: Metrics = metrics_of("id", by_severity=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionMetrics(Record, form="Detection"):
+    """Metrics of telling OOD samples from ID samples."""
+
+    metrics: Metrics = metrics_of("ood")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OodSetMetrics(Record, form="OodSet"):
+    """Metrics of telling the samples of one OOD set from ID samples."""
+
+    group: str | None = described("`near` or `far`, where that was said.", null=True)
+    n: Count | None = described("Number of OOD samples.")
+    metrics: Metrics = metrics_of("ood")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairDiversity(Record, form="Pair"):
+    """Metrics of how two members differ."""
+
+    a: Count = needed("Number of the first member, from 0.")
+    b: Count = needed("Number of the second member.")
+    metrics: Metrics = metrics_of("diversity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberDiversity(Record, form="Diversity"):
+    """Metrics of how the members differ on one data set."""
+
+    metrics: Metrics = metrics_of("diversity")
+    pairs: Sequence[PairDiversity] | None = described("The same for each pair of members.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OodDetection(Record, form="ByScore"):
+    """OOD metrics by one OOD score."""
+
+    ood: Mapping[str, OodSetMetrics] = described("By OOD set its metrics.", empty=dict)
+    near_avg: DetectionMetrics | None = described("Unweighted means over near OOD sets.")
+    far_avg: DetectionMetrics | None = described("Unweighted means over far OOD sets.")
+    ood_avg: DetectionMetrics | None = described("Unweighted means over all OOD sets.")
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReliabilityCurve(Record, form="Reliability"):
+    """A reliability diagram: bins of equal width, and Wilson intervals of their accuracy."""
+
+    edges: Edges = needed("Edges of the bins of confidence, one more than there are bins.")
+    n: Sequence[Count] = needed("Number of samples in each bin.")
+    confidence: Sequence[Number] = needed("Mean confidence in each bin; null of an empty one.")
+    accuracy: Sequence[Number] = needed("Accuracy in each bin; null of an empty one.")
+    low: Sequence[Number] = needed("Lower end of the interval of the accuracy; null of an empty bin.")
+    high: Sequence[Number] = needed("Upper end of the interval of the accuracy; null of an empty bin.")
+
+    @classmethod
+    def problem(cls, values: Mapping[str, Any]) -> str | None:
+        """Return that the lists differ in length, where they do."""
+        return lists_differ(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskCoverageCurve(Record, form="RiskCoverage"):
+    """Risk over coverage, by confidence."""
+
+    coverage: Sequence[float] = needed("Shares of samples that are answered, ascending.")
+    risk: Sequence[float] = needed("Share of wrong answers among them.")
+
+    @classmethod
+    def problem(cls, values: Mapping[str, Any]) -> str | None:
+        """Return that the lists differ in length, where they do."""
+        return lists_differ(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RocCurve(Record, form="Roc"):
+    """The ROC curve of an OOD set."""
+
+    fpr: Annotated[Sequence[float], Sized(1)] = needed("Shares of ID samples that are flagged.")
+    tpr: Annotated[Sequence[float], Sized(1)] = needed("Shares of OOD samples that are flagged.")
+
+    @classmethod
+    def problem(cls, values: Mapping[str, Any]) -> str | None:
+        """Return that the lists differ in length, where they do."""
+        return lists_differ(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreHistograms(Record, form="ScoreCounts"):
+    """Histograms of OOD scores: `edges`, and by data set the number of samples in each bin."""
+
+    edges: Edges = needed("Edges of the bins, one more than there are bins.")
+    id: Sequence[Count] = needed("Number of ID samples in each bin.")
+    ood: Mapping[str, Sequence[Count]] = inline()
+
+    @classmethod
+    def problem(cls, values: Mapping[str, Any]) -> str | None:
+        """Return that the lists differ in length, where they do."""
+        return lists_differ(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalCurves(Record, form="Curves"):
+    """What the curves of a report are drawn from."""
+
+    reliability: ReliabilityCurve | None = described("The reliability diagram of labelled ID samples.", null=True)
+    risk_coverage: RiskCoverageCurve | None = described("Risk over coverage of labelled ID samples.", null=True)
+    roc: Mapping[str, RocCurve] | None = described("By OOD set its ROC curve.", null=True)
+    scores: ScoreHistograms | None = described("Histograms of OOD scores.", null=True)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference(Record, form="Difference"):
+    """A paired difference of this row and the first."""
+
+    value: Number = described("This row minus the first.", null=True)
+    ci: Interval | None = described("Its bootstrap interval.", null=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformalSets(Record, form="Conformal"):
+    """Conformal prediction sets."""
+
+    method: str | None = described("The conformity score.")
+    alpha: Number = described("The error rate asked for.")
+    qhat: Number = described("The threshold from the validation data.")
+    n_val: Count | None = described("Number of validation samples.")
+    coverage: Number = described("Share of sets that hold the label.", null=True)
+    mean_size: Number = described("Mean number of classes in a set.", null=True)
+    empty: Number = described("Share of sets without a class.", null=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow(Record, form="Row"):
+    """One model, with all that was measured of it."""
+
+    name: str = needed("Name of the row.")
+    sha256: Any = described(FILE_HASH, null=True)
+    ood_score: str | None = described("The OOD score of the OOD metrics and curves.")
+    id: SampleMetrics = needed("Metrics of the ID data.")
+    detection: OodDetection = inline(OodDetection)
+    diversity: Mapping[str, MemberDiversity] = described("By data set how the members differ.", empty=dict)
+    scores: Mapping[str, OodDetection] | None = described("OOD metrics by each OOD score asked for.")
+    members: Sequence[SampleMetrics] = described("Metrics of the ID data for each member alone.", empty=list)
+    curves: EvalCurves = described("What the curves of a report are drawn from.", empty=EvalCurves)
+    heads: Sequence[SiteHeadsRecord] = described("The heads at each site; empty where members differ.", empty=list)
+    cost: CostRecord | None = described("The cost of one sample.")
+    training: Sequence[TrainingRecord] | None = described("The trainings that members came straight from.")
+    calibration: CalibrationRecord | None = described("The calibration that was applied.")
+    threshold: MeasuredThreshold | None = described("The threshold and what it flags.")
+    corruptions: Mapping[str, Mapping[str, SeverityMetrics]] | None = described("By corruption and severity.")
+    corruption_avg: Mapping[str, SeverityMetrics] | None = described("By severity the means over corruptions.")
+    fitted_on: ScoreDataRecord | None = described("The training data that OOD scores were fitted to.")
+    mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
+    probe: ProbeRecord | None = described("The classifier of features that was measured.")
+    conformal: ConformalSets | None = described("Conformal prediction sets.")
+    seen: Mapping[str, Count | None] | None = described("By data set how many samples had been seen.")
+    cascade: MeasuredCascade | None = described("The cascade, and how many samples go on in it.")
+    ci: Mapping[str, Interval | None] | None = described("By dotted key the bootstrap interval.")
+    difference: Mapping[str, PairedDifference | None] | None = described(
+        "By dotted key the paired difference of this row and the first."
+    )
+    runs: Count | None = described("Number of runs that the figures are means of.")
+    std: Mapping[str, Number] | None = described("By dotted key the sample standard deviation over runs.")
+
+    @property
+    def macs(self) -> int | None:
+        """The multiply-adds of one sample; None where they are not known."""
+        return self.cost.macs if self.cost is not None else None
+
+    @property
+    def single_macs(self) -> int | None:
+        """Those of its model with all heads; None where they are not known."""
+        return self.cost.single_macs if self.cost is not None else None
+
+    @property
+    def files(self) -> list[str]:
+        """The SHA-256 of each file that the row is of; empty where it is not known."""
+        if isinstance(self.sha256, list):
+            return list(self.sha256)
+        return [self.sha256] if self.sha256 else []
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OodSuite(Record, form="Suite"):
+    """The OOD suite that was asked for."""
+
+    name: str | None = described("Its name.")
+    left_out: Sequence[str] | None = described("Its sets that were not found.")
+    notes: Sequence[str] | None = described("In what it differs from the published suite.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapOptions(Record, form="Bootstrap"):
+    """How intervals were drawn."""
+
+    rounds: Count | None = described("Number of resamples.")
+    level: Number = described("Level of the intervals.")
+    seed: Count | None = described("Seed of the resamples.")
+
+
+Conventions = Mapping[str, Any]
+"""By metric a sentence; by ``ood_scores``, ``max_length`` and the like what is said of each score or row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalAnswer(Record, form="Eval"):
+    """What `hydractl eval` measured."""
+
+    schema: Literal["hydractl.eval/1"] = needed(SCHEMA_TEXT, EVAL_SCHEMA)
+    models: Annotated[Sequence[EvalRow], Sized(1)] = needed("A row for each model; names differ.")
+    data: Mapping[str, DataSetRecord] = described("The data sets by name.", empty=dict)
+    conventions: Conventions = described("A sentence on each metric that is in the rows.", empty=dict)
+    note: str | None = described("How the model was chosen, as the command said it.")
+    suite: OodSuite | None = described("The OOD suite that was asked for.")
+    warnings: Sequence[str] | None = described("What makes the result less than it seems.")
+    bootstrap: BootstrapOptions | None = described("How intervals were drawn.")
+    over: Literal["seed", "data"] | None = described("What the runs of a row differ in.")
+
+    @classmethod
+    def problem(cls, values: Mapping[str, Any]) -> str | None:
+        """Return the names that two rows have, where there are some."""
+        counts = Counter(row.name for row in values["models"])
+        twice = [shown(name) for name, count in counts.items() if count > 1]
+        return f"two rows have the name {', '.join(twice)}" if twice else None
+
+    def said_of(self, convention: str, row: EvalRow) -> Any:
+        """Return what a convention that tells rows apart says of one; None where it says nothing."""
+        by_row = self.conventions.get(convention)
+        return by_row.get(row.name) if isinstance(by_row, Mapping) else None
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A place of a row where metrics stand.
+
+    Attributes:
+        key: its dotted key, which intervals, differences and deviations are listed by.
+        metrics: finds them in a row; empty where that has none there.
+    """
+
+    key: str
+    metrics: Callable[[EvalRow], Metrics]
+
+
+OodAverage = Literal["near_avg", "far_avg", "ood_avg"]
+IN_DISTRIBUTION = Place("id", lambda row: row.id.metrics)
+
+
+def ood_set_place(name: str) -> Place:
+    """Return the place of the metrics of an OOD set."""
+
+    def metrics(row: EvalRow) -> Metrics:
+        measured = row.detection.ood.get(name)
+        return measured.metrics if measured is not None else {}
+
+    return Place(f"ood.{name}", metrics)
+
+
+def average_place(average: OodAverage) -> Place:
+    """Return the place of means over OOD sets."""
+    return Place(average, lambda row: average_of(row.detection, average))
+
+
+def score_average_place(score: str) -> Place:
+    """Return the place of means over all OOD sets by one OOD score."""
+
+    def metrics(row: EvalRow) -> Metrics:
+        detection = (row.scores or {}).get(score)
+        return average_of(detection, "ood_avg") if detection is not None else {}
+
+    return Place(f"scores.{score}.ood_avg", metrics)
+
+
+def average_of(detection: OodDetection, average: OodAverage) -> Metrics:
+    """Return the means over some OOD sets; empty where there are none."""
+    means: DetectionMetrics | None = getattr(detection, average)
+    return means.metrics if means is not None else {}
+
+
+def diversity_place(name: str) -> Place:
+    """Return the place of how members differ on a data set."""
+
+    def metrics(row: EvalRow) -> Metrics:
+        measured = row.diversity.get(name)
+        return measured.metrics if measured is not None else {}
+
+    return Place(f"diversity.{name}", metrics)
+
+
+def parts_place(key: str) -> Place:
+    """Return the place of the parts of a metric of ID data that has several, such as ``accuracy_at``."""
+
+    def metrics(row: EvalRow) -> Metrics:
+        parts = row.id.metrics.get(key)
+        return parts if isinstance(parts, Mapping) else {}
+
+    return Place(f"id.{key}", metrics)
+
+
+def corruption_place(kind: str, severity: str) -> Place:
+    """Return the place of the metrics of one corruption at one severity."""
+
+    def metrics(row: EvalRow) -> Metrics:
+        measured = (row.corruptions or {}).get(kind, {}).get(severity)
+        return measured.metrics if measured is not None else {}
+
+    return Place(f"corruptions.{kind}.{severity}", metrics)
+
+
+def severity_place(severity: str) -> Place:
+    """Return the place of the means over corruptions at one severity."""
+
+    def metrics(row: EvalRow) -> Metrics:
+        means = (row.corruption_avg or {}).get(severity)
+        return means.metrics if means is not None else {}
+
+    return Place(f"corruption_avg.{severity}", metrics)

@@ -1,0 +1,163 @@
+"""What several documents say of a model and of data: its heads, its trainings, its cost, and what was fitted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from hydractl.files.records import Checked, Count, Number, Record, Within, described, needed
+from hydractl.heads.mask import MOST_HEADS
+
+FILE_HASH = "SHA-256 of its file; a list where several run one after another."
+
+
+def _heads_gone(kept: Sequence[Sequence[int]], before: Mapping[str, Any]) -> str | None:
+    """Return that a head is kept of which the site has not so many."""
+    heads = before.get("heads", MOST_HEADS)
+    if any(head >= heads for of_member in kept for head in of_member):
+        return "names a head that is not there"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteHeadsRecord(Record, form="SiteHeads"):
+    """The heads at one site."""
+
+    site: str = needed("Path of the attention block in the library's own model.")
+    tower: str | None = described("`main`, or `visual` or `text` in a model with two towers.")
+    heads: Annotated[Count, Within(most=MOST_HEADS)] = needed("Number of heads before any pruning.")
+    kept: Annotated[Sequence[Sequence[Count]], Checked(_heads_gone)] = needed(
+        "For each member its kept heads, in the original numbering."
+    )
+
+    def kept_by(self, member: int) -> Sequence[int]:
+        """Return the heads that one member keeps; none where the site has not so many members."""
+        return self.kept[member] if member < len(self.kept) else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord(Record, form="Epoch"):
+    """One epoch of a training."""
+
+    epoch: Count | None = described("Number of the epoch, from 1.")
+    steps: Count | None = described("Number of steps made by its end.")
+    loss: Number = described("Mean loss of its steps.")
+    val_accuracy: Number = described("Accuracy on the validation data at its end.")
+    val_nll: Number = described("Negative log-likelihood of the validation data at its end.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord(Record, form="Training"):
+    """The training that a member came from."""
+
+    member: Count | None = described("Number of the member, from 0.")
+    steps: Count | None = described("Number of steps of the training.")
+    kept_epoch: Count | None = described("The epoch whose weights were kept.", null=True)
+    n: Count | None = described("Number of training samples, where it is known.", null=True)
+    n_val: Count | None = described("Number of validation samples, where it is known.", null=True)
+    epochs: Sequence[EpochRecord] | None = described("Its epochs in order; of a long training about 60 of them.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRecord(Record, form="Cost"):
+    """The cost of one sample."""
+
+    params: Count | None = described("Number of stored parameters.", null=True)
+    params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
+    macs: Count | None = described("Multiply-adds of one sample.", null=True)
+    single_macs: Count | None = described("Multiply-adds of the model with all its heads.", null=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutRecord(Record, form="McDropout"):
+    """How the members were drawn by MC dropout."""
+
+    p: float = needed("Probability to drop.")
+    samples: Count = needed("Number of passes.")
+    seed: Count = needed("Seed of the masks.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSetRecord(Record, form="DataSet"):
+    """A data set."""
+
+    spec: str | None = described("The SPEC it was asked for by.")
+    n: Count | None = described("Number of samples.")
+    fingerprint: str | None = described("SHA-256 of its samples and labels.")
+    openood_list: str | None = described("The list of OpenOOD that it is.", key="list")
+    skipped: Any = described("`n` and `ids` of samples that could not be read and were left out.")
+    left_out: Count | None = described("Number of samples left out, as they are among the training data.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreDataRecord(DataSetRecord, form="ScoreData"):
+    """The training data that OOD scores on features were fitted to."""
+
+    knn_k: Count | None = described("The neighbour that `knn` takes.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedOnRecord(DataSetRecord, form="FittedOn"):
+    """The validation set of a stored calibration."""
+
+    spec: str = needed("The SPEC it was asked for by.")
+    n: Count = needed("Number of samples.")
+    fingerprint: str = needed("SHA-256 of its samples and labels.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRecord(Record, form="Calibration"):
+    """The calibration of an averaged prediction."""
+
+    kind: str | None = described("`temperature` or `vector`.")
+    temperature: Number = described("What logarithms are divided by; null of a vector.", null=True)
+    scale: Sequence[Number] | None = described("Factor of each class; null of a temperature.", null=True)
+    bias: Sequence[Number] | None = described("Summand of each class; null of a temperature.", null=True)
+    fitted_on: DataSetRecord | None = described("The validation set; null where it was given.", null=True)
+    stored: bool | None = described("Whether it stood in the model's file.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdRecord(Record, form="Threshold"):
+    """The OOD score from which on a sample counts as OOD."""
+
+    score: str | None = described("Name of the OOD score.")
+    value: Number = described("The threshold.")
+    rule: str | None = described("How it was chosen.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredThreshold(ThresholdRecord):
+    """A threshold and what it flags."""
+
+    id_flagged: Number = described("Share of ID samples at or above it.", null=True)
+    ood_flagged: Mapping[str, Number] | None = described("By OOD set the share at or above it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CascadeRecord(Record, form="Cascade"):
+    """When the first member of a cascade answers alone."""
+
+    member: Count = needed("Number of the member that runs first, from 0.")
+    score: str = needed("The OOD score, of that member alone, that decides.")
+    value: float = needed("Samples with this score or a higher one run the other members too.")
+    first_macs: Count = needed("Multiply-adds of the first member.")
+    rest_macs: Count = needed("Multiply-adds of the other members behind it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCascade(CascadeRecord):
+    """A cascade, and how many samples go on in it."""
+
+    share: Mapping[str, Number] = needed("By data set the share of samples that run all members.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRecord(Record, form="Probe"):
+    """The classifier of features that was measured instead of the model's own."""
+
+    name: str = needed("`knn` or `linear`.")
+    c: Sequence[Number] | None = described("For each member the inverse penalty of `linear`.")
+    fitted_on: DataSetRecord | None = described("The training data.")
+    chosen_on: DataSetRecord | None = described("The data that `c` was chosen on; null where it is 1.", null=True)

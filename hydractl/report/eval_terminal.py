@@ -1,0 +1,196 @@
+"""The tables of an eval on a terminal, laid out for its width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from hydractl.files.eval_answer import EvalAnswer, EvalRow
+from hydractl.report import eval_tables as tables
+from hydractl.report.rich_parts import known_columns, table
+from hydractl.report.texts import drawn_names
+
+_STYLES = {tables.BEST: "bold", tables.SECOND: "underline"}
+_NAMES = (40, 24, 14)  # letters of a name, the more the better
+_OTHERS = 47  # columns of the OOD sets' table beside its names
+_ANY_WIDTH = Console(width=10**4)
+_Part = tuple[str, Sequence[tables.Column]]  # a title and what stands under it
+
+
+def eval_table(answer: EvalAnswer, width: int) -> RenderableType:
+    """Return the tables of an eval: all numbers of a row beside each other, or in groups where they do not fit.
+
+    Intervals are below their numbers where they fit.
+    """
+    rows = answer.models
+    main = _main_tables(rows, width)
+    shown: list[RenderableType] = [*main]
+    if tables.ood_names(rows):
+        shown.append(_ood(rows, width))
+    shown += _asked_for(rows, width)
+    parts: list[RenderableType] = []
+    for part in shown:
+        parts += [part, Text("")]
+    return Group(*parts, _Note(answer, with_intervals=_shows_intervals(main)))
+
+
+def _main_tables(rows: Sequence[EvalRow], width: int) -> list[Table]:
+    """Return all columns in one table, else in two; with intervals if possible, and names as long as possible."""
+    size = rows[0].id.n
+    inside = f"in distribution (n = {'-' if size is None else size})"
+    if tables.ood_names(rows):
+        together: list[_Part] = [(f"{inside}, OOD averages", tables.main_columns(rows))]
+        second: _Part = ("OOD averages, and diversity in distribution", [*tables.OOD_AVERAGE, *tables.DIVERSITY])
+    else:
+        together = [(inside, tables.main_columns(rows))]
+        second = ("diversity in distribution", tables.DIVERSITY)
+    apart: list[_Part] = [(inside, tables.ID_COLUMNS), second]
+    drawn: list[Table] = []
+    for parts, intervals, letters in _tries(together, apart):
+        drawn = []
+        for title, columns in parts:
+            drawn.append(_rich(tables.metric_table(rows, columns, "", title), letters, intervals))
+        if _fit(drawn, width):
+            break
+    return drawn
+
+
+def _tries(together: list[_Part], apart: list[_Part]) -> Iterator[tuple[list[_Part], bool, int]]:
+    """Yield the ways to lay the columns out, the best first: the parts, whether with intervals, letters of a name."""
+    for parts in (together, apart):
+        for letters in _NAMES[:2]:
+            yield parts, True, letters
+    for parts in (together, apart):
+        for letters in _NAMES:
+            yield parts, False, letters
+
+
+def _fit(drawn: Iterable[Table], width: int) -> bool:
+    return all(_ANY_WIDTH.measure(part).maximum <= width for part in drawn)
+
+
+def _shows_intervals(drawn: Sequence[Table]) -> bool:
+    """Return whether any cell has a second line."""
+    for part in drawn:
+        for column in part.columns:
+            if any("\n" in str(cell) for cell in column.cells):
+                return True
+    return False
+
+
+def _asked_for(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
+    """Yield paired differences, corruptions, and what was fitted or given: each where it was asked for."""
+    scores = tables.score_table(rows)
+    if scores.rows:
+        yield from _in_parts(scores, width)
+    differences = tables.difference_table(rows)
+    if differences.rows:
+        (first,) = drawn_names([rows[0].name], _NAMES[-1])
+        yield from _in_parts(replace(differences, title=f"paired difference to {first}"), width)
+    corrupted = tables.corrupted_accuracy(rows)
+    if corrupted.rows:
+        yield _rich(corrupted, _NAMES[-1], left=2)
+        *_, mean = tables.corruption_tables(rows)
+        yield from _in_parts(mean, width)
+    fitted = []
+    for name, cells in tables.settings_table(rows).rows:
+        fitted.append((name, *(cell.text for cell in cells)))
+    if fitted:
+        yield table("fitted or given", ("model", "what", ""), fitted, left=3)
+
+
+def _in_parts(shown: tables.Table, width: int) -> list[Table]:
+    """Split a table with its intervals into as many parts of its columns as the width asks for, one below another."""
+    drawn: list[Table] = []
+    for size in range(len(shown.heads), 0, -1):
+        parts = [_some_columns(shown, start, start + size) for start in range(0, len(shown.heads), size)]
+        drawn = [_rich(part, _NAMES[-1], intervals=True) for part in parts]
+        if _fit(drawn, width):
+            break
+    return drawn
+
+
+def _some_columns(shown: tables.Table, start: int, stop: int) -> tables.Table:
+    """Return a table of some of the columns; the title stays with the first of them."""
+    return replace(
+        shown,
+        title="" if start else shown.title,
+        heads=shown.heads[start:stop],
+        rows=[(name, cells[start:stop]) for name, cells in shown.rows],
+    )
+
+
+def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
+    """Make a table for the terminal, with names of so many letters."""
+    names = list(dict.fromkeys(name for name, _ in shown.rows))
+    short = dict(zip(names, drawn_names(names, letters), strict=True))
+    texts = [[cell.text for cell in cells] for _, cells in shown.rows]
+    known = known_columns(texts, len(shown.heads))
+    labels = [shown.heads[index][0] for index in known]
+    drawn = table(shown.title, ("model", *labels), [], left=left)
+    for name, cells in shown.rows:
+        drawn.add_row(Text(short[name]), *[_text(cells[index], intervals) for index in known])
+    return drawn
+
+
+def _text(cell: tables.Cell, intervals: bool) -> Text:
+    """Return a number with its mark, and its interval on a second line."""
+    text = Text(cell.text.replace(" ± ", "\n± "), _STYLES.get(cell.mark, ""))  # below the number, for the width
+    if not intervals or cell.ends is None:
+        return text
+    low, high = map(_short, cell.ends)
+    between = " to " if cell.signed else "-"
+    return Text.assemble(text, "\n", (f"{low}{between}{high}", "not bold not underline"))
+
+
+def _short(value: float) -> str:
+    """Format to three digits with no nought before the point: an interval is read beside its number."""
+    text = f"{value:.3f}"
+    return text.replace("0.", ".", 1) if -1 < value < 1 else text
+
+
+def _ood(rows: Sequence[EvalRow], width: int) -> Table:
+    """Return the table of every OOD set of every row."""
+    every = tables.every_set_table(rows)
+    sets = tables.ood_names(rows)
+    short = dict(zip(sets, drawn_names(sets, 16), strict=True))
+    lines = []
+    for name, (ood_set, *cells) in every.rows:
+        lines.append((name, [tables.Cell(short[ood_set.text]), *cells]))
+    left_over = width - _OTHERS - max(map(len, short.values()))
+    letters = max(_NAMES[-1], min(_NAMES[0], left_over))
+    return _rich(tables.Table("", every.heads, lines, every.title), letters, left=3)
+
+
+class _Note:
+    """The meaning of the marks and second lines, or where intervals are to be had; of marks only where they show."""
+
+    def __init__(self, answer: EvalAnswer, with_intervals: bool) -> None:
+        rows = answer.models
+        level = tables.level_text(answer)
+        intervals = f"{level} interval" if level else "interval"
+        self.marks = "bold: best of the column, underlined: second best" if len(rows) > 1 else ""
+        self.intervals = ""
+        if any(_has_interval(row) for row in rows):
+            self.intervals = f"{intervals}s: --json, or a wider terminal"
+            if with_intervals:
+                self.intervals = f"below a number: its {intervals}"
+        self.runs = tables.runs_text(answer)
+        compared = any(row.difference for row in rows)
+        self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0" if compared else ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shows_marks = console.is_terminal and not console.is_dumb_terminal
+        meaning = [self.marks if shows_marks else "", self.intervals]
+        about_numbers = "; ".join(part for part in meaning if part)
+        for line in (self.runs, about_numbers, self.significant):
+            if line:
+                yield Text(line)
+
+
+def _has_interval(row: EvalRow) -> bool:
+    return any(tables.known_interval(ends) is not None for ends in (row.ci or {}).values())
