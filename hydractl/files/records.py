@@ -8,7 +8,6 @@ records cost a command line nothing.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -250,9 +249,17 @@ def _written(value: Any) -> Any:
     return value
 
 
-@functools.cache
+_FIELDS: dict[type[Record], tuple[JsonField, ...]] = {}
+
+
 def json_fields(record: type[Record]) -> tuple[JsonField, ...]:
     """Return the fields of a record in order."""
+    if record not in _FIELDS:
+        _FIELDS[record] = _fields_of(record)
+    return _FIELDS[record]
+
+
+def _fields_of(record: type[Record]) -> tuple[JsonField, ...]:
     hints = get_type_hints(record)
     fields = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]

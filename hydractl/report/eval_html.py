@@ -170,7 +170,7 @@ def _provenance(answer: EvalAnswer) -> Iterator[Fact]:
     if answer.bootstrap is not None:
         options = answer.bootstrap.to_json()
         yield "bootstrap", [", ".join(f"{key} {value}" for key, value in options.items())]
-    yield "form", [answer.schema or "-"]
+    yield "form", [answer.schema]
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------

@@ -264,8 +264,8 @@ def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequ
     widest = max(*heads, 1)
 
     def draw(axes: Axes) -> None:
-        kept_cells = []
-        removed_cells = []
+        kept_cells: list[tuple[int, int]] = []
+        removed_cells: list[tuple[int, int]] = []
         for line, count in enumerate(heads):
             for head in range(count):
                 cells = kept_cells if head in kept[line] else removed_cells
@@ -403,9 +403,9 @@ def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | No
 
 
 class _CostPoint(NamedTuple):
-    """A row in the picture of costs: its number, its mult-adds over the reference's, and what it reaches."""
+    """A row in the picture of costs: its series, its mult-adds over the reference's, and what it reaches."""
 
-    index: int
+    series: int
     ratio: float
     value: float
     ends: tuple[float, float] | None
@@ -427,8 +427,8 @@ def cost(rows: Sequence[EvalRow], names: Sequence[str], column: Column, kind: st
 
     def draw(axes: Axes) -> None:
         for point in points:
-            whiskers(axes, [point.ratio], [point.ends], point.index)
-            axes.plot(point.ratio, point.value, label=names[point.index], **point_look(point.index))
+            whiskers(axes, [point.ratio], [point.ends], point.series)
+            axes.plot(point.ratio, point.value, label=names[point.series], **point_look(point.series))
         axes.margins(0.1)
         axes.set_xlabel(f"mult-adds, times those of\n{drawn_names([reference])[0]}")
         axes.set_ylabel(f"{words}\n({sizes})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import ConformalSets, Conventions, EvalAnswer, EvalRow
@@ -12,8 +12,6 @@ from hydractl.files.model_records import CalibrationRecord, DataSetRecord, Measu
 
 Answers = Mapping[str, EvalAnswer]
 """Answers of eval by the name of their file."""
-
-Over = Literal["seed", "data"]
 
 Figures = Mapping[str, object]
 """A part of a row as JSON: numbers, and objects of them."""
@@ -46,7 +44,7 @@ _FIGURES = (
 """Keys of a row whose numbers are averaged."""
 
 
-def means(answers: Answers, over: Over) -> EvalAnswer:
+def means(answers: Answers, over: str) -> EvalAnswer:
     """Return the answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
 
     Over seeds, the runs of a row are the rows of all answers with the same name before ``#``; the same model measured
@@ -133,7 +131,7 @@ def _check_other_data(answers: Answers) -> None:
             )
 
 
-def _runs(answers: Answers, over: Over) -> dict[str, list[Run]]:
+def _runs(answers: Answers, over: str) -> dict[str, list[Run]]:
     """Group runs by the name of their row."""
     runs_of_rows: dict[str, list[Run]] = {}
     for path, answer in answers.items():
@@ -145,7 +143,7 @@ def _runs(answers: Answers, over: Over) -> dict[str, list[Run]]:
     return runs_of_rows
 
 
-def _row_name(name: str, over: Over) -> str:
+def _row_name(name: str, over: str) -> str:
     """Return the name that the runs of a row have in common."""
     return name.partition("#")[0] if over == "seed" else name
 
@@ -155,7 +153,7 @@ def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
     return row.sha256 == other.sha256 and _figures(row) == _figures(other)
 
 
-def _check_alike(name: str, runs: Sequence[Run], over: Over) -> None:
+def _check_alike(name: str, runs: Sequence[Run], over: str) -> None:
     """Refuse figures that do not mean the same."""
     first, *others = runs
     known = _settings(first.row, over)
@@ -167,7 +165,7 @@ def _check_alike(name: str, runs: Sequence[Run], over: Over) -> None:
                 raise InputError(text, hint="measure all runs with the same options of eval")
 
 
-def _settings(row: EvalRow, over: Over) -> dict[str, object]:
+def _settings(row: EvalRow, over: str) -> dict[str, object]:
     """Return what must be the same in all runs of a row, by what a message calls it."""
     calibration = row.calibration or CalibrationRecord()
     conformal = row.conformal or ConformalSets()
@@ -187,7 +185,7 @@ def _settings(row: EvalRow, over: Over) -> dict[str, object]:
     if over == "seed":
         settings["calibration.fitted_on.fingerprint"] = _print_of(calibration.fitted_on)
         settings["fitted_on.fingerprint"] = _print_of(row.fitted_on)
-        settings["probe.fitted_on.fingerprint"] = _print_of(row.probe and row.probe.fitted_on)
+        settings["probe.fitted_on.fingerprint"] = _print_of(row.probe.fitted_on if row.probe else None)
     # One that was fitted is a figure of the run; one that was given is a setting.
     is_given = calibration.fitted_on is None
     settings["calibration.temperature"] = calibration.temperature if is_given else None
@@ -298,7 +296,7 @@ def _data(answers: Answers) -> dict[str, DataSetRecord]:
     return sets
 
 
-def _shared_conventions(answers: Answers, over: Over) -> dict[str, object]:
+def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
     """Return the sentences that all answers have alike."""
     first, *others = [_conventions(answer.conventions, over) for answer in answers.values()]
     shared = {}
@@ -308,7 +306,7 @@ def _shared_conventions(answers: Answers, over: Over) -> dict[str, object]:
     return shared
 
 
-def _conventions(conventions: Conventions, over: Over) -> dict[str, object]:
+def _conventions(conventions: Conventions, over: str) -> dict[str, object]:
     """Return the sentences of an answer, those on single rows by the names that these have now."""
     renamed: dict[str, object] = {}
     for key, said in conventions.items():
