@@ -21,7 +21,7 @@ from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
 from hydractl.families.reading import named
 from hydractl.files.atomic import Output, file_path, write_json
-from hydractl.files.checkpoint import DictTensors, FileTensors, beside, replaced, write_checkpoint
+from hydractl.files.checkpoint import DictTensors, FileTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.model.laplace import KEY
@@ -259,7 +259,7 @@ def save(
             with held_data({"trained_on": trained_on}) as spec:
                 seen = merged(seen, [entry("save", "train", open_data(spec["trained_on"], ignore_labels=True))])
         description = replace(source.description, layout="sliced", provenance=made, seen=tuple(seen))
-        tensors = replaced(source.tensors, beside(source.tensors))
+        tensors = with_tensors(source.tensors, beside(source.tensors))
         write_checkpoint(output, tensors, description.to_json())
     return output.path
 

@@ -25,7 +25,7 @@ from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, fitted_entries, of_role, tested
 from hydractl.files.atomic import Output, write_with
-from hydractl.files.checkpoint import TensorSource, beside, replaced, write_checkpoint
+from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_checkpoint
 from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
@@ -211,13 +211,13 @@ class Measuring:
         if calibration is not None:
             calibration["stored"] = True
         own: dict[str, Any] = {"calibration": calibration, "threshold": fitted.threshold, "ood_score": None}
-        tensors: TensorSource = replaced(source.tensors, beside(source.tensors, POSTERIOR))
+        tensors: TensorSource = with_tensors(source.tensors, beside(source.tensors, POSTERIOR))
         scores, detector = row_scores(model, self._options), model.detector
         if self._options.fit.scores.told or model.stored.score:
             own["ood_score"] = {"score": scores.leading}
             if detector is not None and scores.leading in detector.names:
                 own["ood_score"]["fitted_on"] = dict(detector.fitted_on)
-                tensors = replaced(tensors, detector.tensors(scores.leading))
+                tensors = with_tensors(tensors, detector.tensors(scores.leading))
         extra = {key: value for key, value in source.description.extra.items() if key not in own}
         extra.update({key: value for key, value in own.items() if value is not None})
         seen = tuple(merged(source.description.seen, fitted_entries([*self._sets, *self._training])))

@@ -35,7 +35,7 @@ def storage_error(error: OSError, path: Path) -> HydraError:
 
 @contextlib.contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Around what reads or writes ``path``: an error of the operating system becomes the one a person gets."""
+    """Turn errors of the operating system inside into those a person gets; ``path`` is read or written there."""
     try:
         yield
     except OSError as error:
@@ -54,12 +54,12 @@ def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -
 
 
 def make_folder(folder: Path) -> str:
-    """The command that makes a folder, for hints."""
+    """Return the command that makes a folder, for hints."""
     return f"mkdir -p {shlex.quote(str(folder))}"
 
 
 def file_path(text: str) -> Path:
-    """The path of an output that is one file.
+    """Return the path of an output that is one file.
 
     Raises:
         OutputError: for what can only name a folder, such as ``out/`` or ``.``; a path would forget the slash.
@@ -71,8 +71,9 @@ def file_path(text: str) -> Path:
 
 
 def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
-    """One of several outputs: with the mark 1 ``a.st`` is ``a.1.st``; ``vit.taylor-8`` and a folder end in it."""
-    suffix = path.suffix if path.suffix[1:].isalpha() and not folder else ""
+    """Name one of several outputs: with the mark 1 ``a.st`` is ``a.1.st``; ``vit.taylor-8`` and a folder end in it."""
+    has_suffix = path.suffix[1:].isalpha() and not folder
+    suffix = path.suffix if has_suffix else ""
     return path.with_name(f"{path.name.removesuffix(suffix)}.{mark}{suffix}")
 
 
@@ -107,17 +108,20 @@ class Output:
             raise
 
     def _check(self, *, force: bool) -> None:
-        parent, target = self.target.parent, self.target
+        target = self.target
+        parent = target.parent
         refuse_input(self.path, folder=self.is_folder)
         with storing(self.path):  # a name that is too long, a folder that may not be searched
             if not parent.is_dir():
                 raise OutputError(f"the folder of the output does not exist: {parent}", hint=make_folder(parent))
             if not os.access(parent, os.W_OK | os.X_OK):
                 raise OutputError(f"the folder of the output is not writable: {parent}")
-            if target.exists() and not (target.is_dir() if self.is_folder else target.is_file()):
-                kind = "a folder" if target.is_dir() else "a file" if target.is_file() else "no regular file"
+            if not target.exists():
+                return
+            kind = _kind(target)
+            if kind != ("a folder" if self.is_folder else "a file"):
                 raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name")
-            if target.exists() and not force:
+            if not force:
                 hint = "add --force to replace it, or choose another name"
                 raise OutputError(f"the output exists: {self.path}", hint=hint)
 
@@ -131,11 +135,13 @@ class Output:
     def _acquire(self) -> IO[bytes]:
         """Open and lock the temporary file, an empty one."""
         with storing(self.path):
-            while os.fstat((handle := open_locked(self.lock_path, self.path)).fileno()).st_size:
+            while True:
+                handle = open_locked(self.lock_path, self.path)
+                if os.fstat(handle.fileno()).st_size == 0:
+                    return handle
                 # Left by a killed run: a new file gets the mode that the umask asks for today.
                 self.lock_path.unlink()
                 handle.close()
-        return handle
 
     def __enter__(self) -> Output:
         return self
@@ -151,7 +157,7 @@ class Output:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
-        """The temporary file, open for writing from its beginning."""
+        """Open the temporary file for writing from its beginning."""
         with storing(self.path):
             self._lock.seek(0)
             self._lock.truncate(0)
@@ -194,6 +200,13 @@ class Output:
         self.lock_path.unlink()
 
 
+def _kind(path: Path) -> str:
+    """Return what is at a path, as messages call it."""
+    if path.is_dir():
+        return "a folder"
+    return "a file" if path.is_file() else "no regular file"
+
+
 def open_locked(path: Path, named: Path, buffering: int = -1) -> IO[bytes]:
     """Open a file for reading and appending, make it where it is not there, and lock it for as long as it is open.
 
@@ -229,7 +242,7 @@ def lock(file: IO[bytes], named: Path) -> None:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open, but neither through a symbolic link that somebody put there nor waiting for the other end of a pipe."""
+    """Open a file, but through no symbolic link that somebody put there, and not waiting for the end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 

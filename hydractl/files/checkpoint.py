@@ -21,11 +21,11 @@ from hydractl.files.header import (
     Header,
     TensorInfo,
     header_bytes,
-    in_order,
     meta_tensor,
     read_header,
     state_of,
     tensor_info,
+    tensors_in_order,
     torch_dtype,
 )
 from hydractl.jsonio import read_json_file
@@ -45,15 +45,15 @@ class TensorSource(Protocol):
     """Named tensors that can be described without being read."""
 
     def names(self) -> list[str]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         ...
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
+        """Return dtype and shape of one tensor."""
         ...
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU, in its stored dtype."""
+        """Read one tensor, on the CPU, in its stored dtype."""
         ...
 
 
@@ -86,15 +86,15 @@ class FileTensors:
         self._scan: Scan | None = None
 
     def names(self) -> list[str]:
-        """All tensor names but those of :data:`BESIDE`, sorted."""
+        """Return all tensor names but those of :data:`BESIDE`, sorted."""
         return sorted(name for name in self.header.tensors if not name.startswith(BESIDE))
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
+        """Return dtype and shape of one tensor."""
         return self.header.tensors[name]
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU, in its stored dtype.
+        """Read one tensor, on the CPU, in its stored dtype.
 
         Raises:
             InputError: for a file that cannot be read, or has changed since its header was.
@@ -103,7 +103,7 @@ class FileTensors:
         return self.read_piece(name, 0, info.numel).reshape(info.shape)
 
     def read_piece(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """The elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
+        """Read the elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
 
         Raises:
             InputError: as :meth:`read` does.
@@ -138,35 +138,39 @@ class FileTensors:
 
         head = bytearray(self.header.data_start)
         self._fill(memoryview(head), 0, "the header")
-        digest, buffer = hashlib.sha256(head), torch.empty(SCAN_BYTES, dtype=torch.uint8)
-        block, not_finite, empty = buffer.numpy().data, [], True
+        digest = hashlib.sha256(head)
+        buffer = torch.empty(SCAN_BYTES, dtype=torch.uint8)
+        block = buffer.numpy().data
+        not_finite = []
+        is_empty = True
         # The data section has neither holes nor overlaps, so its tensors in their order are the rest of the file.
-        for name, info in in_order(self.header.tensors):
-            finite, dtype = True, torch_dtype(info)
+        for name, info in tensors_in_order(self.header.tensors):
+            dtype = torch_dtype(info)
+            finite = True
             for position in range(info.start, info.end, SCAN_BYTES):
                 count = min(SCAN_BYTES, info.end - position)
                 self._fill(block[:count], self.header.data_start + position, repr(name))
                 digest.update(block[:count])
-                empty = empty and not buffer[:count].any()
+                is_empty = is_empty and not buffer[:count].any()
                 finite = finite and is_finite(buffer[:count].view(dtype))
             if not finite:
                 not_finite.append(name)
-        return Scan(digest.hexdigest(), sorted(not_finite), empty)
+        return Scan(digest.hexdigest(), sorted(not_finite), is_empty)
 
     def _fill(self, block: memoryview, position: int, what: str) -> None:
         """Read as many bytes as ``block`` has."""
-        done = 0
+        filled = 0
         try:
             handle = self._opened()
-            while done < len(block):
-                count = os.preadv(handle, [block[done:]], position + done)
+            while filled < len(block):
+                count = os.preadv(handle, [block[filled:]], position + filled)
                 if count == 0:
                     raise InputError(f"cannot read {what} from {self.path}: the file has become shorter")
-                done += count
-            changed = bool(self.header.state) and state_of(os.fstat(handle)) != self.header.state
+                filled += count
+            state = state_of(os.fstat(handle))
         except OSError as error:
             raise InputError(f"cannot read {what} from {self.path}: {error.strerror}") from error
-        if changed:
+        if self.header.state and state != self.header.state:
             raise InputError(f"cannot read {what} from {self.path}: the file has changed since it was opened")
 
     def _opened(self) -> int:
@@ -181,14 +185,15 @@ class MappedTensors(Mapping[str, "torch.Tensor"]):
     """Tensors that are described beforehand, and read or made by a function when somebody asks for them."""
 
     def __init__(self, infos: Mapping[str, TensorInfo], read: Callable[[str], torch.Tensor]) -> None:
-        self._infos, self.read = infos, read
+        self._infos = infos
+        self.read = read
 
     def names(self) -> list[str]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return sorted(self._infos)
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
+        """Return dtype and shape of one tensor."""
         return self._infos[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -209,8 +214,9 @@ class DictTensors(MappedTensors):
     """Tensors that are already in memory."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = {name: t.detach().cpu() for name, t in tensors.items()}
-        super().__init__({name: tensor_info(t) for name, t in self.tensors.items()}, self.tensors.__getitem__)
+        self.tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        infos = {name: tensor_info(tensor) for name, tensor in self.tensors.items()}
+        super().__init__(infos, self.tensors.__getitem__)
 
 
 class ShardedTensors(MappedTensors):
@@ -224,44 +230,67 @@ class ShardedTensors(MappedTensors):
     """
 
     def __init__(self, index: Path) -> None:
-        document = read_json_file(index)
-        found = document.get("weight_map") if isinstance(document, dict) else None
-        of_tensor: dict[str, Any] = found if isinstance(found, dict) else {}
-        names = set(map(str, of_tensor.values()))
-        if not names or any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
-            raise InputError(f"{index} is no index of safetensors files beside it")
-        if missing := sorted(name for name in names if not (index.parent / name).exists()):
+        file_of_tensor = _weight_map(index)
+        names = sorted(set(file_of_tensor.values()))
+        missing = [name for name in names if not (index.parent / name).exists()]
+        if missing:
             hint = "download the rest of the folder"
             raise InputError(f"{len(missing)} of the {len(names)} files of {index} are missing", hint, problems=missing)
-        files = {name: FileTensors(index.parent / name) for name in sorted(names)}
-        held = {(tensor, name) for name, file in files.items() for tensor in file.names()}
-        wrong = sorted({f"tensor {tensor!r} of {name}" for tensor, name in held ^ set(of_tensor.items())})
-        if wrong:
-            raise InputError(f"{index} and its files do not name the same tensors", problems=wrong[:40])
-        infos = {tensor: files[name].info(tensor) for tensor, name in of_tensor.items()}
-        super().__init__(infos, lambda tensor: files[of_tensor[tensor]].read(tensor))
+        files = {name: FileTensors(index.parent / name) for name in names}
+        held: set[tuple[str, str]] = set()
+        for name, file in files.items():
+            held.update((tensor, name) for tensor in file.names())
+        not_in_both = held ^ set(file_of_tensor.items())
+        if not_in_both:
+            problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in not_in_both)
+            raise InputError(f"{index} and its files do not name the same tensors", problems=problems[:40])
+        infos = {tensor: files[name].info(tensor) for tensor, name in file_of_tensor.items()}
+        super().__init__(infos, lambda tensor: files[file_of_tensor[tensor]].read(tensor))
 
 
-def replaced(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
-    """The tensors of a source with some of them replaced."""
-    infos = {name: source.info(name) for name in source.names()} | {n: tensor_info(t) for n, t in tensors.items()}
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the name of the file that has each tensor, as an index says.
+
+    Raises:
+        InputError: for an index that names no files, or others than safetensors files beside it.
+    """
+    document = read_json_file(index)
+    file_of_tensor = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(file_of_tensor, dict) or not file_of_tensor:
+        raise _no_index(index)
+    for name in file_of_tensor.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise _no_index(index)
+    return file_of_tensor
+
+
+def _no_index(index: Path) -> InputError:
+    return InputError(f"{index} is no index of safetensors files beside it")
+
+
+def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
+    """Return the tensors of a source with some of them replaced."""
+    infos = {name: source.info(name) for name in source.names()}
+    for name, tensor in tensors.items():
+        infos[name] = tensor_info(tensor)
     return MappedTensors(infos, lambda name: tensors[name] if name in tensors else source.read(name))
 
 
 def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]:
-    """The tensors that lie beside the weights in a file, those whose names start so."""
-    listed = source.header.tensors if isinstance(source, FileTensors) else ()
-    return {name: source.read(name) for name in listed if name.startswith(start)}
+    """Return the tensors that lie beside the weights in a file, those whose names start so."""
+    if not isinstance(source, FileTensors):
+        return {}
+    return {name: source.read(name) for name in source.header.tensors if name.startswith(start)}
 
 
 def shapes_only(source: TensorSource) -> MappedTensors:
-    """The tensors of a source as meta tensors, which have dtypes and shapes and no numbers."""
+    """Return the tensors of a source as meta tensors, which have dtypes and shapes and no numbers."""
     infos = {name: source.info(name) for name in source.names()}
     return MappedTensors(infos, lambda name: meta_tensor(source.info(name)))
 
 
 def page_buffer(count: int) -> torch.Tensor:
-    """Bytes to read into, ``[count]``. Big ones are pages of their own: when they are dropped, they are free at once.
+    """Return bytes to read into, ``[count]``. Big ones are pages of their own: when dropped, they are free at once.
 
     The allocator would put them between what stays, and keep the holes that they leave.
     """
@@ -273,9 +302,11 @@ def page_buffer(count: int) -> torch.Tensor:
 
 
 def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.Tensor:
-    """The elements ``start`` to ``stop`` of one tensor in storage order, without reading the others where it can be."""
-    piece: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
-    return source.read(name).reshape(-1)[start:stop] if piece is None else piece(name, start, stop)
+    """Read the elements ``start`` to ``stop`` of one tensor in storage order, without the others where it can be."""
+    of_source: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
+    if of_source is None:
+        return source.read(name).reshape(-1)[start:stop]
+    return of_source(name, start, stop)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -296,7 +327,8 @@ def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[
     """
     import torch
 
-    head, order = header_bytes({name: source.info(name) for name in source.names()}, description)
+    infos = {name: source.info(name) for name in source.names()}
+    head, order = header_bytes(infos, description)
     digest = hashlib.sha256(head)
     handle.write(head)
     for name in order:
@@ -310,7 +342,7 @@ def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[
 
 
 def sha256_file(path: str | Path) -> str:
-    """SHA-256 of a file, as hex."""
+    """Return the SHA-256 of a file, as hex."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

@@ -35,23 +35,27 @@ def provenance(
     """
     import torch
 
-    return {
+    record: dict[str, Any] = {
         "hydractl": __version__,
         "torch": torch.__version__.split("+")[0],
         "verb": verb,
         "seed": seed,
         "inputs": list(inputs),
-        **({} if bases is None or list(bases) == list(inputs) else {"bases": list(bases)}),
-        "settings": {key: value for key, value in details.items() if value is not None},
     }
+    if bases is not None and list(bases) != list(inputs):
+        record["bases"] = list(bases)
+    record["settings"] = {key: value for key, value in details.items() if value is not None}
+    return record
 
 
 def bases_of(provenance: Any) -> list[str]:
-    """SHA-256 of the checkpoints that a file goes back to, the nearest first; none where it does not say."""
+    """Return the SHA-256 of the checkpoints that a file goes back to, the nearest first; none where it does not say."""
     if not isinstance(provenance, Mapping):
         return []
-    found = provenance.get("bases", provenance.get("inputs"))
-    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+    digests = provenance.get("bases", provenance.get("inputs"))
+    if not isinstance(digests, list):
+        return []
+    return [digest for digest in digests if isinstance(digest, str)]
 
 
 @dataclass(frozen=True)
@@ -106,17 +110,14 @@ class Description:
     def params_nonzero(self) -> int | None:
         """The number of nonzero parameters of a model with pruned weights; None where they are not counted."""
         sparse = self.extra.get("sparse")
-        count = sparse.get("params_nonzero") if isinstance(sparse, Mapping) else None
+        if not isinstance(sparse, Mapping):
+            return None
+        count = sparse.get("params_nonzero")
         return count if type(count) is int else None
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form ``hydractl.checkpoint/1``."""
-        members = []
-        for index, mask in enumerate(self.masks):
-            entry = dict(self.members[index]) if self.members else {}
-            entry["kept"] = {path: list(kept) for path, kept in mask.kept.items()}
-            members.append(entry)
-        return {
+        """Return the JSON form ``hydractl.checkpoint/1``."""
+        document: dict[str, Any] = {
             "schema": CHECKPOINT_SCHEMA,
             "kind": self.kind,
             "family": self.family,
@@ -125,17 +126,31 @@ class Description:
             "config": dict(self.config),
             "preprocess": dict(self.preprocess),
             "labels": None if self.labels is None else list(self.labels),
-            **({} if self.prompt is None else {"prompt": list(self.prompt)}),
             # A list of pairs, because canonical JSON sorts keys and the order of sites carries meaning.
             "sites": [[path, heads] for path, heads in self.masks[0].heads.items()],
             "layout": self.layout,
             "merge": None if self.merge is None else list(self.merge),
-            "members": members,
+            "members": self._members_json(),
             "extra": dict(self.extra),
             "provenance": dict(self.provenance),
-            **({"seen": [dict(entry) for entry in self.seen]} if self.seen else {}),
-            **({} if self.origin is None else {"origin": self.origin}),
         }
+        # What few files have is only in these.
+        if self.prompt is not None:
+            document["prompt"] = list(self.prompt)
+        if self.seen:
+            document["seen"] = [dict(entry) for entry in self.seen]
+        if self.origin is not None:
+            document["origin"] = self.origin
+        return document
+
+    def _members_json(self) -> list[dict[str, Any]]:
+        """Return what is known of each member, with the heads that it keeps."""
+        members = []
+        for index, mask in enumerate(self.masks):
+            member = dict(self.members[index]) if self.members else {}
+            member["kept"] = {path: list(kept) for path, kept in mask.kept.items()}
+            members.append(member)
+        return members
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], origin: str) -> Description:
@@ -146,23 +161,31 @@ class Description:
         """
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
-        problems = [f"{key!r} is missing" for key in _REQUIRED if key not in document]
-        problems += [
-            f"{key!r} is not of the right type"
-            for key, kind in _REQUIRED.items()
-            if key in document and not isinstance(document[key], kind)
-        ]
+        problems = _wrong_fields(document)
         masks: list[HeadMask] = []
         if not problems:
-            problems += _contradictions(document)
+            problems = _contradictions(document)
             masks = _read_masks(document, problems)
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
+        members = []
+        for member in document["members"]:
+            members.append({key: value for key, value in member.items() if key != "kept"})
         return cls(
-            **{key: document[key] for key in _REQUIRED if key not in ("sites", "members")},
-            prompt=document.get("prompt"),
+            kind=document["kind"],
+            family=document["family"],
+            family_version=document["family_version"],
+            arch=document["arch"],
+            config=document["config"],
+            preprocess=document["preprocess"],
+            labels=document["labels"],
             masks=masks,
-            members=[{k: v for k, v in entry.items() if k != "kept"} for entry in document["members"]],
+            layout=document["layout"],
+            merge=document["merge"],
+            members=members,
+            extra=document["extra"],
+            provenance=document["provenance"],
+            prompt=document.get("prompt"),
             seen=tuple(checked(document.get("seen"), origin)),
             origin=document.get("origin"),
         )
@@ -186,41 +209,52 @@ _REQUIRED: dict[str, Any] = {
 }
 
 
+def _wrong_fields(document: Mapping[str, Any]) -> list[str]:
+    """List the fields that every description has and this one lacks, then those of the wrong type."""
+    missing = []
+    mistyped = []
+    for key, kind in _REQUIRED.items():
+        if key not in document:
+            missing.append(f"{key!r} is missing")
+        elif not isinstance(document[key], kind):
+            mistyped.append(f"{key!r} is not of the right type")
+    return missing + mistyped
+
+
 def _contradictions(document: Mapping[str, Any]) -> list[str]:
     """List values that no description has, in a document whose fields have the right types."""
     problems = []
-    if document["kind"] not in KINDS:
-        problems.append(f"unknown kind {shown(document['kind'])}")
+    kind = document["kind"]
+    members = len(document["members"])
+    if kind not in KINDS:
+        problems.append(f"unknown kind {shown(kind)}")
     if document["layout"] not in LAYOUTS:
         problems.append(f"unknown layout {shown(document['layout'])}")
     for key in ("labels", "merge"):
-        if not all(isinstance(value, str) for value in document[key] or []):
+        if not _are_texts(document[key] or []):
             problems.append(f"{key!r} holds something that is not a string")
     prompt = document.get("prompt")
-    if prompt is not None and not (isinstance(prompt, list) and prompt and all(isinstance(t, str) for t in prompt)):
+    if prompt is not None and not (isinstance(prompt, list) and prompt and _are_texts(prompt)):
         problems.append("'prompt' is not a list of templates")
     if not isinstance(document.get("origin"), str | None):
         problems.append("'origin' is no text")
-    if not document["members"]:
+    if not members:
         problems.append("it has no members")
-    if document["kind"] in ("dense", "pruned") and len(document["members"]) > 1:
-        problems.append(f"a {document['kind']} model cannot have {len(document['members'])} members")
-    if document["kind"] == "fused" and document["layout"] != "sliced":
+    if kind in ("dense", "pruned") and members > 1:
+        problems.append(f"a {kind} model cannot have {members} members")
+    if kind == "fused" and document["layout"] != "sliced":
         problems.append("a fused model is always sliced")
     return problems
 
 
+def _are_texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
 def _read_masks(document: Mapping[str, Any], problems: list[str]) -> list[HeadMask]:
-    heads: dict[str, int] = {}
-    for pair in document["sites"]:
-        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is int):
-            problems.append(f"site {shown(pair)} is not a pair of path and head count")
-            return []
-        if pair[0] in heads or pair[1] < 1:
-            problems.append(f"site {shown(pair)} is listed twice or has no heads")
-        heads[pair[0]] = pair[1]
-    if max(heads.values(), default=0) > MOST_HEADS or sum(heads.values()) > MOST_HEADS_OF_ALL:
-        problems.append(f"more heads than {MOST_HEADS} at one site or {MOST_HEADS_OF_ALL} in all")
+    """Return the mask of each member; what is wrong with them is added to ``problems``."""
+    heads = _read_heads(document["sites"], problems)
+    if heads is None:
         return []
     if len(document["members"]) > _MOST_MEMBERS:
         problems.append(f"{len(document['members'])} members (the limit is {_MOST_MEMBERS})")
@@ -231,17 +265,45 @@ def _read_masks(document: Mapping[str, Any], problems: list[str]) -> list[HeadMa
         if not isinstance(kept, dict) or set(kept) != set(heads):
             problems.append(f"member {index} does not name the kept heads of every site")
             continue
-        bad = [path for path in heads if not _are_heads(kept[path], heads[path])]
-        problems += [f"member {index} keeps {shown(kept[p])} at {shown(p)}, which has {heads[p]} heads" for p in bad]
-        if not bad:
-            masks.append(HeadMask(heads, {p: tuple(kept[p]) for p in heads}))
+        is_sound = True
+        for path, count in heads.items():
+            if not _are_heads(kept[path], count):
+                problems.append(f"member {index} keeps {shown(kept[path])} at {shown(path)}, which has {count} heads")
+                is_sound = False
+        if is_sound:
+            masks.append(HeadMask(heads, {path: tuple(kept[path]) for path in heads}))
     if document["kind"] == "dense" and not all(mask.is_full for mask in masks):
         problems.append("a dense model keeps every head, this one does not")
     return masks
 
 
+def _read_heads(sites: Sequence[Any], problems: list[str]) -> dict[str, int] | None:
+    """Return the number of heads of each site by its path; None where masks would make no sense of them."""
+    heads: dict[str, int] = {}
+    for pair in sites:
+        if not _is_site(pair):
+            problems.append(f"site {shown(pair)} is not a pair of path and head count")
+            return None
+        path, count = pair
+        if path in heads or count < 1:
+            problems.append(f"site {shown(pair)} is listed twice or has no heads")
+        heads[path] = count
+    if max(heads.values(), default=0) > MOST_HEADS or sum(heads.values()) > MOST_HEADS_OF_ALL:
+        problems.append(f"more heads than {MOST_HEADS} at one site or {MOST_HEADS_OF_ALL} in all")
+        return None
+    return heads
+
+
+def _is_site(pair: Any) -> bool:
+    if not isinstance(pair, list) or len(pair) != 2:
+        return False
+    return isinstance(pair[0], str) and type(pair[1]) is int
+
+
 def _are_heads(values: Any, heads: int) -> bool:
     """Return whether this is a list of ascending head numbers below ``heads``."""
-    if not isinstance(values, list) or not all(type(h) is int and 0 <= h < heads for h in values):
+    if not isinstance(values, list):
+        return False
+    if not all(type(number) is int and 0 <= number < heads for number in values):
         return False
     return sorted(set(values)) == values

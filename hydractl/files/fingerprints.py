@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -40,12 +41,12 @@ MOST = 65_536
 """Fingerprints kept of one data set: those of the lowest value, so that a larger set is represented by a sample of it
 that does not depend on its order. Of one sample in twenty of the test data, fifty are met by such a part."""
 
-Entry = Mapping[str, Any]
+Entry = TypedDict("Entry", {"by": str, "as": str, "data": str, "n": int, "hashes": str})
 """``by`` (the verb that saw the samples), ``as`` (what for), ``data`` (fingerprint of the data set), ``n`` (its
 samples that were used) and ``hashes`` (base64 of the kept fingerprints, ascending, 6 bytes each)."""
 
 
-def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None = None) -> dict[str, Any]:
+def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None = None) -> Entry:
     """Return the record of one data set.
 
     Args:
@@ -55,7 +56,8 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
         used: the indices of those that were used; None: all.
     """
     digests = dataset.sample_fingerprints()
-    digests = digests if used is None else [digests[index] for index in used]
+    if used is not None:
+        digests = [digests[index] for index in used]
     hashes = sorted({digest[:_DIGITS] for digest in digests})[:MOST]
     return {
         "by": by,
@@ -69,8 +71,9 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
     """Merge entries: the same samples once for each use, in the order of their first appearance."""
     uses: dict[tuple[str, ...], Entry] = {}
-    for use in (use for entries in lists for use in entries):
-        uses.setdefault((use["by"], use["as"], use["data"], use["hashes"]), use)
+    for use in itertools.chain.from_iterable(lists):
+        key = (use["by"], use["as"], use["data"], use["hashes"])
+        uses.setdefault(key, use)
     return list(uses.values())
 
 
@@ -83,8 +86,10 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
     seen: set[str] = set()
     for use in entries:
         digits = base64.b64decode(use["hashes"]).hex()
-        seen.update(digits[i : i + _DIGITS] for i in range(0, len(digits), _DIGITS))
-    return np.array([digest[:_DIGITS] in seen for digest in dataset.sample_fingerprints()], dtype=np.bool_)
+        for start in range(0, len(digits), _DIGITS):
+            seen.add(digits[start : start + _DIGITS])
+    digests = dataset.sample_fingerprints()
+    return np.array([digest[:_DIGITS] in seen for digest in digests], dtype=np.bool_)
 
 
 def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
@@ -94,8 +99,12 @@ def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
 
 def who_saw(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
     """Say who saw samples of a data set, and how many of them each: ``5 by finetune (train)``."""
-    counts = [(int(marked([use], dataset).sum()), use) for use in entries]
-    return ", ".join(f"{count} by {use['by']} ({use['as']})" for count, use in counts if count)
+    uses = []
+    for use in entries:
+        count = int(marked([use], dataset).sum())
+        if count:
+            uses.append(f"{count} by {use['by']} ({use['as']})")
+    return ", ".join(uses)
 
 
 def checked(value: Any, origin: str) -> list[Entry]:
@@ -106,7 +115,7 @@ def checked(value: Any, origin: str) -> list[Entry]:
     """
     if value is None:
         return []
-    if not isinstance(value, list) or not all(_is_entry(one) for one in value):
+    if not isinstance(value, list) or not all(map(_is_entry, value)):
         raise InputError(f"{origin} has a broken list of samples that were seen ('seen')")
     return value
 
@@ -124,12 +133,15 @@ def seen_in(document: Any, origin: str) -> list[Entry]:
     return merged(checked(before, origin), checked(document.get("seen"), origin))
 
 
-def _is_entry(one: Any) -> bool:
-    if not isinstance(one, dict) or type(one.get("n")) is not int:
+def _is_entry(value: Any) -> bool:
+    """Return whether a value from a file is an :data:`Entry`."""
+    if not isinstance(value, dict) or type(value.get("n")) is not int:
         return False
-    if not all(isinstance(one.get(key), str) for key in ("by", "as", "data", "hashes")):
-        return False
+    for key in ("by", "as", "data", "hashes"):
+        if not isinstance(value.get(key), str):
+            return False
     try:
-        return len(base64.b64decode(one["hashes"], validate=True)) % _BYTES == 0
+        hashes = base64.b64decode(value["hashes"], validate=True)
     except (binascii.Error, ValueError):
         return False
+    return len(hashes) % _BYTES == 0

@@ -110,15 +110,21 @@ def read_header(path: str | Path) -> Header:
         raise InputError(f"no such file: {path}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    raw = _parse_header(text, path)
-    metadata = raw.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise InputError(f"{path} has metadata that is not a map of strings")
+    entries = _parse_header(text, path)
+    metadata = _checked_metadata(entries.pop("__metadata__", {}), path)
     data_start = 8 + len(text)
-    tensors = _check_entries(raw, status.st_size - data_start, path)
-    if "hydractl" in metadata and not isinstance(parse_json(metadata["hydractl"], f"the description in {path}"), dict):
-        raise InputError(f"{path} has a hydractl description that is not a JSON object")
+    tensors = _check_entries(entries, status.st_size - data_start, path)
+    if "hydractl" in metadata:
+        description = parse_json(metadata["hydractl"], f"the description in {path}")
+        if not isinstance(description, dict):
+            raise InputError(f"{path} has a hydractl description that is not a JSON object")
     return Header(tensors, metadata, data_start, state_of(status))
+
+
+def _checked_metadata(metadata: Any, path: Path) -> dict[str, str]:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InputError(f"{path} has metadata that is not a map of strings")
+    return metadata
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
@@ -130,14 +136,17 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
     start = handle.read(8)
     if start.startswith(b"version "):
         raise InputError(f"{path} is a git-LFS pointer, not the weights", hint="git lfs pull")
+    if size == 0:
+        raise InputError(f"{path} is empty, not a safetensors file")
     if size < 8:
-        raise InputError(f"{path} is {'empty' if size == 0 else f'only {size} bytes long'}, not a safetensors file")
+        raise InputError(f"{path} is only {size} bytes long, not a safetensors file")
     (length,) = struct.unpack("<Q", start)
-    if 8 + length > size:  # only then: the length of a header of 640 bytes has the same first bytes as a pickle
+    is_cut_off = 8 + length > size
+    if is_cut_off:  # only then: the length of a header of 640 bytes has the same first bytes as a pickle
         _refuse_other(start + handle.read(64), path)
     if length > MAX_HEADER_BYTES:
         raise InputError(f"{path} claims a header of {length} bytes (the limit is {MAX_HEADER_BYTES})")
-    if 8 + length > size:
+    if is_cut_off:
         raise InputError(f"{path} is truncated: its header of {length} bytes does not fit in {size} bytes")
     return handle.read(length)
 
@@ -175,14 +184,22 @@ def _parse_header(text: bytes, path: Path) -> dict[str, Any]:
     return raw
 
 
-def _check_entries(raw: Mapping[str, Any], data_bytes: int, path: Path) -> dict[str, TensorInfo]:
-    if not raw:
+def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> dict[str, TensorInfo]:
+    """Return the tensors of a header; ``data_bytes`` is what the file has behind it."""
+    if not entries:
         raise InputError(f"{path} contains no tensors")
-    if len(raw) > MAX_TENSORS:
-        raise InputError(f"{path} lists {len(raw)} tensors (the limit is {MAX_TENSORS})")
-    problems = [problem for name, entry in raw.items() if (problem := _problem(name, entry)) is not None]
+    if len(entries) > MAX_TENSORS:
+        raise InputError(f"{path} lists {len(entries)} tensors (the limit is {MAX_TENSORS})")
+    tensors: dict[str, TensorInfo] = {}
+    problems = []
+    for name, entry in entries.items():
+        problem = _problem(name, entry)
+        if problem is not None:
+            problems.append(problem)
+        else:
+            start, end = entry["data_offsets"]
+            tensors[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), start, end)
     if not problems:
-        tensors = {name: TensorInfo(e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for name, e in raw.items()}
         problems = _gaps(tensors, data_bytes)
     if problems:
         raise InputError(f"{path} is not a valid safetensors file", problems=problems)
@@ -191,27 +208,36 @@ def _check_entries(raw: Mapping[str, Any], data_bytes: int, path: Path) -> dict[
 
 def _problem(name: str, entry: Any) -> str | None:
     """Return the first thing that is wrong with one tensor, or None."""
-    if not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name):
+    if _has_half_characters(name):
         return f"tensor name {shown(name)} holds half a character (an unpaired surrogate)"
     if not name or name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
         return f"tensor name {shown(name)} looks like a path"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         return f"tensor {shown(name)} has a malformed entry"
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = entry["dtype"]
+    shape = entry["shape"]
+    offsets = entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         return f"tensor {shown(name)} has the unknown dtype {shown(dtype)}"
     if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
         return f"tensor {shown(name)} has the bad shape {shown(shape)}"
     if not _are_counts(offsets) or len(offsets) != 2:
         return f"tensor {shown(name)} has bad offsets {shown(offsets)}"
-    needed, there = TensorInfo(dtype, tuple(shape)).nbytes, offsets[1] - offsets[0]
-    return None if needed == there else f"tensor {shown(name)} needs {needed} bytes, its range has {there}"
+    needed = TensorInfo(dtype, tuple(shape)).nbytes
+    in_file = offsets[1] - offsets[0]
+    if needed != in_file:
+        return f"tensor {shown(name)} needs {needed} bytes, its range has {in_file}"
+    return None
+
+
+def _has_half_characters(name: str) -> bool:
+    return not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
     """List the first place where the tensors do not follow one another, or that they do not fill the file."""
     position = 0
-    for name, info in in_order(tensors):
+    for name, info in tensors_in_order(tensors):
         if info.start != position:
             gap = "overlaps the one before" if info.start < position else "leaves a hole before it"
             return [f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})"]
@@ -222,13 +248,15 @@ def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
     return [f"the file is {state}: {data_bytes} bytes of data, {position} described"]
 
 
-def in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, TensorInfo]]:
+def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, TensorInfo]]:
     """Return the tensors of a file as they lie in it; empty ones before what begins at the same place."""
     return sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end))
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(n) is int and 0 <= n <= _MAX_COUNT for n in values)
+    if not isinstance(values, list):
+        return False
+    return all(type(value) is int and 0 <= value <= _MAX_COUNT for value in values)
 
 
 def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]) -> tuple[bytes, list[str]]:
@@ -239,11 +267,12 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]
     """
     order = sorted(infos, key=lambda name: (-DTYPES[infos[name].dtype][1], name))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "hydractl": canonical_json(description)}}
-    position = 0
+    start = 0
     for name in order:
-        info, start = infos[name], position
-        position += info.nbytes
-        entries[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, position]}
+        info = infos[name]
+        end = start + info.nbytes
+        entries[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, end]}
+        start = end
     text = canonical_json(entries).encode("utf-8")
     if len(text) > MAX_HEADER_BYTES - 8:  # what is read back may not be longer, padding included
         raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
@@ -252,19 +281,20 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
-    """Dtype and shape of a tensor in safetensors' terms."""
-    return TensorInfo(_SAFETENSORS_NAME[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
+    """Return dtype and shape of a tensor in safetensors' terms."""
+    torch_name = str(tensor.dtype).removeprefix("torch.")
+    return TensorInfo(_SAFETENSORS_NAME[torch_name], tuple(tensor.shape))
 
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:
-    """The torch dtype of a described tensor."""
+    """Return the torch dtype of a described tensor."""
     import torch
 
     return getattr(torch, DTYPES[info.dtype][0])
 
 
 def meta_tensor(info: TensorInfo) -> torch.Tensor:
-    """A tensor of this dtype and shape without numbers."""
+    """Return a tensor of this dtype and shape without numbers."""
     import torch
 
     return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")
@@ -272,10 +302,14 @@ def meta_tensor(info: TensorInfo) -> torch.Tensor:
 
 def same_names(found: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
     """List the problems of a set of tensor names against the expected one, at most ten of each kind."""
-    there, wanted = set(found), set(expected)
-    problems: list[str] = []
-    for kind, names in (("missing", sorted(wanted - there)), ("unexpected", sorted(there - wanted))):
-        problems += [f"{kind} tensor {name!r}" for name in names[:10]]
-        if len(names) > 10:
-            problems.append(f"... and {len(names) - 10} more {kind} tensors in {what}")
-    return problems
+    names = set(found)
+    expected_names = set(expected)
+    missing = _listed("missing", expected_names - names, what)
+    return missing + _listed("unexpected", names - expected_names, what)
+
+
+def _listed(kind: str, names: set[str], what: str) -> list[str]:
+    lines = [f"{kind} tensor {name!r}" for name in sorted(names)[:10]]
+    if len(names) > 10:
+        lines.append(f"... and {len(names) - 10} more {kind} tensors in {what}")
+    return lines

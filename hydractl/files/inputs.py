@@ -61,7 +61,7 @@ def refuse_input(path: Path, *, folder: bool) -> None:
 
 
 def _conflict(path: Path, read: InputFile, folder: bool) -> str | None:
-    """How an output and an input stand in each other's way; None where they do not."""
+    """Say how an output and an input stand in each other's way; None where they do not."""
     if _is_same(path, read.path):
         return "is the input"
     if folder and _lies_in(read.path, path, depth=1):
@@ -72,7 +72,7 @@ def _conflict(path: Path, read: InputFile, folder: bool) -> str | None:
 
 
 def _is_same(output: Path, file: str) -> bool:
-    """Whether two paths lead to one file, by whatever links."""
+    """Return whether two paths lead to one file, by whatever links."""
     try:
         return os.path.samefile(output, file)
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def _is_same(output: Path, file: str) -> bool:
 
 
 def _lies_in(file: str | Path, folder: str | Path, depth: int) -> bool:
-    """Whether a file lies in a folder, at least so many folders deep."""
+    """Return whether a file lies in a folder, at least so many folders deep."""
     if not os.path.isdir(folder):
         return False
     below = os.path.relpath(os.path.realpath(file), os.path.realpath(folder))

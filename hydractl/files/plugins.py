@@ -29,10 +29,11 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, package: str, path: Iterable[str], variable: str, helpers: Iterable[str]) -> None:
-        self.package, self.variable = package, variable
-        listed = {module.name for module in pkgutil.iter_modules(path)}
+        self.package = package
+        self.variable = variable
+        modules = {module.name for module in pkgutil.iter_modules(path)}
         # `random_.py` declares `random`, a name that the standard library has.
-        self._own = {module.rstrip("_"): module for module in sorted(listed - set(helpers))}
+        self._own = {module.rstrip("_"): module for module in sorted(modules - set(helpers))}
         self._loaded: dict[str, T] = {}
 
     @cached_property
@@ -42,7 +43,8 @@ class Registry(Generic[T]):
 
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.package):
-            if point.name in self._own or points.setdefault(point.name, point).value != point.value:
+            first = points.setdefault(point.name, point)  # one package may be found twice on the path
+            if point.name in self._own or first.value != point.value:
                 raise InputError(f"{_origin(point)} offers {point.name!r} in {self.package}, a name that is taken")
         return dict(sorted(points.items()))
 
@@ -57,22 +59,29 @@ class Registry(Generic[T]):
         Raises:
             InputError: for one of another package that cannot be imported, or is declared under another name.
         """
-        if name not in self._loaded:
-            if name in self._own:
-                origin = f"{self.package}.{self._own[name]}"
-                declared: Any = getattr(importlib.import_module(origin), self.variable)
-            elif name in self._foreign:
-                declared, origin = load_entry_point(self._foreign[name]), _origin(self._foreign[name])
-            else:
-                return None
-            if getattr(declared, "name", None) != name:
-                raise InputError(f"{origin} declares {name!r} as {getattr(declared, 'name', None)!r} in {self.package}")
-            self._loaded[name] = declared
-        return self._loaded[name]
+        if name not in self._loaded and (name in self._own or name in self._foreign):
+            self._loaded[name] = self._load(name)
+        return self._loaded.get(name)
+
+    def _load(self, name: str) -> T:
+        """Import the declaration of a name."""
+        declared: Any
+        if name in self._own:
+            origin = f"{self.package}.{self._own[name]}"
+            declared = getattr(importlib.import_module(origin), self.variable)
+        else:
+            point = self._foreign[name]
+            origin = _origin(point)
+            declared = load_entry_point(point)
+        declared_name = getattr(declared, "name", None)
+        if declared_name != name:
+            raise InputError(f"{origin} declares {name!r} as {declared_name!r} in {self.package}")
+        return declared
 
     def all(self) -> list[T]:
         """Return every declaration, by the order of their names, those of other packages last."""
-        return [declared for name in self.names if (declared := self.get(name)) is not None]
+        declarations = map(self.get, self.names)
+        return [declaration for declaration in declarations if declaration is not None]
 
 
 def load_entry_point(point: EntryPoint) -> Any:
@@ -91,5 +100,5 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 
 def _origin(point: EntryPoint) -> str:
-    """The name of the package that an entry point belongs to."""
+    """Return the name of the package that an entry point belongs to."""
     return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"

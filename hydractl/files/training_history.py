@@ -3,35 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 from hydractl.files.description import Description
+from hydractl.files.fingerprints import Entry
 
 _POINTS = 60
-_PARTS = ("progress", "fingerprint", "environment")
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
 
 
-def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
-    """Return the trainings of the members of one row or file, of those that came straight from one.
+class EpochRecord(TypedDict, total=False):
+    """One epoch of a training.
 
-    Returns:
-        For each: ``member`` (its number), ``steps``, ``kept_epoch`` (null of an average), ``n`` and ``n_val`` (samples,
-        null where they are not known) and ``epochs``: ``epoch``, ``steps`` made by its end, ``loss`` (the mean over the
-        steps of the epoch), ``val_accuracy`` and ``val_nll`` where it was validated. Of long trainings at most about
-        60 epochs.
+    Attributes:
+        epoch: its number, from 1 on.
+        steps: made by its end.
+        loss: the mean over the steps of the epoch.
+        val_accuracy, val_nll: where it was validated.
     """
-    trainings, first = [], 0
+
+    epoch: int
+    steps: int
+    loss: float
+    val_accuracy: float
+    val_nll: float
+
+
+class TrainingRecord(TypedDict):
+    """The training of one member.
+
+    Attributes:
+        member: its number.
+        steps: made until the weights were taken.
+        kept_epoch: the epoch whose weights were taken; None of an average.
+        n, n_val: samples for training and for validation; None where they are not known.
+        epochs: of a long training at most about 60 of them.
+    """
+
+    member: int
+    steps: int
+    kept_epoch: int | None
+    n: int | None
+    n_val: int | None
+    epochs: list[EpochRecord]
+
+
+def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
+    """Return the trainings of the members of one row or file, of those that came straight from one."""
+    trainings = []
+    first_member = 0
     for description in descriptions:
         origins: list[Any] = [description.provenance]
         if description.kind == "fused" and description.provenance.get("verb") != "finetune":
             origins = [member.get("provenance") for member in description.members]
         for index, provenance in enumerate(origins):
-            training = _training(provenance, description.seen)
+            training = _training(first_member + index, provenance, description.seen)
             if training is not None:
-                trainings.append({"member": first + index, **training})
-        first += len(description.masks)
+                trainings.append(training)
+        first_member += len(description.masks)
     return trainings
 
 
@@ -41,22 +71,36 @@ def kept_accuracies(trainings: Iterable[Mapping[str, Any]]) -> list[tuple[float,
     Args:
         trainings: as of :func:`trainings_of`, perhaps from a predictions file. Those without any are left out.
     """
-    found = []
+    accuracies = []
     for training in trainings:
-        kept = [epoch for epoch in training.get("epochs") or () if epoch.get("epoch") == training.get("kept_epoch")]
-        accuracy = kept[0].get("val_accuracy") if kept else None
+        kept = _epoch_of(training.get("epochs") or (), training.get("kept_epoch"))
+        accuracy = None if kept is None else kept.get("val_accuracy")
         if accuracy is not None:
-            found.append((float(accuracy), int(training.get("n_val") or 0)))
-    return found
+            accuracies.append((float(accuracy), int(training.get("n_val") or 0)))
+    return accuracies
 
 
-def training_text(training: Mapping[str, Any]) -> str:
+def _epoch_of(epochs: Iterable[Mapping[str, Any]], number: int | None) -> Mapping[str, Any] | None:
+    """Return the epoch of a number; None where it is not among them."""
+    for epoch in epochs:
+        if epoch.get("epoch") == number:
+            return epoch
+    return None
+
+
+def training_text(training: TrainingRecord) -> str:
     """Describe a training in a line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
-    epochs, kept = training["epochs"], training["kept_epoch"]
-    weights = "weights of several steps" if kept is None else f"epoch {kept} of {epochs[-1]['epoch']} kept"
-    text = f"{weights}, {training['steps']} steps, last loss {epochs[-1]['loss']:.4f}"
-    accuracy = next((e.get("val_accuracy") for e in epochs if e["epoch"] == kept), None)
-    return text if accuracy is None else f"{text}, validation accuracy {accuracy:.4f}"
+    epochs = training["epochs"]
+    last = epochs[-1]
+    number_kept = training["kept_epoch"]
+    weights = "weights of several steps"
+    if number_kept is not None:
+        weights = f"epoch {number_kept} of {last['epoch']} kept"
+    text = f"{weights}, {training['steps']} steps, last loss {last['loss']:.4f}"
+    kept = _epoch_of(epochs, number_kept)
+    if kept is None or kept.get("val_accuracy") is None:
+        return text
+    return f"{text}, validation accuracy {kept['val_accuracy']:.4f}"
 
 
 def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,62 +109,98 @@ def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         header: perhaps of an untrusted file: what is not as it should be is left out.
     """
-    progress, begun, on = ({} if not isinstance(header.get(key), Mapping) else header[key] for key in _PARTS)
+    progress = _part(header, "progress")
+    begun = _part(header, "fingerprint")
+    environment = _part(header, "environment")
     facts: dict[str, Any] = {}
     if type(progress.get("steps")) is int:
-        facts = {"step": progress["steps"], "of": progress.get("total")}
+        facts["step"] = progress["steps"]
+        facts["of"] = progress.get("total")
     rates = begun.get("lr")
     if isinstance(rates, list) and type(progress.get("candidate")) is int:
         facts["learning_rate"] = f"{progress['candidate'] + 1} of {len(rates)}"
     epochs = progress.get("epochs")
     if isinstance(epochs, list) and epochs and all(map(_is_epoch, epochs)):
-        facts["epochs"] = [epoch_text(epoch) for epoch in epochs[-5:]]
+        facts["epochs"] = list(map(epoch_text, epochs[-5:]))
     if progress.get("best") is not None:
-        facts |= {"best_epoch": progress.get("kept_epoch"), "best_val_accuracy": progress["best"]}
-    return {**facts, "source": {**{k: v for k, v in begun.items() if v is not None}, **on}}
+        facts["best_epoch"] = progress.get("kept_epoch")
+        facts["best_val_accuracy"] = progress["best"]
+    source = {key: value for key, value in begun.items() if value is not None}
+    source.update(environment)
+    facts["source"] = source
+    return facts
 
 
-def _training(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Read a training off the provenance of one file; None where it was not trained, or where it is broken."""
+def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a part of a header; an empty one where it is not there or no object."""
+    part = header.get(key)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _training(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:
+    """Read the training of a member off a provenance; None where it was not trained, or where it is broken."""
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
     settings = provenance.get("settings")
-    history = settings.get("history") if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping):
+        return None
+    history = settings.get("history")
     if not isinstance(history, list) or not history or not all(map(_is_epoch, history)):
         return None
-    assert isinstance(settings, Mapping)  # there is a history in it
+    last = history[-1]
     # Of snapshots none is chosen: the weights are those at the end. An average is of no epoch.
-    kept = history[-1]["epoch"] if "cycle" in settings else settings.get("kept_epoch")
-    if type(kept) is not (type(None) if "averaged" in settings else int):
+    kept = last["epoch"] if "cycle" in settings else settings.get("kept_epoch")
+    if "averaged" in settings:
+        if kept is not None:
+            return None
+    elif type(kept) is not int:
         return None
-    every, last = -(-len(history) // _POINTS), len(history) - 1
-    chosen = [e for i, e in enumerate(history) if i % every == 0 or i == last or e["epoch"] == kept]
+    step = math.ceil(len(history) / _POINTS)
+    epochs = []
+    for index, epoch in enumerate(history):
+        if index % step == 0 or epoch is last or epoch["epoch"] == kept:
+            epochs.append(_known(epoch))
     return {
-        "steps": settings.get("cycle_end", history[-1]["steps"]),
+        "member": member,
+        "steps": settings.get("cycle_end", last["steps"]),
         "kept_epoch": kept,
         "n": _samples(seen, settings.get("data")),
         "n_val": _samples(seen, settings.get("val")),
-        "epochs": [_known(epoch) for epoch in chosen],
+        "epochs": epochs,
     }
 
 
 def _is_epoch(entry: Any) -> bool:
-    if not isinstance(entry, Mapping) or any(type(entry.get(key)) is not int for key in ("epoch", "steps")):
+    """Return whether a value from a file is an epoch with a loss."""
+    if not isinstance(entry, Mapping) or "loss" not in entry:
+        return False
+    if type(entry.get("epoch")) is not int or type(entry.get("steps")) is not int:
         return False
     numbers = [entry[key] for key in _NUMBERS if key in entry]
-    return "loss" in entry and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+    return all(map(_is_finite_number, numbers))
+
+
+def _is_finite_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def epoch_text(epoch: Mapping[str, Any]) -> str:
     """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
-    facts = _known(epoch).items()
-    return ", ".join(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in facts)
+    facts = []
+    for key, value in _known(epoch).items():
+        facts.append(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}")
+    return ", ".join(facts)
 
 
-def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
+def _known(epoch: Mapping[str, Any]) -> EpochRecord:
+    """Return what is known of an epoch, and nothing else that a file may say of it."""
+    known: Any = {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
+    return known
 
 
-def _samples(seen: Iterable[Mapping[str, Any]], fingerprint: Any) -> int | None:
-    """Return how many samples a data set had, by its fingerprint."""
-    return next((e["n"] for e in seen if e["by"] == "finetune" and e["data"] == fingerprint), None)
+def _samples(seen: Iterable[Entry], fingerprint: Any) -> int | None:
+    """Return how many samples a data set had, by its fingerprint; None where it is not known."""
+    for entry in seen:
+        if entry["by"] == "finetune" and entry["data"] == fingerprint:
+            return entry["n"]
+    return None

@@ -19,7 +19,7 @@ from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.description import provenance
-from hydractl.files.fingerprints import entry, merged
+from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.files.header import read_header, torch_dtype
 from hydractl.jsonio import differences
 from hydractl.log import Log
@@ -188,7 +188,7 @@ def _write(
     return write_model(output, description, tensors)
 
 
-def _seen(opened: Opened) -> list[dict[str, Any]]:
+def _seen(opened: Opened) -> list[Entry]:
     """The samples that the weights, or the choice of an epoch, come from: no test data for them any more."""
     sets = (("train", opened.train_set), ("val", opened.val_set))
     return [entry("finetune", role, dataset) for role, dataset in sets if dataset is not None]

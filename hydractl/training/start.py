@@ -21,7 +21,7 @@ from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.overlap import GivenSet, Validation, without_training_data
 from hydractl.errors import InputError, UsageError
-from hydractl.files.checkpoint import DictTensors, MappedTensors, replaced
+from hydractl.files.checkpoint import DictTensors, MappedTensors, with_tensors
 from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
 from hydractl.model.matching import check_labels, named_by_data
@@ -236,7 +236,7 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
     """Return the weights with some of them replaced, each in the dtype it has, or added."""
     there, info = set(source.tensors.names()), source.tensors.info
-    return replaced(
+    return with_tensors(
         source.tensors, {n: tensor.to(torch_dtype(info(n))) if n in there else tensor for n, tensor in tensors.items()}
     )
 

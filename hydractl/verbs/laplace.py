@@ -13,7 +13,7 @@ from hydractl.data.base import PAIRS, Dataset, report_classes
 from hydractl.data.overlap import GivenSet, trained_on_doubt, without_training_data
 from hydractl.data.plausibility import sample_doubts
 from hydractl.files.atomic import Output, check_outputs, file_path
-from hydractl.files.checkpoint import replaced, write_checkpoint
+from hydractl.files.checkpoint import with_tensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.log import Log
@@ -64,7 +64,7 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
         log.info(f"prior ({chosen_by}): {'; '.join(', '.join(f'{t} {p:g}' for t, p in own.items()) for own in priors)}")
         found = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": count}
         posteriors = [fit.posteriors(prior, count) for fit, prior in zip(fits, priors, strict=True)]
-        tensors = replaced(source.tensors, stored_tensors(posteriors))
+        tensors = with_tensors(source.tensors, stored_tensors(posteriors))
         digest = write_checkpoint(output, tensors, _described(source, settings, found, data, val).to_json())
     return Outcome({**document, **found, "sha256": digest}, files=[path])
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import hydractl
 from hydractl.errors import HydraError, InputError, UsageError
-from hydractl.files.checkpoint import FileTensors, beside, replaced, write_tensors
+from hydractl.files.checkpoint import FileTensors, beside, with_tensors, write_tensors
 from hydractl.files.header import read_header
 from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
@@ -172,7 +172,7 @@ def test_a_damaged_posterior_is_refused(fused: Path, tmp_path: Path, wrong: str)
     else:
         parts[name] = -parts[name] if wrong == "negative" else parts[name][1:]
     with open(tmp_path / "bad.st", "wb") as handle:
-        write_tensors(handle, replaced(source, parts), description or {})
+        write_tensors(handle, with_tensors(source, parts), description or {})
     with pytest.raises(InputError, match="broken Laplace posterior"):
         hydractl.load(tmp_path / "bad.st", device="cpu")
 
