@@ -11,7 +11,7 @@ from hydractl.methods.base import FinetuneRequest, Method, MethodOption, OptionV
 
 METHODS: Registry[Method] = Registry(__name__, __path__, "METHOD", helpers=("base",))
 
-_FIRST = ("lora", "batch_ensemble", "classifiers", "mimo", "packed")
+_FIRST = ("snapshots", "swa", "lora", "batch_ensemble", "classifiers", "mimo", "packed")
 """Methods whose options stand first in help texts, in this order; the others follow by name."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hydractl.training.adapters import Adapter
+    from hydractl.training.course import CourseOptions
     from hydractl.training.members import MemberMaker
 
 OptionValues = Mapping[str, Any]
@@ -93,15 +94,21 @@ class Method:
         name: of its file or folder.
         options: its own options of ``finetune``; the first one asks for the method.
         role: what it takes the place of. Of one role at most one method can be asked for.
+        needs_cosine: whether its learning rate is a cosine, so that ``--schedule`` must leave it at that.
     """
 
     name: str
     options: tuple[MethodOption, ...] = ()
     role: str = ""
+    needs_cosine: bool = False
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
         """List the options that do not go with this method, which was asked for; each a sentence."""
         return []
+
+    def sets_aside(self, request: FinetuneRequest) -> dict[str, str]:
+        """Return the options that mean nothing beside this method, each with the option that makes it so."""
+        return {}
 
     def models(self, values: OptionValues) -> int | None:
         """Return how many models one training writes; None for one that is called as ``--output`` says."""
@@ -115,11 +122,32 @@ class Method:
         """Return what makes several members of one training."""
         return None
 
+    def course(self, values: OptionValues) -> CourseOptions | None:
+        """Return how the learning rate goes and which weights are left, where no epoch is chosen."""
+        return None
+
 
 class AdapterMethod(Method):
     """A method that trains something in the place of the weights."""
 
     role = "weights"
+
+
+class CourseMethod(Method):
+    """A method that leaves other weights of a training than those of one epoch."""
+
+    role = "models"
+
+    def conflicts(self, request: FinetuneRequest) -> list[str]:
+        """List what cannot be chosen: of several learning rates the best epoch decides."""
+        if len(request.lr) == 1:
+            return []
+        name = self.options[0].name
+        return [f"{request.called(name)} takes one value of --lr, not {len(request.lr)}{request.where('lr')}"]
+
+    def sets_aside(self, request: FinetuneRequest) -> dict[str, str]:
+        """Return the options by which an epoch is chosen."""
+        return dict.fromkeys(("patience", "min_delta"), self.options[0].name)
 
 
 class TogetherMethod(Method):

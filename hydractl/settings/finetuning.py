@@ -193,25 +193,6 @@ class FinetuneSettings(Prescribed, Several):
     patience: int | None = length_option(
         "Stop after this many epochs without a better validation accuracy [epochs; default: never]", at_least=1
     )
-    snapshots: int | None = length_option(
-        "Split the training into this many cosine cycles, and write the weights at the end of each: a.1.st, a.2.st "
-        "and so on for a.st [cycles; default: one cycle, one output]",
-        at_least=2,
-    )
-    swa: str | None = length_option(
-        "Write the average of the weights after this share of the steps, at a constant learning rate: of N weights, "
-        "evenly spread, or of one for each epoch left [default: off]",
-        metavar="START[,N]",
-        pattern=r"0?\.(?=0*[1-9])[0-9]{1,6}(,([2-9]|[1-9][0-9]{1,5}))?",
-        example="0.75",
-    )
-    swag: str | None = length_option(
-        "Write M members drawn by --seed from SWAG's Gaussian around the average of --swa, whose low-rank half is of "
-        "the last RANK weights, 20 by default: a.1.st, a.2.st and so on for a.st [default: the average itself]",
-        metavar="M[,RANK]",
-        pattern=r"([2-9]|[1-9][0-9]{1,2})(,([2-9]|[1-9][0-9]{1,2}))?",
-        example="3,20",
-    )
     min_delta: float = length_option(
         "Smallest improvement that counts, a fraction of all samples", 0.0, at_least=0, below=1
     )
@@ -335,10 +316,6 @@ class FinetuneSettings(Prescribed, Several):
     @property
     def outputs(self) -> int | None:
         """The number of models one training writes: its snapshots, or members; None: one."""
-        if self.snapshots is not None:
-            return int(self.snapshots)
-        if self.swag is not None:
-            return int(self.swag.partition(",")[0])
         for method in self.methods:
             models = method.models(self.values_of(method))
             if models is not None:
@@ -394,13 +371,13 @@ class FinetuneSettings(Prescribed, Several):
             unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
         if self.shard:
             unused["compile"] = "shard"
-        if self.snapshots is not None:
-            unused |= dict.fromkeys(("patience", "min_delta"), "snapshots")
-            return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}
-        if self.swa is not None:
-            unused |= dict.fromkeys(("patience", "min_delta"), "swa")
-            unused |= {"schedule": "swa"} if self.schedule == "linear" else {}
-        return unused if self.schedule == "cosine" else {**unused, "lr_floor": "schedule"}
+        is_cosine = self.schedule == "cosine"
+        for method in self.methods:
+            unused |= method.sets_aside(self)
+            is_cosine = is_cosine or method.needs_cosine
+        if not is_cosine:
+            unused["lr_floor"] = "schedule"
+        return unused
 
     def trackers(self) -> dict[str, str | None]:
         """Return where each tracker of ``--track`` has its runs."""
@@ -412,20 +389,12 @@ class FinetuneSettings(Prescribed, Several):
         problems += self.twice_named("track")
         problems += self.at_most_one(*self._asking_for("weights"))
         problems += self._several_conflicts() + self._caption_conflicts() + self._method_conflicts()
-        problems += self.goes_with("patience", "val") + self.goes_with("swag", "swa")
-        problems += self.at_most_one("snapshots", "swa", *self._asking_for("models"))
-        if self.swa is not None and self.schedule == "cosine" and not self._rank("lr_floor"):
-            problems.append(
-                f"--swa{self.where('swa')} needs the learning rate while it averages: --lr-floor, a fraction of --lr, "
-                "or --schedule constant"
-            )
+        problems += self.goes_with("patience", "val")
+        problems += self.at_most_one(*self._asking_for("models"))
         if self.classes is not None and not self.new_head:
             problems.append(f"--classes{self.where('classes')} needs --reset-head or --init head")
         if len(self.lr) > 1 and not self.given("val"):
             problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
-        for name in ("snapshots", "swa"):
-            if len(self.lr) > 1 and getattr(self, name) is not None:
-                problems.append(f"--{name} takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
         if len(self.betas) != 2:
             problems.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
         kinds = [item.partition(":")[0] for item in self.augment]
@@ -449,6 +418,9 @@ class FinetuneSettings(Prescribed, Several):
         problems = []
         for method in self.methods:
             problems += method.conflicts(self)
+        for method in all_methods():
+            for declared in method.options[1:]:
+                problems += self.goes_with(declared.name, method.options[0].name)
         return problems
 
     def _caption_conflicts(self) -> list[str]:

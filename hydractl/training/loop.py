@@ -17,7 +17,6 @@ from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
 from hydractl.files.training_history import epoch_text
 from hydractl.log import Log, Progress
-from hydractl.training.averaging import Averaging, Moments
 from hydractl.training.checkpointing import (
     Checkpointing,
     Interruptions,
@@ -31,7 +30,7 @@ from hydractl.training.data import TrainingData
 from hydractl.training.distribution import backward, placed, shared, unshard, whole
 from hydractl.training.losses import make_loss
 from hydractl.training.members import AnyModel
-from hydractl.training.options import Cycles, TrainOptions
+from hydractl.training.options import TrainOptions
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import kept_weights, make_optimizer, trainable
 
@@ -117,10 +116,7 @@ class Training:
         best: the best validation accuracy and its weights.
         waited: epochs since then.
         total: steps in all.
-        cycles: of the learning rate; one but for snapshots.
-        snapshots: the weights at the end of each cycle so far, on the CPU; at the end those drawn by SWAG.
-        averaging: when weights are collected for an average; None: never.
-        moments: of those collected so far.
+        course: how the learning rate goes, and which weights are left.
         device: where it computes.
         loss: that is minimised.
     """
@@ -130,7 +126,11 @@ class Training:
     ) -> None:
         # Dropout differs between processes, as it would between the parts of one batch.
         torch.manual_seed(options.seed + context.team.rank)
-        self.model, self.data, self.options, self.lr, self.context = model, data, options, lr, context
+        self.model = model
+        self.data = data
+        self.options = options
+        self.lr = lr
+        self.context = context
         self.parameters = trainable(model, options.weights)
         self._kept_weights = kept_weights(model, options.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
@@ -138,11 +138,7 @@ class Training:
         self._shared_loss = shared(self.loss, context.team)
         self.per_epoch = options.steps_per_epoch(data.size)
         self.total = options.total_steps(data.size)
-        self.cycles = Cycles(self.total, options.schedule.cycles)
-        self.snapshots: list[dict[str, Tensor]] = []
-        average = options.average
-        self.averaging = None if average is None else Averaging(self.total, self.per_epoch, average)
-        self.moments = Moments(average.rank if average is not None and average.members else 0)
+        self.course = options.begin_course(data.size)
         self.history = History()
         self.position = 0
         self.order = torch.Generator().manual_seed(options.seed)
@@ -163,43 +159,50 @@ class Training:
                 self.epoch_start = self.order.get_state()
                 done = history.epochs[-1]["steps"] if history.epochs else 0
                 indices = torch.randperm(self.data.size, generator=self.order).tolist()
-                self._steps(indices[: min(self.total - done, self.per_epoch) * self.options.per_step], progress)
+                steps = min(self.total - done, self.per_epoch)
+                self._finish_epoch(indices[: steps * self.options.per_step], progress)
                 self._end_epoch(done)
-        if self.best is not None:
-            self.put(self.best[1])
-        else:
-            history.kept_epoch = len(history.epochs) if self._keeps_epoch else None
-        if self.options.average is not None:
-            self.put(self.moments.mean)
-            self.snapshots = list(self.moments.draws(self.options.average.members, self.options.seed))
+        self._put_result()
         self.model.eval()
         return history
 
-    @property
-    def _keeps_epoch(self) -> bool:
-        """Whether the result is the weights of one epoch: those at the ends of cycles, and averages, are of none."""
-        return self.cycles.count == 1 and self.averaging is None
+    def _put_result(self) -> None:
+        """Give the model the weights that the training ends with."""
+        if self.best is not None:
+            self.put(self.best[1])
+        elif self.course.keeps_epoch:
+            self.history.kept_epoch = len(self.history.epochs)
+        else:
+            self.history.kept_epoch = None
+        result = self.course.finish(self.options.seed)
+        if result is not None:
+            self.put(result)
 
-    def _steps(self, indices: Sequence[int], progress: Progress) -> None:
-        """The rest of one epoch."""
-        size, accumulate, team = self.options.data.batch_size, self.options.data.accumulate, self.context.team
-        rest = indices[self.position :]
-        batches = [rest[i : i + size] for i in range(0, len(rest), size)]
-        # Where the last batch of an epoch is too short for all processes, some compute a sample that counts nothing.
-        mine = [index for batch in batches for index in batch[team.rank :: team.size] or batch[:1]]
+    def _finish_epoch(self, indices: Sequence[int], progress: Progress) -> None:
+        """Train on the samples of an epoch that are not done yet."""
+        size = self.options.data.batch_size
+        accumulate = self.options.data.accumulate
+        team = self.context.team
+        ahead = indices[self.position :]
+        batches = [ahead[start : start + size] for start in range(0, len(ahead), size)]
+        indices_of_this_process: list[int] = []
+        for batch in batches:
+            # Where the last batch of an epoch is too short for all processes, some compute a sample that counts
+            # nothing.
+            indices_of_this_process += batch[team.rank :: team.size] or batch[:1]
         self.model.train()
-        stream = self.data.batches(mine, len(self.history.epochs))
+        stream = self.data.batches(indices_of_this_process, len(self.history.epochs))
         for start in range(0, len(batches), accumulate):
             parts = batches[start : start + accumulate]
-            count = sum(map(len, parts))
+            count = sum(len(part) for part in parts)
+            shares = [len(part[team.rank :: team.size]) / count for part in parts]
             with self._saving():
                 read = [next(stream) for _ in parts]
-            loss = self._step(read, [len(part[team.rank :: team.size]) / count for part in parts])
+            loss = self._step(read, shares)
             self.history.losses.append(loss)
             self.position += count
             self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
             progress.advance(1, f"loss {loss:.4f}")
-            self._end_cycle()
             self._collect()
             self._save_or_stop()
 
@@ -214,9 +217,8 @@ class Training:
             raise
 
     def _rate(self, offset: int = 0) -> float:
-        """The learning rate of the step that comes, or of one before it."""
-        rates = self.averaging or self.cycles
-        return self.lr * rates.share_of_peak(self.history.steps + offset, self.options.schedule)
+        """Return the learning rate of the step that comes, or of one before it."""
+        return self.lr * self.course.share_of_peak(self.history.steps + offset)
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
         """One update from the batches of this process, shares of all its samples. Returns the mean loss before it."""
@@ -249,21 +251,15 @@ class Training:
         if not all(self.context.team.gather(finite)):  # each may have other parts of them
             raise NonFiniteError(f"the weights are not finite after step {self.history.steps}", hint=_LOWER)
 
-    def _end_cycle(self) -> None:
-        """Take the snapshot where one of several cycles ends."""
-        steps, number = self.history.steps, len(self.snapshots) + 1
-        if self.cycles.count == 1 or steps != self.cycles.ends[number - 1]:
+    def _collect(self) -> None:
+        """Hand the weights to the course of the training where it collects them."""
+        steps = self.history.steps
+        if not self.course.collects(steps):
             return
         self._check_weights()  # all that is written must be good before anything is
-        self.snapshots.append({name: whole(p).to("cpu", copy=True) for name, p in self.parameters.items()})
-        self.context.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
-        self.context.run_log.event("cycle", cycle=number, step=steps)
-
-    def _collect(self) -> None:
-        """Take the weights into the average where they are due."""
-        if self.averaging is not None and self.averaging.due(self.history.steps):
-            self._check_weights()
-            self.moments.add({name: whole(p) for name, p in self.parameters.items()})
+        # One at a time: of weights that are divided among processes not all may fit a device as a whole.
+        weights = ((name, whole(parameter)) for name, parameter in self.parameters.items())
+        self.course.collect(steps, weights, self.context.log, self.context.run_log)
 
     def _end_epoch(self, done: int) -> None:
         """Validate, and keep the weights if they are the best so far (the first of equals)."""
@@ -277,7 +273,7 @@ class Training:
         self.position = 0
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
-        if self.data.validation is not None and self._keeps_epoch:
+        if self.data.validation is not None and self.course.keeps_epoch:
             self._keep_best(epoch["val_accuracy"])
 
     def _keep_best(self, accuracy: float) -> None:
@@ -370,15 +366,13 @@ class Training:
             "stopped_early": history.stopped_early,
             "waited": self.waited,
             "best": None if self.best is None else self.best[0],
-            "snapshots": len(self.snapshots),
-            "averaged": self.moments.count,
+            **self.course.progress(),
             "log": self.context.run_log.position(),
         }
         tensors = {
             **weights,
             **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
-            **{f"snapshot.{i}.{n}": t for i, weights in enumerate(self.snapshots) for n, t in weights.items()},
-            **{f"average.{name}": t for name, t in self.moments.tensors().items()},
+            **self.course.tensors(),
             "order": self.epoch_start,
             "losses": torch.tensor(history.losses, dtype=torch.float64),
         }
@@ -393,8 +387,7 @@ class Training:
         if progress["best"] is not None:
             best = {name: placed(t, self.parameters[name]) for name, t in saved.part("best.").items()}
             self.best = (progress["best"], {name: t.to(self.device) for name, t in best.items()})
-        self.snapshots = [saved.part(f"snapshot.{index}.") for index in range(progress["snapshots"])]
-        self.moments.load(progress["averaged"], saved.part("average."))
+        self.course.load(saved)
         self.order.set_state(saved.tensors["order"])
         history.epochs, history.kept_epoch = progress["epochs"], progress["kept_epoch"]
         history.losses, history.stopped_early = saved.tensors["losses"].tolist(), progress["stopped_early"]

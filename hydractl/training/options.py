@@ -1,15 +1,14 @@
-"""Options of a training, in small records that a verb fills, and the learning rate that they make of each step.
+"""Options of a training, in small records that a verb fills.
 
 Nothing here knows where the values come from.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-from hydractl.errors import UsageError
 from hydractl.training.adapters import Adapter
+from hydractl.training.course import Course, CourseOptions, Length, ScheduleOptions
 from hydractl.training.members import MemberMaker
 
 
@@ -77,40 +76,6 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleOptions:
-    """The learning rate over the steps, as a share of its peak.
-
-    Attributes:
-        shape: ``cosine``, ``linear`` or ``constant``, after the warm-up.
-        warmup: steps, or a share of all steps where it is below 1.
-        floor: where the cosine ends (paper D.2).
-        cycles: cosines one after another, with a snapshot of the weights at the end of each; 1: no snapshots.
-    """
-
-    shape: str = "cosine"
-    warmup: float = 0.05
-    floor: float = 1e-5
-    cycles: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class AverageOptions:
-    """The average of the weights over the last part of a training.
-
-    Attributes:
-        start: share of the steps before it.
-        count: how many weights it is of; None: one for each epoch that is left.
-        members: drawn around it by SWAG; 0: it is itself the result.
-        rank: of the low-rank half of that Gaussian.
-    """
-
-    start: float
-    count: int | None = None
-    members: int = 0
-    rank: int = 20
-
-
-@dataclass(frozen=True, kw_only=True)
 class LossOptions:
     """``cross-entropy`` or ``contrastive``; ``autocast`` is the dtype that activations are computed in, or None."""
 
@@ -129,7 +94,7 @@ class TrainOptions:
         epochs, steps: the length; ``steps`` weigh more.
         patience: epochs without a better validation accuracy before it stops; None: never.
         min_delta: how much better is better.
-        average: of the weights at the end; None: those of one epoch.
+        course: another one than that of an ordinary training, or None.
         together: how one training makes several members; None: it makes one model.
     """
 
@@ -143,7 +108,7 @@ class TrainOptions:
     weights: WeightOptions = field(default_factory=WeightOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
-    average: AverageOptions | None = None
+    course: CourseOptions | None = None
     loss: LossOptions = field(default_factory=LossOptions)
     together: MemberMaker | None = None
 
@@ -163,73 +128,17 @@ class TrainOptions:
 
     def total_steps(self, samples: int) -> int:
         """Steps of the whole training."""
-        return self.steps if self.steps is not None else self.epochs * self.steps_per_epoch(samples)
+        if self.steps is not None:
+            return self.steps
+        return self.epochs * self.steps_per_epoch(samples)
 
+    def begin_course(self, samples: int) -> Course:
+        """Return the course of a training on so many samples.
 
-# --- learning rate ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cycles:
-    """The cycles of a training: one, or several cosines with a snapshot at the end of each.
-
-    Huang et al., Snapshot Ensembles: Train 1, Get M for Free (ICLR 2017), equation 2: with T steps in all and M cycles,
-    each has ceil(T / M) steps, the last one those that are left, and the learning rate starts each at its peak.
-
-    Raises:
-        UsageError: where so few steps leave none to the last cycle.
-    """
-
-    total: int
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if (self.count - 1) * self.length >= self.total:
-            hint = f"such as --steps {self.count * self.length}; each cycle has ceil({self.total} / {self.count}) steps"
-            raise UsageError(f"{self.total} steps cannot be cut into {self.count} cycles of equal length", hint=hint)
-
-    @property
-    def length(self) -> int:
-        """Steps of a cycle but the last."""
-        return math.ceil(self.total / self.count)
-
-    @property
-    def ends(self) -> list[int]:
-        """After how many steps each cycle ends."""
-        return [min(self.total, (index + 1) * self.length) for index in range(self.count)]
-
-    def of(self, step: int) -> tuple[int, int]:
-        """The cycle that a step (from 0) belongs to: its first step, and how many it has."""
-        start = step // self.length * self.length
-        return start, min(self.length, self.total - start)
-
-    def share_of_peak(self, step: int, options: ScheduleOptions) -> float:
-        """The learning rate of a step (from 0); the warm-up is in the first cycle only, and no longer than it."""
-        start, length = self.of(step)
-        warmup = 0 if start else min(warmup_steps(options.warmup, self.total), self.length)
-        return factor(step - start, length, warmup, options.shape, options.floor)
-
-
-def warmup_steps(warmup: float, total: int) -> int:
-    """``warmup`` as a number of steps: below 1 it is a share of all steps, else the steps themselves."""
-    return min(total, math.ceil(warmup * total) if warmup < 1 else int(warmup))
-
-
-def factor(step: int, total: int, warmup: int, shape: str, floor: float = 1e-5) -> float:
-    """The learning rate of step ``step`` (0-based) of ``total``, as a share of the peak.
-
-    The first step of a warm-up of w steps runs at 1/w of the peak, the last at the peak.
-
-    Args:
-        step, total, warmup: in steps.
-        shape: ``cosine``, ``linear`` (to zero) or ``constant``, after the warm-up.
-        floor: where the cosine ends, as a share of the peak.
-    """
-    if step < warmup:
-        return (step + 1) / warmup
-    if shape == "constant":
-        return 1.0
-    progress = (step - warmup) / max(1, total - warmup)
-    if shape == "linear":
-        return 1.0 - progress
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        Raises:
+            UsageError: its steps are too few.
+        """
+        length = Length(self.total_steps(samples), self.steps_per_epoch(samples))
+        if self.course is None:
+            return Course(length, self.schedule)
+        return self.course.begin(length, self.schedule)

@@ -126,7 +126,7 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
-    """Write the weights that are kept, of each member, or the snapshot at the end of each cycle, or each draw.
+    """Write the model, or each of the several models, that a training leaves.
 
     Returns:
         The SHA-256 of each.
@@ -135,33 +135,46 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
         NonFiniteError: of weights that are not finite; nothing more is written.
         OutputError, StorageError: it cannot be written.
     """
-    outcome, run = trained.outcome, trained.run
+    run = trained.run
     details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
-    averaged = {} if run.averaging is None else {"averaged": run.moments.count}
-    if not run.snapshots:
-        results = {
-            "history": outcome["epochs"],
-            "kept_epoch": outcome["kept_epoch"],
-            "stopped_early": outcome["stopped_early"],
-            "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
-            **averaged,
-        }
-        if not isinstance(run.model, Together):
-            return [_write(outputs[0], opened, run, run.model.stock_tensors(), {**details, **results})]
-        return [
-            _write(output, opened, run, run.model.stock_tensors(index), {**details, **results, "member": index + 1})
-            for index, output in enumerate(outputs)
-        ]
-    assert not isinstance(run.model, Together)  # no snapshots of several members
+    if run.course.left_models():
+        return _write_left_models(outputs, opened, details, trained)
+    details |= _results(trained)
+    if not isinstance(run.model, Together):
+        return [_write(outputs[0], opened, run, run.model.stock_tensors(), details)]
     digests = []
-    ends = run.cycles.ends if run.averaging is None else [run.total] * len(run.snapshots)
-    for number, (output, end) in enumerate(zip(outputs, ends, strict=True), start=1):
-        run.put(run.snapshots[number - 1])
-        results = {
-            "history": [epoch for epoch in outcome["epochs"] if epoch["steps"] <= end],
-            "stopped_early": False,
-            **({**averaged, "draw": number} if averaged else {"cycle": number, "cycle_end": end}),
-        }
+    for index, output in enumerate(outputs):
+        of_member = {**details, "member": index + 1}
+        digests.append(_write(output, opened, run, run.model.stock_tensors(index), of_member))
+    return digests
+
+
+def _results(trained: Trained) -> dict[str, Any]:
+    """Return what the provenance says of a training that leaves the weights of its model."""
+    outcome = trained.outcome
+    grid = []
+    for result in trained.grid:
+        grid.append({key: value for key, value in result.items() if key != "loss_curve"})
+    return {
+        "history": outcome["epochs"],
+        "kept_epoch": outcome["kept_epoch"],
+        "stopped_early": outcome["stopped_early"],
+        "grid": grid or None,
+        **trained.run.course.facts(),
+    }
+
+
+def _write_left_models(
+    outputs: Sequence[Output], opened: Opened, details: Mapping[str, Any], trained: Trained
+) -> list[str]:
+    """Write each of several models that one training leaves. Returns their SHA-256."""
+    run = trained.run
+    assert not isinstance(run.model, Together)  # members that are trained together are left as they are
+    digests = []
+    for output, left in zip(outputs, run.course.left_models(), strict=True):
+        run.put(left.weights)
+        history = [epoch for epoch in trained.outcome["epochs"] if epoch["steps"] <= left.steps]
+        results = {"history": history, "stopped_early": False, **left.facts}
         digests.append(_write(output, opened, run, run.model.stock_tensors(), {**details, **results}))
     return digests
 

@@ -26,8 +26,8 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
 from hydractl.settings.finetuning import FinetuneSettings, recipe_options
 from hydractl.training.adapters import Adapter
-from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
+from hydractl.training.course import CourseOptions, ScheduleOptions
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
 from hydractl.training.doubts import course_doubts, data_doubts
@@ -35,12 +35,9 @@ from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel, MemberMaker
 from hydractl.training.options import (
-    AverageOptions,
-    Cycles,
     DataOptions,
     LossOptions,
     OptimizerOptions,
-    ScheduleOptions,
     TrainOptions,
     WeightOptions,
 )
@@ -168,24 +165,32 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
 
 
 def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> dict[str, Any]:
-    source, samples = opened.source, len(opened.train_set)
-    steps, cycles = options.total_steps(samples), options.schedule.cycles
+    source = opened.source
+    samples = len(opened.train_set)
+    steps = options.total_steps(samples)
     cost = cost_of(source.description, source.tensors)
     plan = {"output": str(files.paths[-1]), "model": source.name, "samples": samples, "steps": steps, "cost": cost}
-    if cycles > 1:
-        ends = enumerate(zip(files.paths, Cycles(steps, cycles).ends, strict=True), start=1)
-        plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
-    if options.average is not None:
-        Averaging(steps, options.steps_per_epoch(samples), options.average)  # refuses too few steps
-    kind = "member" if options.together is not None else "draw"
-    if options.together is not None or (options.average is not None and options.average.members):
-        plan["snapshots"] = [{"output": str(path), kind: n} for n, path in enumerate(files.paths, start=1)]
-    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. Captions vary.
-    passes = len(options.lr) * (1 if options.together is None else options.together.passes)
-    work = f", about {3 * cost['macs'] * steps * options.per_step * passes:.2g} mult-adds"
-    contrastive = options.loss.name == "contrastive"
-    log.info(f"{steps} steps of {options.per_step} {'pairs' if contrastive else f'samples{work}'}")
+    written = _planned_models(options, samples)
+    if written:
+        plan["snapshots"] = [{"output": str(path), **facts} for path, facts in zip(files.paths, written, strict=True)]
+    if options.loss.name == "contrastive":
+        log.info(f"{steps} steps of {options.per_step} pairs")  # captions vary, and their mult-adds
+        return plan
+    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    passes = len(options.lr)
+    if options.together is not None:
+        passes *= options.together.passes
+    work = 3 * cost["macs"] * steps * options.per_step * passes
+    log.info(f"{steps} steps of {options.per_step} samples, about {work:.2g} mult-adds")
     return plan
+
+
+def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]:
+    """Return what is known of each of several models that a training will leave; empty for one model."""
+    course = options.begin_course(samples)  # refuses too few steps
+    if options.together is None:
+        return course.planned()
+    return [{"member": number} for number in range(1, options.together.members + 1)]
 
 
 def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
@@ -249,21 +254,11 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         epochs=settings.epochs or 0,
         weights=weights,
         optimizer=settings.fill(OptimizerOptions, name=settings.optimizer, betas=tuple(settings.betas)),
-        schedule=ScheduleOptions(
-            shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor, cycles=settings.snapshots or 1
-        ),
-        average=_average(settings),
+        schedule=ScheduleOptions(shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor),
+        course=_course(settings),
         loss=settings.fill(LossOptions, name=settings.loss),
         together=_together(settings),
     )
-
-
-def _average(settings: FinetuneSettings) -> AverageOptions | None:
-    if settings.swa is None:
-        return None
-    (start, _, count), rank = settings.swa.partition(","), (settings.swag or "").partition(",")[2]
-    drawn = {"members": settings.outputs or 0, **({"rank": int(rank)} if rank else {})}
-    return AverageOptions(start=float(start), count=int(count) if count else None, **drawn)
 
 
 def _adapter(settings: FinetuneSettings) -> Adapter | None:
@@ -272,6 +267,15 @@ def _adapter(settings: FinetuneSettings) -> Adapter | None:
         adapter = method.adapter(settings.values_of(method))
         if adapter is not None:
             return adapter
+    return None
+
+
+def _course(settings: FinetuneSettings) -> CourseOptions | None:
+    """Return the course of the one method that leaves other weights than those of one epoch."""
+    for method in settings.methods:
+        course = method.course(settings.values_of(method))
+        if course is not None:
+            return course
     return None
 
 

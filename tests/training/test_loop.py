@@ -14,9 +14,10 @@ from hydractl.errors import NonFiniteError, UsageError
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.settings.finetuning import FinetuneSettings
+from hydractl.training.course import rate_share, warmup_steps
 from hydractl.training.data import TrainingData
 from hydractl.training.loop import History, Training, TrainingContext
-from hydractl.training.options import WeightOptions, factor, warmup_steps
+from hydractl.training.options import WeightOptions
 from hydractl.training.start import adapt, trainable
 from hydractl.verbs.finetune import train_options
 from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
@@ -204,6 +205,6 @@ def test_the_schedule() -> None:
     assert warmup_steps(0.1, 95) == 10
     assert warmup_steps(7, 95) == 7
     assert warmup_steps(200, 95) == 95
-    assert [factor(s, 10, 4, "constant") for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert factor(10, 10, 4, "cosine") == pytest.approx(1e-5)
-    assert factor(7, 10, 4, "linear") == pytest.approx(0.5)
+    assert [rate_share(s, 10, 4, "constant") for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rate_share(10, 10, 4, "cosine") == pytest.approx(1e-5)
+    assert rate_share(7, 10, 4, "linear") == pytest.approx(0.5)

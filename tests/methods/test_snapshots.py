@@ -22,11 +22,12 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.log import Log
+from hydractl.methods.snapshots import Cycles
 from hydractl.model.runtime import HydraModel
 from hydractl.report.run_tables import finetune_table
 from hydractl.training import loop
+from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import TrainingContext
-from hydractl.training.options import Cycles
 from hydractl.verbs.finetune import train_options
 from tests.forked import Forked
 from tests.pico import source_of, stock
@@ -40,11 +41,15 @@ def rate(t: int, total: int, cycles: int) -> float:
     return 0.5 * (math.cos(math.pi * ((t - 1) % length) / length) + 1)
 
 
+def cycles(total: int, count: int) -> Cycles:
+    return Cycles(Length(total, total), ScheduleOptions(), count)
+
+
 def test_the_cycles_are_those_of_the_paper() -> None:
-    assert (Cycles(12, 3).ends, Cycles(11, 3).ends, Cycles(5).ends) == ([4, 8, 12], [4, 8, 11], [5])
-    assert [Cycles(11, 3).of(step) for step in (0, 3, 4, 8, 10)] == [(0, 4), (0, 4), (4, 4), (8, 3), (8, 3)]
+    assert (cycles(12, 3).ends, cycles(11, 3).ends, cycles(5, 1).ends) == ([4, 8, 12], [4, 8, 11], [5])
+    assert [cycles(11, 3).cycle_of(step) for step in (0, 3, 4, 8, 10)] == [(0, 4), (0, 4), (4, 4), (8, 3), (8, 3)]
     with pytest.raises(UsageError, match="9 steps cannot be cut into 4 cycles of equal length"):
-        Cycles(9, 4)  # ceil(9 / 4) = 3 steps leave none to the fourth
+        cycles(9, 4)  # ceil(9 / 4) = 3 steps leave none to the fourth
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
@@ -74,9 +79,10 @@ def test_training_equals_a_plain_loop_with_the_rate_of_the_paper(warmup: int) ->
             done += 1
             if done in (4, 8, 12):
                 expected.append({name: tensor.clone() for name, tensor in reference.state_dict().items()})
-    assert len(run.snapshots) == 3
-    for weights, reached in zip(run.snapshots, expected, strict=True):
-        run.put(weights)
+    left = run.course.left_models()
+    assert len(left) == 3
+    for snapshot, reached in zip(left, expected, strict=True):
+        run.put(snapshot.weights)
         trained = model.stock_tensors()
         assert all(torch.allclose(trained[n], t, rtol=1e-4, atol=1e-5) for n, t in reached.items())
     one, last = expected[0], expected[-1]

@@ -17,12 +17,12 @@ from rich.console import Console
 from hydractl.errors import UsageError
 from hydractl.files.header import read_header
 from hydractl.log import Log
+from hydractl.methods.swa.averaging import AverageOptions, Averaging
 from hydractl.model.runtime import HydraModel
 from hydractl.report.run_tables import finetune_table
 from hydractl.training import loop
-from hydractl.training.averaging import Averaging
+from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import Training, TrainingContext
-from hydractl.training.options import AverageOptions, ScheduleOptions
 from hydractl.verbs.finetune import train_options
 from tests.pico import source_of, stock
 from tests.running import answer, run, tensors
@@ -51,7 +51,7 @@ def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypa
     every = {name: torch.stack([weights[name] for weights in collected]) for name in names}
     mean = {name: stacked.mean(dim=0) for name, stacked in every.items()}
     generator = torch.Generator().manual_seed(SEED)
-    for drawn in training.snapshots:
+    for drawn in (left.weights for left in training.course.left_models()):
         along = torch.randn(RANK, generator=generator, dtype=torch.float64)
         for name in names:
             running = [every[name][: i + 1].mean(dim=0) for i in range(4)]
@@ -65,19 +65,21 @@ def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypa
 
 
 def test_when_it_collects_and_at_which_rate() -> None:
-    whole_epochs = Averaging(12, 3, AverageOptions(start=0.5))
-    assert [step for step in range(1, 13) if whole_epochs.due(step)] == [9, 12]
-    rates = [whole_epochs.share_of_peak(step, ScheduleOptions(warmup=0, floor=0.5)) for step in range(12)]
+    length = Length(12, 3)
+    half = AverageOptions(start=0.5)
+    whole_epochs = Averaging(length, ScheduleOptions(warmup=0, floor=0.5), half)
+    assert [step for step in range(1, 13) if whole_epochs.collects(step)] == [9, 12]
+    rates = [whole_epochs.share_of_peak(step) for step in range(12)]
     assert rates[0] == 1 and rates[3] == pytest.approx(0.75) and rates[6:] == [0.5] * 6
-    constant = ScheduleOptions(warmup=2, shape="constant")
-    assert [whole_epochs.share_of_peak(step, constant) for step in (0, 1, 11)] == [0.5, 1, 1]
+    constant = Averaging(length, ScheduleOptions(warmup=2, shape="constant"), half)
+    assert [constant.share_of_peak(step) for step in (0, 1, 11)] == [0.5, 1, 1]
     for wrong, complaint in (
         (AverageOptions(start=0.75), "collect weights 1 times: too few for an average"),
         (AverageOptions(start=0.5, count=7), "collect weights 7 times in 6 steps"),
         (AverageOptions(start=0.5, count=4, members=2, rank=5), "4 times: too few for --swag of rank 5"),
     ):
         with pytest.raises(UsageError, match=complaint):
-            Averaging(12, 3, wrong)
+            Averaging(length, ScheduleOptions(), wrong)
 
 
 def test_what_an_average_has_no_use_for_is_refused() -> None:
