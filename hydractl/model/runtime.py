@@ -11,6 +11,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -358,15 +359,86 @@ class HydraModel(nn.Module):
         if self.prompted:
             self._all_prompted.add(self.prompted)
 
-    def forward(self, inputs: Any) -> Tensor:
+    def forward(
+        self,
+        inputs: Any = None,
+        *,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Any:
         """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
 
         Calibrated, where the checkpoint holds a calibration.
+
+        Args:
+            inputs: what :attr:`preprocess` gives.
+            pixel_values: images ``[B, C, H, W]``, by the name that transformers has for them.
+            input_ids, attention_mask, token_type_ids: tokens ``[B, T]``, likewise.
+            labels: the numbers of the true classes, ``[B]``.
+
+        Returns:
+            The tensor. Where inputs are given by name, ``{"logits": log p}``, which is how transformers' ``Trainer``
+            and pipelines read a model, and where labels are given, beside it ``loss``, the mean negative
+            log-likelihood.
+
+        Raises:
+            UsageError: for no inputs, or both kinds.
         """
+        tokens = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        named = {name: tensor for name, tensor in tokens.items() if tensor is not None}
+        if sum((inputs is not None, pixel_values is not None, bool(named))) != 1:
+            raise UsageError("a model takes its inputs, or pixel_values=, or input_ids= and what belongs to them")
+        if inputs is not None:
+            log_probs = self._log_probs(inputs)
+            return log_probs if labels is None else self._named_outputs(log_probs, labels)
+        return self._named_outputs(self._log_probs(named if pixel_values is None else pixel_values), labels)
+
+    def _log_probs(self, inputs: Any) -> Tensor:
+        """Return log p ``[B, classes]``."""
         pooled = pooled_log_probs(self.member_logits(inputs))
         if self.calibration is None:
             return pooled
         return calibrated(pooled, self.calibration)
+
+    def _named_outputs(self, log_probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        """Return log p ``[B, classes]`` and the loss as transformers names them."""
+        if labels is None:
+            return {"logits": log_probs}
+        return {"loss": nn.functional.nll_loss(log_probs, labels), "logits": log_probs}
+
+    # --- what pipelines of transformers ask of a model ----------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def config(self) -> SimpleNamespace:
+        """The names of the classes as transformers' configurations have them: ``id2label`` and what goes with it."""
+        classes = self.classes or 0
+        names = self.prompted.labels if self.prompted else self.labels
+        if names is None:
+            names = [f"LABEL_{number}" for number in range(classes)]
+        return SimpleNamespace(
+            id2label=dict(enumerate(names)),
+            label2id={name: number for number, name in enumerate(names)},
+            num_labels=classes,
+            problem_type="single_label_classification",
+            model_type="hydractl",
+        )
+
+    def can_generate(self) -> bool:
+        """Return False: this is a classifier."""
+        return False
 
     # --- OOD detection ------------------------------------------------------------------------------------------------
 
