@@ -78,9 +78,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> str:
-    """The end of a message about a wrong word: ``; did you mean X?``, or nothing where no known word is near."""
+    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing where no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near and quoted else f"; did you mean {near[0]}?" if near else ""
+    if not near:
+        return ""
+    suggestion = repr(near[0]) if quoted else near[0]
+    return f"; did you mean {suggestion}?"
 
 
 _DISTRIBUTIONS = {

@@ -13,7 +13,6 @@ from hydractl.errors import InputError
 
 _HALF = re.compile("[\ud800-\udfff]")
 
-
 _DEEPEST = 64
 """Lists and objects in each other: written with a line for each value, deeper ones grow a thousandfold."""
 
@@ -117,20 +116,24 @@ def canonical_json(document: Any) -> str:
 
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) -> list[str]:
-    """One line for each key that the settings of an earlier run, perhaps untrusted, and those of this do not agree on.
+    """Return a line for each setting in which an earlier run and this one do not agree.
 
     Args:
-        there: of the earlier run.
-        now: of this one.
+        there: the settings of the earlier run, which may come from an untrusted file.
+        now: those of this run.
         where: what is said of an earlier value: ``in the journal``.
     """
     lines = []
-    for key in (*now, *(key for key in there if key not in now)):
+    keys_gone = [key for key in there if key not in now]
+    for key in (*now, *keys_gone):
         if key in there and key in now and canonical_json(there[key]) == canonical_json(now[key]):
             continue
-        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
+        before = shown(there[key]) if key in there else "nothing"
+        after = shown(now[key]) if key in now else "nothing"
+        if after == before:  # long values that differ where they are cut
+            after = "another value"
         name = key if key in now else shown(key)
-        lines.append(f"{name}: {before} {where}, {'another value' if after == before else after} now")
+        lines.append(f"{name}: {before} {where}, {after} now")
     return lines
 
 
