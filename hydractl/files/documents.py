@@ -4,7 +4,7 @@ A form says what reading asks for: other keys are allowed, and what has a defaul
 of the records (:mod:`hydractl.files.records`), in which each field is described by one sentence;
 ``docs/make_schemas.py`` publishes them as JSON Schemas. The form of an eval depends on the metrics there are:
 :mod:`hydractl.report.eval_document`. Masks, scores and circuits are read by :mod:`hydractl.heads.mask`, which holds
-them against the sites of a model; their forms stand in the script.
+them against the sites of a model.
 
 This imports pydantic, so verbs that read such a document only now and then import it when they do.
 """
@@ -30,9 +30,9 @@ from pydantic_core import ErrorDetails
 
 from hydractl.errors import InputError
 from hydractl.files.bench_answer import BenchAnswer
-from hydractl.files.model_records import CascadeRecord, DataSetRecord, FittedOnRecord, ThresholdRecord
+from hydractl.files.model_records import FittedOnRecord
 from hydractl.files.predictions_header import PredictionsRecord
-from hydractl.files.records import SCHEMA_TEXT, Checked, Count, FieldFacts, Record, Sized, Within, facts_of
+from hydractl.files.records import Checked, FieldFacts, Record, Sized, Within, facts_of
 from hydractl.jsonio import read_json_file, shown
 
 _MOST_PROBLEMS = 10
@@ -269,10 +269,3 @@ _FORMS = FormMaker()
 Bench = _FORMS.form_of(BenchAnswer)
 PredictionsHeader = _FORMS.form_of(PredictionsRecord)
 FittedOn = _FORMS.form_of(FittedOnRecord)
-
-# Parts of forms that docs/make_schemas.py puts together.
-DataSet = _FORMS.form_of(DataSetRecord)
-Threshold = _FORMS.form_of(ThresholdRecord)
-Cascade = _FORMS.form_of(CascadeRecord)
-CountField = _FORMS.type_of(Count)
-Schema = Field(alias="schema", description=SCHEMA_TEXT)

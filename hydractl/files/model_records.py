@@ -70,6 +70,16 @@ class CostRecord(Record, form="Cost"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelSize(Record):
+    """What a model takes."""
+
+    params: Count | None = described("Number of stored parameters.")
+    params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
+    macs: Count | None = described("Multiply-adds of one sample.")
+    bytes: Count | None = described("Size of the stored weights.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DropoutRecord(Record, form="McDropout"):
     """How the members were drawn by MC dropout."""
 

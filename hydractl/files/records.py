@@ -112,14 +112,14 @@ def described(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def needed(text: str, default: Any = dataclasses.MISSING) -> Any:
+def needed(text: str, default: Any = dataclasses.MISSING, *, key: str | None = None) -> Any:
     """Return a field that every document has.
 
     Args:
-        text: one sentence on what it holds.
+        text, key: as of :class:`FieldFacts`.
         default: what it is in a record that is built without it.
     """
-    metadata = _metadata(FieldFacts(text, needed=True, null=True))
+    metadata = _metadata(FieldFacts(text, key=key, needed=True, null=True))
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -1,92 +1,117 @@
-"""A picture of a bench, from its document alone: throughput, and time beside mult-adds, as grouped bars."""
+"""A picture of a bench, from its answer alone: throughput, and time beside mult-adds, as grouped bars."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from hydractl.files.bench_answer import BenchAnswer, BenchRow
 from hydractl.report.pictures import COLOURS, Panel, colour, compose, styled
 from hydractl.report.texts import drawn_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = Mapping[str, Any]
-_Bar = tuple[float, float, float, float | None]  # height, ends of its whisker, mark
 _HATCHES = ("", "///", "...", "xxx")
 _BARS = 0.84  # of the width of a group
 _MARK = "ratio of mult-adds"
 
 
-def draw(document: Mapping[str, Any], handle: IO[bytes], form: str) -> None:
+class _Bar(NamedTuple):
+    """A bar: its height, the ends of its whisker, and a mark across it; None for no mark."""
+
+    height: float
+    low: float
+    high: float
+    mark: float | None = None
+
+
+def draw_bench(answer: BenchAnswer, handle: IO[bytes], form: str) -> None:
     """Draw a bench.
 
     Args:
-        document: ``hydractl.bench/1`` with measured rows.
+        answer: of a bench that was run.
         handle: where the picture goes.
         form: ``.png`` or ``.svg``.
     """
-    rows = document["results"]
-    models = list(dict.fromkeys(row["model"] for row in rows))
+    rows = answer.results
+    models = list(dict.fromkeys(row.model for row in rows))
     labels = dict(zip(models, drawn_names(models, 40), strict=True))
-    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    sizes = dict.fromkeys(row["batch_size"] for row in rows)
+    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    sizes = {row.batch_size for row in rows}
     wide = min(max(8.0, 2 * (1.5 + 0.34 * len(models) * len(sizes))), 16.0)
     panels = []
     for dtype in dtypes:
-        chosen = [row for row in rows if row["dtype"] == dtype]
+        chosen = [row for row in rows if row.dtype == dtype]
         for side in (_throughputs, _ratios):
             draw_on = partial(side, rows=chosen, labels=labels)
             panels.append(Panel(draw_on, dtype, wide / 2, 2.9 + 0.3 / len(dtypes)))
+    metadata: dict[str, Any] = {"Date": None} if form == ".svg" else {"Software": None}
     with styled():
-        metadata: dict[str, Any] = {"Date": None} if form == ".svg" else {"Software": None}
         compose(panels, 2).savefig(handle, format=form.removeprefix("."), metadata=metadata)
 
 
-def _throughputs(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str]) -> None:
-    """Samples a second, at the quartiles of the runs."""
+def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
+    """Draw samples a second, at the quartiles of the runs."""
     import numpy as np
 
-    def bar(row: Row) -> _Bar:
-        low, high = np.quantile(row["latency_ms"]["runs"], (0.25, 0.75))
-        return row["throughput_per_s"], row["batch_size"] / high * 1e3, row["batch_size"] / low * 1e3, None
+    def bar(row: BenchRow) -> _Bar:
+        fast, slow = np.quantile(row.latency_ms.runs, (0.25, 0.75))
+        return _Bar(row.throughput_per_s, row.batch_size / slow * 1e3, row.batch_size / fast * 1e3)
 
     _bars(axes, rows, labels, bar)
-    where = (rows[0]["dtype"], rows[0].get("device"), "compiled" * bool(rows[0].get("compile")))
-    axes.set_title(", ".join(filter(None, where)), loc="left")
+    first = rows[0]
+    where = [first.dtype]
+    if first.device:
+        where.append(first.device)
+    if first.compile:
+        where.append("compiled")
+    axes.set_title(", ".join(where), loc="left")
     axes.set_ylabel("samples per second")
-    axes.set_xlabel(f"samples per call (median of n = {len(rows[0]['latency_ms']['runs'])} runs, quartiles)")
+    axes.set_xlabel(f"samples per call (median of n = {len(first.latency_ms.runs)} runs, quartiles)")
 
 
-def _ratios(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str]) -> None:
-    """Time over the first model's, its interval, and the same of the mult-adds."""
-    _bars(axes, rows, labels, lambda row: (row["ratio"], *row["ratio_ci"], row["mac_ratio"]))
+def _ratios(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
+    """Draw time over the first model's, its interval, and the same of the mult-adds."""
+
+    def bar(row: BenchRow) -> _Bar:
+        low, high = row.ratio_ci
+        return _Bar(row.ratio, low, high, row.cost.mac_ratio)
+
+    _bars(axes, rows, labels, bar)
     axes.set_ylabel(f"time, relative to {next(iter(labels.values()))}")
-    count = len(rows[0]["latency_ms"]["runs"])
+    count = len(rows[0].latency_ms.runs)
     axes.set_xlabel(f"samples per call (median of n = {count} ratios, 95 % interval)")
     axes.axhline(1, color="black", linewidth=0.6)
 
 
-def _bars(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str], bar: Callable[[Row], _Bar]) -> None:
-    """One group of bars for each batch size, one bar for each model, with its interval and its mark."""
-    sizes = list(dict.fromkeys(row["batch_size"] for row in rows))
+def _bars(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str], bar_of: Callable[[BenchRow], _Bar]) -> None:
+    """Draw one group of bars for each batch size, one bar for each model, with its interval and its mark."""
+    sizes = list(dict.fromkeys(row.batch_size for row in rows))
     width = _BARS / len(labels)
     black: dict[str, Any] = {"color": "black", "linewidth": 0.9}
-    marks = []
+    marked_places: list[float] = []
+    marks: list[float] = []
     for number, (model, label) in enumerate(labels.items()):
         offset = (number - (len(labels) - 1) / 2) * width
-        bars = [(sizes.index(row["batch_size"]) + offset, *bar(row)) for row in rows if row["model"] == model]
-        places, heights, lows, highs, expected = zip(*bars, strict=True)
-        look: dict[str, Any] = {"color": colour(number), "hatch": _HATCHES[number // len(COLOURS) % len(_HATCHES)]}
-        axes.bar(places, heights, width * 0.92, label=label, edgecolor="white", linewidth=0, **look)
+        of_model = [row for row in rows if row.model == model]
+        places = [sizes.index(row.batch_size) + offset for row in of_model]
+        bars = [bar_of(row) for row in of_model]
+        lows = [bar.low for bar in bars]
+        highs = [bar.high for bar in bars]
+        hatch = _HATCHES[number // len(COLOURS) % len(_HATCHES)]
+        look: dict[str, Any] = {"color": colour(number), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+        axes.bar(places, [bar.height for bar in bars], width * 0.92, label=label, **look)
         axes.vlines(places, lows, highs, **black)
         axes.hlines([*lows, *highs], *_reach([*places, *places], 0.03), **black)
-        marks += [(place, height) for place, height in zip(places, expected, strict=True) if height is not None]
+        for place, bar in zip(places, bars, strict=True):
+            if bar.mark is not None:
+                marked_places.append(place)
+                marks.append(bar.mark)
     if marks:
-        x, y = zip(*marks, strict=True)
         dashed: dict[str, Any] = {"colors": "black", "linestyles": (0, (2, 1)), "linewidth": 1.3}
-        axes.hlines(y, *_reach(x, width * 0.46), label=_MARK, **dashed)
+        axes.hlines(marks, *_reach(marked_places, width * 0.46), label=_MARK, **dashed)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.tick_params(axis="x", length=0)
@@ -94,5 +119,5 @@ def _bars(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str], bar: Calla
 
 
 def _reach(places: Sequence[float], half: float) -> tuple[list[float], list[float]]:
-    """Both ends of a short line across each place."""
+    """Return both ends of a short line across each place."""
     return [place - half for place in places], [place + half for place in places]

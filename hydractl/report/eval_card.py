@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,8 +39,7 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
         model_name=shown_name(row.name) if results else None,  # the library has a name only with results
         eval_results=results or None,
     )
-    filters = {"shown": shown_name, "number": number, "data_name": data_name, "sentence": _sentence, "code": _code}
-    page = template("card.md.j2", plain, filters, keep_trailing_newline=True)
+    page = template("card.md.j2", plain, _FILTERS, keep_trailing_newline=True)
     text = page.render(_facts(answer, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
 
@@ -179,6 +178,15 @@ def _code(text: str) -> Markup:
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+_FILTERS: Mapping[str, Callable[..., object]] = {
+    "shown": shown_name,
+    "number": number,
+    "data_name": data_name,
+    "sentence": _sentence,
+    "code": _code,
+}
 
 
 class _DataLine(NamedTuple):

@@ -10,7 +10,7 @@ from typing import get_args
 from pydantic import Field
 
 from hydractl.files.documents import FormField, FormMaker, read_document
-from hydractl.files.eval_answer import EvalAnswer, MemberDiversity, OodDetection, SampleMetrics
+from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.records import FieldFacts, Number
 from hydractl.metrics.declaration import Kind, metrics
 
@@ -29,14 +29,9 @@ def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
     return fields
 
 
-_FORMS = FormMaker(_metric_fields)
+FORMS_WITH_METRICS = FormMaker(_metric_fields)
 
-Eval = _FORMS.form_of(EvalAnswer)
-
-# Parts of it that the form of a study holds too.
-ByScore = _FORMS.form_of(OodDetection)
-Diversity = _FORMS.form_of(MemberDiversity)
-Labelled = _FORMS.form_of(SampleMetrics)
+Eval = FORMS_WITH_METRICS.form_of(EvalAnswer)
 
 
 def read_eval(path: str) -> EvalAnswer:

@@ -6,6 +6,7 @@ The same document gives the same bytes, with the same version of matplotlib.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -75,31 +76,40 @@ class Picture:
 
 
 def colour(index: int) -> str:
-    """The colour of the series of this number."""
+    """Return the colour of the series of this number."""
     return COLOURS[index % len(COLOURS)]
 
 
 def line_look(index: int, count: int) -> dict[str, Any]:
-    """Colour, dashes and markers of a line of ``count`` points: a marker at each of a few, else at five of them."""
-    first = (index * 7 % 18) / 100 + 0.02  # apart from other lines' ones
-    every = range(count) if count <= 12 else [round((first + 0.2 * step) * (count - 1)) for step in range(5)]
+    """Return colour, dashes and markers of a line of ``count`` points: a marker at each of a few, else at five."""
+    marked = list(range(count))
+    if count > 12:
+        first = (index * 7 % 18) / 100 + 0.02  # apart from those of other lines
+        marked = [round((first + 0.2 * step) * (count - 1)) for step in range(5)]
     dashes = _DASHES[index % len(_DASHES)]
-    return {**point_look(index), "linestyle": dashes, "markevery": list(every), **UNCLIPPED}
+    return {**point_look(index), "linestyle": dashes, "markevery": marked, **UNCLIPPED}
 
 
 def point_look(index: int) -> dict[str, Any]:
-    """Colour and marker of points."""
+    """Return colour and marker of points."""
     return {"color": colour(index), "marker": _MARKERS[index % len(_MARKERS)], "linestyle": "", "zorder": 3}
 
 
 def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] | None], index: int) -> None:
-    """Intervals at some places; none where there is no interval."""
-    known = [(place, *pair) for place, pair in zip(x, ends, strict=True) if pair is not None]
-    if known:
-        places, lows, highs = zip(*known, strict=True)
-        caps: dict[str, Any] = {"color": colour(index), "markeredgecolor": colour(index), "linestyle": ""}
-        axes.vlines(places, lows, highs, color=colour(index), linewidth=1.1)
-        axes.plot([*places, *places], [*lows, *highs], marker="_", markersize=6, **caps)
+    """Draw intervals at some places; none where there is no interval."""
+    places = []
+    lows = []
+    highs = []
+    for place, interval in zip(x, ends, strict=True):
+        if interval is not None:
+            places.append(place)
+            lows.append(interval[0])
+            highs.append(interval[1])
+    if not places:
+        return
+    caps: dict[str, Any] = {"color": colour(index), "markeredgecolor": colour(index), "linestyle": ""}
+    axes.vlines(places, lows, highs, color=colour(index), linewidth=1.1)
+    axes.plot([*places, *places], [*lows, *highs], marker="_", markersize=6, **caps)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -112,7 +122,10 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
 
     # Over matplotlib's own defaults: a matplotlibrc, which it takes from the working folder too, could have another
     # program (TeX) run for the texts, and the same document would not give the same bytes.
-    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
+    defaults = dict(matplotlib.rcParamsDefault)
+    for key in matplotlib.rcParamsDefault:
+        if key.startswith("backend"):
+            del defaults[key]
     with matplotlib.rc_context(defaults), warnings.catch_warnings():
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
         matplotlib.rcParams["svg.hashsalt"] = salt
@@ -122,21 +135,25 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
 
 
 def add_legend(figure: Figure, wide: float) -> None:
-    """One entry for each label of all axes, below them, in as many columns as fit and as evenly filled as they can.
+    """Add one entry for each label of all axes, below them, in columns that are as evenly filled as they can be.
 
     Args:
-        wide: inches.
+        wide: inches that the columns have.
     """
     entries: dict[str, Any] = {}
     for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        handles, labels = axes.get_legend_handles_labels()
+        for handle, label in zip(handles, labels, strict=True):
             entries.setdefault(label, handle)
-    if entries:
-        most = max(1, int(wide / INCHES_A_LETTER / (max(map(len, entries)) + 7)))
-        columns = -(-len(entries) // -(-len(entries) // most))
-        figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns)
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + 0.19 * -(-len(entries) // columns) + 0.1)
+    if not entries:
+        return
+    letters_of_entry = max(map(len, entries)) + 7  # with the line before the label
+    most_columns = max(1, int(wide / INCHES_A_LETTER / letters_of_entry))
+    columns = math.ceil(len(entries) / math.ceil(len(entries) / most_columns))
+    lines = math.ceil(len(entries) / columns)
+    figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.19 * lines + 0.1)
 
 
 def lay_out(figure: Figure) -> None:
@@ -148,14 +165,17 @@ def lay_out(figure: Figure) -> None:
 
 
 def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
-    """A figure with these panels, row by row."""
+    """Return a figure with these panels, row by row."""
     from matplotlib.figure import Figure
 
-    down = -(-len(panels) // across)
-    heights = [max(panel.height for panel in panels[row * across : (row + 1) * across]) for row in range(down)]
+    heights = []
+    for start in range(0, len(panels), across):
+        heights.append(max(panel.height for panel in panels[start : start + across]))
     wide = across * max(panel.width for panel in panels)
-    figure = Figure(figsize=(wide, sum(heights) + (0.3 if title else 0)), layout="constrained")
-    places = list(figure.subplots(down, across, squeeze=False, gridspec_kw={"height_ratios": heights}).flat)
+    tall = sum(heights) + (0.3 if title else 0)
+    figure = Figure(figsize=(wide, tall), layout="constrained")
+    grid = figure.subplots(len(heights), across, squeeze=False, gridspec_kw={"height_ratios": heights})
+    places = list(grid.flat)
     for axes, panel in zip(places, panels, strict=False):
         panel.draw(axes)
     for axes in places[len(panels) :]:
@@ -168,41 +188,45 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
 
 
 def save_png(picture: Picture, handle: IO[bytes]) -> None:
-    """A picture with all its panels as a PNG file."""
+    """Write a picture with all its panels as a PNG file."""
     across = 1 if picture.stacked else min(len(picture.panels), _ACROSS)
     with styled():
-        compose(picture.panels, across, picture.title).savefig(handle, format="png", metadata={"Software": None})
+        figure = compose(picture.panels, across, picture.title)
+        figure.savefig(handle, format="png", metadata={"Software": None})
 
 
 def inline_svgs(picture: Picture, salt: str) -> list[str]:
-    """The panels of a picture as SVG elements for a page, one each; those that are stacked are one together.
+    """Return the panels of a picture as SVG elements for a page, one each; those that are stacked are one together.
 
     Args:
         salt: different for each picture of a page.
     """
-    groups = [picture.panels] if picture.stacked else [(panel,) for panel in picture.panels]
-    found = []
+    groups = [picture.panels]
+    if not picture.stacked:
+        groups = [(panel,) for panel in picture.panels]
+    elements = []
     for index, panels in enumerate(groups):
         handle = io.BytesIO()
         with styled(f"{salt}.{index}"):
             compose(panels, 1).savefig(handle, format="svg", metadata=_NO_METADATA)
         label = "; ".join(f"{picture.title}: {panel.words}" for panel in panels).replace("\n", " ")
-        found.append(_inline(handle.getvalue(), label))
-    return found
+        elements.append(_inline(handle.getvalue(), label))
+    return elements
 
 
 def _inline(drawn: bytes, label: str) -> str:
-    """An SVG file as an element of a page: without what belongs to a file, names of groups, and needless digits."""
+    """Return an SVG file as an element of a page: without what belongs to a file, names of groups, needless digits."""
     root = ElementTree.fromstring(drawn)
     for element in root.iter():
-        for child in [child for child in element if child.tag.endswith("}style")]:
-            element.remove(child)  # it would hold for the whole page, whose own style sheet says the same
+        styles = [child for child in element if child.tag.endswith("}style")]
+        for style in styles:
+            element.remove(style)  # it would hold for the whole page, whose own style sheet says the same
         element.tag = element.tag.partition("}")[2]
-        found = {name.rpartition("}")[2]: _short(value) for name, value in element.attrib.items()}
+        attributes = {name.rpartition("}")[2]: _short(value) for name, value in element.attrib.items()}
         if element.tag == "g":
-            found.pop("id", None)
+            attributes.pop("id", None)
         element.attrib.clear()
-        element.attrib.update(found)
+        element.attrib.update(attributes)
         element.text = (element.text or "").strip() or None
         element.tail = None
     root.attrib.update({"role": "img", "aria-label": label})
@@ -210,6 +234,11 @@ def _inline(drawn: bytes, label: str) -> str:
 
 
 def _short(value: str) -> str:
-    """An attribute with coordinates to a hundredth, on one line, and in the page's font."""
-    value = re.sub(r"font-family: [^;]*;? ?", "", " ".join(value.split()))
-    return re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), value)
+    """Return an attribute with coordinates to a hundredth, on one line, and in the page's font."""
+    in_one_line = " ".join(value.split())
+    without_font = re.sub(r"font-family: [^;]*;? ?", "", in_one_line)
+    return re.sub(r"\d+\.\d{3,}", _to_a_hundredth, without_font)
+
+
+def _to_a_hundredth(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,27 +21,30 @@ UNKNOWN = "-"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """A table without lines; the first ``left`` columns are aligned to the left, the rest to the right.
+    """Return a table without lines; the first ``left`` columns are aligned to the left, the rest to the right.
 
     A column of which no row knows anything is left out.
     """
-    found = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    found.min_width = min(len(title), _WIDEST_TITLE)  # a title is wrapped where its table ends
+    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn.min_width = min(len(title), _WIDEST_TITLE)  # a title is wrapped where its table ends
     known = known_columns(rows, len(columns))
     for index in known:
-        found.add_column(columns[index], justify="left" if index < left else "right", no_wrap=index >= left)
+        is_name = index < left
+        drawn.add_column(columns[index], justify="left" if is_name else "right", no_wrap=not is_name)
     for row in rows:
-        found.add_row(*[Text(row[index]) for index in known])
-    return found
+        drawn.add_row(*[Text(row[index]) for index in known])
+    return drawn
 
 
 def known_columns(rows: Sequence[Sequence[str]], count: int) -> list[int]:
     """Return which of ``count`` columns to show: all but those that hold nothing but dashes."""
-    return [index for index in range(count) if not rows or any(row[index] != UNKNOWN for row in rows)]
+    if not rows:
+        return list(range(count))
+    return [index for index in range(count) if any(row[index] != UNKNOWN for row in rows)]
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Names and values."""
+    """Return a table of names and values."""
     return table("", ("", ""), rows, left=2)
 
 
@@ -90,27 +93,40 @@ class HeatMap:
         yield from _as_they_fit(self._lines(options.max_width, colored), options)
 
     def _lines(self, width: int, colored: bool) -> Iterator[Text]:
-        """Title, legend and the map, in as many parts side by side as heads beyond the width ask for."""
-        values = sorted({v for _, row in self.rows for v in row if v is not None and math.isfinite(v)})
-        ranks = {v: i / (len(values) - 1) if len(values) > 1 else 0.5 for i, v in enumerate(values)}
+        """Yield title, legend and the map, in as many parts side by side as heads beyond the width ask for."""
+        values = self._shaded()
         yield Text(self.title)
         yield self._legend(values, colored)
-        names = [name for name, _ in self.rows]
-        longest = max(map(len, names), default=0)
         heads = max((len(row) for _, row in self.rows), default=0)
+        longest = max((len(name) for name, _ in self.rows), default=0)
         cell = 2 if 2 * heads + _GAP + min(longest, _LEAST_NAME) <= width else 1
         label = min(longest, max(width - _GAP - cell * heads, _LEAST_NAME))
-        names = short_names(names, label)
-        part = max((width - _GAP - label) // cell, 1)
-        for start in range(0, max(heads, 1), part):
-            stop = min(start + part, heads)
-            for digits in _column_numbers(start, stop):
-                yield Text(" " * (label + _GAP) + "".join(digit.ljust(cell) for digit in digits))
-            for name, (_, row) in zip(names, self.rows, strict=True):
-                line = Text(name.ljust(label + _GAP))
-                for value in row[start:stop]:
-                    _draw(line, value, ranks, cell, colored)
-                yield line
+        heads_of_part = max((width - _GAP - label) // cell, 1)
+        for start in range(0, max(heads, 1), heads_of_part):
+            stop = min(start + heads_of_part, heads)
+            yield from self._part(start, stop, label, cell, _ranks(values), colored)
+
+    def _part(
+        self, start: int, stop: int, label: int, cell: int, ranks: Mapping[float, float], colored: bool
+    ) -> Iterator[Text]:
+        """Yield the numbers of some heads, then a line for each site with its name and those heads."""
+        for digits in _column_numbers(start, stop):
+            yield Text(" " * (label + _GAP) + "".join(digit.ljust(cell) for digit in digits))
+        names = short_names([name for name, _ in self.rows], label)
+        for name, (_, row) in zip(names, self.rows, strict=True):
+            line = Text(name.ljust(label + _GAP))
+            for value in row[start:stop]:
+                _draw(line, value, ranks, cell, colored)
+            yield line
+
+    def _shaded(self) -> list[float]:
+        """Return the values that are shaded, ascending, each once."""
+        values = set()
+        for _, row in self.rows:
+            for value in row:
+                if value is not None and math.isfinite(value):
+                    values.add(value)
+        return sorted(values)
 
     def _legend(self, values: Sequence[float], colored: bool) -> Text:
         line = Text()
@@ -122,63 +138,91 @@ class HeatMap:
             else:
                 line.append(_DIGITS)
             line.append(f" {self.high} {self.form(values[-1])}")
-        every = [value for _, row in self.rows for value in row]
-        marks = [f"{_KEPT} kept"] if math.inf in every else []
-        marks += [f"{_GONE} {self.gone}"] if None in every else []
-        line.append(("   " if values else "") + "   ".join(marks))
+            line.append("   ")
+        marks = []
+        if any(math.inf in row for _, row in self.rows):
+            marks.append(f"{_KEPT} kept")
+        if any(None in row for _, row in self.rows):
+            marks.append(f"{_GONE} {self.gone}")
+        line.append("   ".join(marks))
         return line
 
 
+def _ranks(values: Sequence[float]) -> dict[float, float]:
+    """Return the place of each value among all, from 0 for the lowest to 1 for the highest."""
+    if len(values) == 1:
+        return {values[0]: 0.5}
+    return {value: place / (len(values) - 1) for place, value in enumerate(values)}
+
+
 def _draw(line: Text, value: float | None, ranks: Mapping[float, float], cell: int, colored: bool) -> None:
-    if value is None or math.isinf(value):
-        line.append((_GONE if value is None else _KEPT).ljust(cell))
+    """Append the cell of one head to a line."""
+    if value is None:
+        line.append(_GONE.ljust(cell))
+    elif math.isinf(value):
+        line.append(_KEPT.ljust(cell))
     elif colored:
         line.append(" " * cell, _color(ranks[value]))
     else:
-        line.append(_DIGITS[min(int(10 * ranks[value]), 9)].ljust(cell))
+        tenth = min(int(10 * ranks[value]), 9)
+        line.append(_DIGITS[tenth].ljust(cell))
 
 
 def _color(place: float) -> Style:
-    """The background for a place on the scale, from 0 to 1."""
-    at, weight = divmod(place * (len(_VIRIDIS) - 1), 1)
-    here, there = _VIRIDIS[int(at)], _VIRIDIS[min(int(at) + 1, len(_VIRIDIS) - 1)]
+    """Return the background for a place on the scale, from 0 to 1."""
+    step, weight = divmod(place * (len(_VIRIDIS) - 1), 1)
+    here = _VIRIDIS[int(step)]
+    there = _VIRIDIS[min(int(step) + 1, len(_VIRIDIS) - 1)]
     red, green, blue = (round(a + (b - a) * weight) for a, b in zip(here, there, strict=True))
     return Style(bgcolor=Color.from_rgb(red, green, blue))
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
-    """The numbers of the columns, each written from top to bottom: one list per line."""
-    numbers = [str(n) for n in range(start, stop)]
+    """Return the numbers of the columns, each written from top to bottom: one list per line."""
+    numbers = [str(number) for number in range(start, stop)]
     tall = max(map(len, numbers), default=0)
-    return [[n.rjust(tall)[level] for n in numbers] for level in range(tall)]
+    lines = []
+    for level in range(tall):
+        lines.append([number.rjust(tall)[level] for number in numbers])
+    return lines
 
 
 def _as_they_fit(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
-    """Lines that are never wrapped, in ASCII where the terminal can do no more."""
+    """Yield lines that are never wrapped, in ASCII where the terminal can do no more."""
     for line in lines:
         if options.ascii_only:
             line.plain = line.plain.translate(_ASCII)
-        line.no_wrap, line.overflow = True, "crop"
+        line.no_wrap = True
+        line.overflow = "crop"
         yield line
+
+
+class KeptSite(NamedTuple):
+    """A site of a mask: its path, how many heads it has, and those that are kept; None where that is not known."""
+
+    site: str
+    heads: int | None
+    kept: Sequence[int] | None
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> KeptSite:
+        """Return the site of an entry of a document."""
+        return cls(entry["site"], entry["heads"], entry["kept"])
 
 
 @dataclass(frozen=True)
 class KeptMap:
-    """A rich renderable: one line per site, a mark for each kept and each removed head, and their counts.
+    """A rich renderable: one line per site, a mark for each kept and each removed head, and their counts."""
 
-    Attributes:
-        entries: ``site``, ``heads`` (or None) and ``kept`` (or None) of each site.
-    """
-
-    entries: Sequence[Mapping[str, Any]]
+    sites: Sequence[KeptSite]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _as_they_fit(self._lines(), options)
 
     def _lines(self) -> Iterator[Text]:
-        longest = min(_LONGEST_SITE, max((len(e["site"]) for e in self.entries), default=0))
-        for entry in self.entries:
-            kept = set(entry["kept"] or [])
-            marks = "".join(_KEPT if head in kept else _GONE for head in range(entry["heads"] or 0))
-            of = "?" if entry["heads"] is None else entry["heads"]
-            yield Text(f"{entry['site']:<{longest}}  {marks}  {len(kept)}/{of}")
+        longest = min(_LONGEST_SITE, max((len(site.site) for site in self.sites), default=0))
+        for site in self.sites:
+            kept = set(site.kept or ())
+            marks = "".join(_KEPT if head in kept else _GONE for head in range(site.heads or 0))
+            heads = "?" if site.heads is None else site.heads
+            yield Text(f"{site.site:<{longest}}  {marks}  {len(kept)}/{heads}")

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """A fraction or a small quantity; a dash where there is none."""
+    """Return a fraction or a small quantity as text; a dash where there is none."""
     if value is None:
         return "-"
     if value != 0 and abs(value) < 10**-digits:
         return f"{value:.{max(digits - 2, 1)}e}"
-    return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.1f}"
+    if abs(value) < 100:
+        return f"{value:.{digits}f}"
+    return f"{value:.1f}"
 
 
 def count_text(value: float | None) -> str:
@@ -44,10 +46,12 @@ def params_text(params: float | None, nonzero: int | None) -> str:
 
 
 def bytes_text(value: int | None) -> str:
-    """A size in bytes, decimal units."""
+    """Return a size in bytes, in decimal units."""
     if value is None:
         return "-"
-    return f"{count_text(value)}B" if value >= 1000 else f"{value} B"
+    if value < 1000:
+        return f"{value} B"
+    return f"{count_text(value)}B"
 
 
 def input_text(sample: BenchInput | None) -> str:
@@ -60,25 +64,32 @@ def input_text(sample: BenchInput | None) -> str:
 
 
 def signed_change(before: int, after: int) -> str:
-    """The change from one count to another, in percent."""
-    return "-" if not before else f"{100 * (after - before) / before:+.1f} %"
+    """Return the change from one count to another, in percent."""
+    if not before:
+        return "-"
+    return f"{100 * (after - before) / before:+.1f} %"
 
 
 def duration_text(seconds: float) -> str:
-    """``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    """Return a time in the unit that suits it: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:
         return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
 
 
 def short_count(value: float) -> str:
-    """A count in four characters or less: 950, 1.2k, 48k, 1.3M."""
+    """Return a count in four characters or less: 950, 1.2k, 48k, 1.3M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size * 0.9995:
-            scaled = value / size
-            return f"{scaled:.1f}".removesuffix(".0") + unit if scaled < 9.95 else f"{scaled:.0f}{unit}"
+        if value < size * 0.9995:
+            continue
+        scaled = value / size
+        if scaled < 9.95:
+            return f"{scaled:.1f}".removesuffix(".0") + unit
+        return f"{scaled:.0f}{unit}"
     return f"{value:g}"
 
 
@@ -90,12 +101,13 @@ _LONGEST_SHOWN = 80
 
 
 def visible(text: object) -> str:
-    """The text with what cannot be seen or stored, such as control characters, as ``\\u202e``."""
-    return "".join(_code(c) if c in _REORDERING or _is_control(c) else c for c in str(text))
+    """Return the text with what cannot be seen or stored, such as control characters, as ``\\u202e``."""
+    return "".join(_code(character) if _is_unseen(character) else character for character in str(text))
 
 
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")
+def _is_unseen(character: str) -> bool:
+    """Return whether a character reorders text, controls a terminal, is half of one, or stands for nothing."""
+    return character in _REORDERING or unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")
 
 
 def _code(character: str) -> str:
@@ -103,7 +115,7 @@ def _code(character: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name for a table: visible; a very long one cut in its middle, with a mark of its own to tell it from others."""
+    """Return a name for a table: visible; a very long one cut in its middle, with a mark to tell it from others."""
     text = visible(name)
     if len(text) <= _LONGEST_SHOWN:
         return text
@@ -113,49 +125,67 @@ def shown_name(name: str) -> str:
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most ``width`` characters that still differ from each other.
+    """Return names of at most ``width`` characters that still differ from each other.
 
     First the dotted parts go that all names end with, then those they begin with; then a name is cut on its left, and
     where that makes two names one, all are numbered.
     """
-    parts = [name.split(".") for name in names]
-    for side in (-1, 0):
-        while max(map(len, names), default=0) > width:
-            if any(len(p) < 2 for p in parts) or len({p[side] for p in parts}) > 1:
-                break
-            parts = [p[:-1] if side else p[1:] for p in parts]
-            names = [".".join(p) for p in parts]
-    if len(set(cut := [_cut(name, width) for name in names])) == len(set(names)):
+    names = _without_shared_parts(names, width, _LAST)
+    names = _without_shared_parts(names, width, _FIRST)
+    cut = [_cut(name, width) for name in names]
+    if len(set(cut)) == len(set(names)):
         return cut
-    return [f"{index} {_cut(name, width - len(str(index)) - 1)}" for index, name in enumerate(names)]
+    numbered = []
+    for index, name in enumerate(names):
+        left = width - len(f"{index} ")
+        numbered.append(f"{index} {_cut(name, left)}")
+    return numbered
+
+
+_FIRST, _LAST = 0, -1
+
+
+def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[str]:
+    """Return names without the dotted parts that all have on one side, as many of them as it takes to fit."""
+    parts = [name.split(".") for name in names]
+    while max((len(".".join(of_name)) for of_name in parts), default=0) > width:
+        ends = {of_name[side] for of_name in parts}
+        if len(ends) > 1 or any(len(of_name) < 2 for of_name in parts):
+            break
+        parts = [of_name[:-1] if side == _LAST else of_name[1:] for of_name in parts]
+    return [".".join(of_name) for of_name in parts]
 
 
 def _cut(name: str, width: int) -> str:
-    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
+    """Return a name of at most ``width`` characters: its end, where it is longer."""
+    if len(name) <= width:
+        return name
+    return "…" + name[len(name) - width + 1 :]
 
 
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
-    """Names for a picture: visible, at most ``width`` characters, and different from each other."""
+    """Return names for a picture: visible, at most ``width`` characters, and different from each other."""
     return short_names([visible(name) for name in names], width)
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """A part of a file name for each name: letters, digits and ``.+-_`` only, and different from each other.
+    """Return a part of a file name for each name: letters, digits and ``.+-_`` only, different from each other.
 
     Two that differ in capitals only are told apart too, because some file systems do not.
     """
-    found: list[str] = []
+    parts: list[str] = []
     taken: set[str] = set()
     for name in names:
         plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
         base = _UNSAFE.sub("-", plain).strip(".-")[:_LONGEST_FILE_PART] or "model"
-        part, count = base, 1
+        part = base
+        count = 1
         while part.lower() in taken:
             count += 1
             part = f"{base}-{count}"
         taken.add(part.lower())
-        found.append(part)
-    return found
+        parts.append(part)
+    return parts
 
 
 @cache
@@ -163,16 +193,17 @@ def _templates(show: Callable[[object], str], **options: Any) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        finalize=lambda value: value if isinstance(value, Markup) else show(value),
-        undefined=StrictUndefined,
-        **options,
-    )
+    def written(value: object) -> object:
+        return value if isinstance(value, Markup) else show(value)
+
+    folder = Path(__file__).with_name("templates")
+    return Environment(loader=FileSystemLoader(folder), finalize=written, undefined=StrictUndefined, **options)
 
 
-def template(name: str, show: Callable[[object], str], filters: Mapping[str, Any], **options: Any) -> Template:
-    """A template in which every text is written by ``show``, so that nothing in a document can become markup."""
-    found = _templates(show, **options)
-    found.filters.update(filters)
-    return found.get_template(name)
+def template(
+    name: str, show: Callable[[object], str], filters: Mapping[str, Callable[..., object]], **options: Any
+) -> Template:
+    """Return a template in which every text is written by ``show``, so that no text of a document becomes markup."""
+    environment = _templates(show, **options)
+    environment.filters.update(filters)
+    return environment.get_template(name)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from hydractl.benchmark.figures import NOISY, RESAMPLES
 from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
+from hydractl.files.bench_answer import BenchAnswer
 from hydractl.log import Log
-from hydractl.report.bench_picture import draw
+from hydractl.report.bench_picture import draw_bench
 from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
@@ -159,7 +160,8 @@ def _check_cascades(rows: Sequence[Row], settings: BenchSettings) -> None:
 
 
 def _draw(document: dict[str, Any], output: Output) -> Path:
-    return write_with(output, lambda handle: draw(document, handle, output.path.suffix.lower()))
+    answer = BenchAnswer.from_json(document)
+    return write_with(output, lambda handle: draw_bench(answer, handle, output.path.suffix.lower()))
 
 
 def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) -> list[str]:

@@ -22,6 +22,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import TensorSource, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
+from hydractl.files.fuse_answer import ExportedFileRecord, FittedCascadeRecord, FuseAnswer
 from hydractl.fusion.averaging import AUTO, RunOptions, measure_on, plan_checked
 from hydractl.fusion.cascade import CascadeOptions, fit_cascade
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
@@ -213,17 +214,18 @@ def _write(
 
 def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
     """Say what was decided and what it costs; return the warnings, which are said too."""
-    for line in (averaging_words(document), sharing_words(document)):
+    answer = FuseAnswer.from_json(document)
+    for line in (averaging_words(answer), sharing_words(answer)):
         if line is not None:
             log.info(line)
+    if answer.on_data is not None:
+        log.info(data_words(answer.on_data))
+    if answer.cascade is not None:
+        log.info(cascade_words(answer.cascade))
     data = document.get("on_data")
-    if data is not None:
-        log.info(data_words(data))
-    if "cascade" in document:
-        log.info(cascade_words(document["cascade"]))
     where = document["self_check"]["inputs"] if data is None else f"{data['n']} samples"
     little = little_diversity(document["self_check"] if data is None else data["after"], where)
-    warnings = [*warnings_of(document), *([little] if little is not None and not plan.warnings else [])]
+    warnings = [*warnings_of(answer), *([little] if little is not None and not plan.warnings else [])]
     for warning in warnings:
         log.warn(warning)
     return [*plan.warnings, *warnings]
@@ -233,7 +235,7 @@ def _say_rounded(exports: Sequence[dict[str, Any]], log: Log) -> list[str]:
     """Say what rounding weights does; return the warnings, which are said too."""
     found = []
     for export in exports:
-        words, harmful = rounding_words(export)
+        words, harmful = rounding_words(ExportedFileRecord.from_json(export))
         if words is not None:
             (log.warn if harmful else log.info)(words)
             found += [words] if harmful else []
@@ -354,8 +356,9 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         if left:
             log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left)}; see eval --calibrated")
         cascade = validation.fit(settings, description, source.tensors, log)
-        warnings = [*validation.doubts, *cascade_warnings(cascade)]
-        log.info(cascade_words(cascade))
+        fitted_cascade = FittedCascadeRecord.from_json(cascade)
+        warnings = [*validation.doubts, *cascade_warnings(fitted_cascade)]
+        log.info(cascade_words(fitted_cascade))
         for warning in warnings:
             log.warn(warning)
         extra = {key: value for key, value in description.extra.items() if key not in fitted}

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from hydractl.errors import InputError
-from hydractl.files.documents import CountField as Count
-from hydractl.files.documents import Form, check
-from hydractl.files.records import Number
+from hydractl.files.documents import FormMaker, check
+from hydractl.files.records import Count, Number, Record, described, needed
 
 
-class Leaf(Form):
-    value: Number = None
-    count: Count | None = None
+@dataclass(frozen=True, kw_only=True)
+class Leaf(Record):
+    """A leaf."""
+
+    value: Number = described("A number.")
+    count: Count | None = described("A count.")
 
 
-class Tree(Form):
-    leaf: Leaf
-    leaves: dict[str, list[Leaf]] = {}  # noqa: RUF012 - pydantic copies it
+@dataclass(frozen=True, kw_only=True)
+class TreeRecord(Record):
+    """Leaves."""
+
+    leaf: Leaf = needed("The first leaf.")
+    leaves: Mapping[str, Sequence[Leaf]] = described("More leaves by name.", empty=dict)
+
+
+Tree = FormMaker().form_of(TreeRecord)
 
 
 def problems(document: Any) -> list[str]:

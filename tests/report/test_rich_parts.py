@@ -14,7 +14,7 @@ from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 
-from hydractl.report.rich_parts import HeatMap, KeptMap, table
+from hydractl.report.rich_parts import HeatMap, KeptMap, KeptSite, table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
 from tests.spread import spread
@@ -167,9 +167,9 @@ def test_a_circuit_shows_when_each_head_went() -> None:
 
 
 def test_kept_heads() -> None:
-    entries = [{"site": "a", "heads": 3, "kept": [0, 2]}, {"site": "bb", "heads": None, "kept": [1]}]
-    assert drawn(KeptMap(entries), console()) == ["a   ■·■  2/3", "bb    1/?"]
-    assert drawn(KeptMap(entries), console(encoding="ascii")) == ["a   #.#  2/3", "bb    1/?"]
+    sites = [KeptSite("a", 3, [0, 2]), KeptSite("bb", None, [1])]
+    assert drawn(KeptMap(sites), console()) == ["a   ■·■  2/3", "bb    1/?"]
+    assert drawn(KeptMap(sites), console(encoding="ascii")) == ["a   #.#  2/3", "bb    1/?"]
     assert drawn(KeptMap([]), console()) == []
 
 
