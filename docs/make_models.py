@@ -17,7 +17,7 @@ import torch
 from hydractl.errors import InputError
 from hydractl.families import get_family
 from hydractl.families.hf.architectures import ARCHITECTURES, BODIES, OTHER_BODIES, TWO_TOWERS, class_name, meta_model
-from hydractl.families.timm import check_model
+from hydractl.families.timm import check_timm_model
 
 get_family("timm")
 get_family("open_clip")
@@ -83,7 +83,7 @@ def _built(name: str) -> Any:
 
 def _reason(model: Any) -> str:
     try:
-        check_model(model)
+        check_timm_model(model)
     except InputError as error:
         return error.message.partition("not supported: ")[2] or error.message
     return ""

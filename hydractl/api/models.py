@@ -19,7 +19,7 @@ from hydractl.api.values import held_data
 from hydractl.data import open_data
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
-from hydractl.families.reading import named
+from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, FileTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import Description, provenance
@@ -105,9 +105,10 @@ class Model:
         """
         ref = os.fspath(name)
         if not os.path.exists(ref):
-            repo, own, file = named(ref.removeprefix("hf:"))
-            at = revision or own
-            ref = f"hf:{repo}{f'@{at}' if at else ''}{f'/{file}' if file else ''}"
+            hub_name = parse_hub_name(ref.removeprefix("hf:"))
+            if revision:
+                hub_name = replace(hub_name, revision=revision)
+            ref = f"hf:{hub_name}"
         elif revision is not None:
             raise UsageError(f"revision {revision!r}: {ref} is on this machine")
         return open(ref, **options)

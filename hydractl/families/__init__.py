@@ -15,12 +15,15 @@ from hydractl.files.plugins import Registry
 if TYPE_CHECKING:
     from hydractl.families.base import ModelFamily
 
-_HELPERS = ("base", "imagenet", "pixels", "prompts", "reading", "timm_eva", "timm_relative", "torchvision_operators")
+_HELPERS = (
+    *("base", "imagenet", "library_json", "pixels", "prompts", "reading"),
+    *("timm_eva", "timm_relative", "torchvision_operators"),
+)
 FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers=_HELPERS)
 
 
 def get_family(name: str) -> ModelFamily:
-    """The family of that name.
+    """Return the family of that name.
 
     Raises:
         InputError: for a name that is not known here.
@@ -32,11 +35,15 @@ def get_family(name: str) -> ModelFamily:
 
 
 def families_for_folders() -> list[ModelFamily]:
-    """All families, in the order in which a folder is offered to them."""
-    return sorted(FAMILIES.all(), key=lambda family: -family.priority)
+    """Return all families, in the order in which a folder is offered to them."""
+    return sorted(FAMILIES.all(), key=lambda family: family.priority, reverse=True)
 
 
 def classes_of(description: Description) -> int | None:
-    """Number of classes of a model; None for a zero-shot model whose classes have not been named."""
-    own = get_family(description.family).classes(description.config)
-    return own if own is not None or description.labels is None else len(description.labels)
+    """Return the number of classes of a model; None for a zero-shot model whose classes have not been named."""
+    classes = get_family(description.family).classes(description.config)
+    if classes is not None:
+        return classes
+    if description.labels is None:
+        return None
+    return len(description.labels)

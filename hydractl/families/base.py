@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.errors import UsageError
+from hydractl.families.library_json import LibraryConfig, Preprocessing, numbers_in, text_in
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import COMMON, HeadWeights
@@ -93,7 +94,10 @@ class Stages:
 
     def prefixes_of(self, block: int) -> tuple[str, ...]:
         """Return how the names of a block's parameters start, those of what makes fewer tokens before it included."""
-        return tuple(f"{path}." for path in (self.block_paths[block], self.merging.get(block)) if path)
+        paths = [self.block_paths[block]]
+        if block in self.merging:
+            paths.append(self.merging[block])
+        return tuple(f"{path}." for path in paths)
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,17 @@ class ImageFormat:
     interpolation: str
 
     @classmethod
-    def of(cls, size: Sequence[int], settings: Mapping[str, Any]) -> ImageFormat:
+    def of(cls, size: Sequence[int], preprocess: Preprocessing) -> ImageFormat:
         """Build it from the names that several libraries use; their ``random`` interpolation is bilinear here."""
         channels, height, width = size
-        interpolation = settings["interpolation"].replace("random", "bilinear")
-        return cls((channels, height, width), tuple(settings["mean"]), tuple(settings["std"]), interpolation)
+        origin = "the preprocessing"
+        interpolation = text_in(preprocess, "interpolation", origin)
+        return cls(
+            size=(channels, height, width),
+            mean=tuple(numbers_in(preprocess, "mean", origin)),
+            std=tuple(numbers_in(preprocess, "std", origin)),
+            interpolation=interpolation.replace("random", "bilinear"),
+        )
 
 
 def first_tokens(count: int) -> Callable[[State], Tensor]:
@@ -166,36 +176,87 @@ class AttentionLayout:
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """Read the weights of a site, see :meth:`ModelFamily.read`."""
-        fields: dict[str, Any] = {}
-        out, out_bias = _pair(site.path, self.out)
-        columns = self._turned(tensors[out])
-        queries = columns.shape[1]
-        for name, parts in self._rows(site.path).items():
-            if name in tensors:  # [heads * dk + 2 * keys * dk, ...] -> [heads, dk, ...], twice [keys, dk, ...]
-                rows = self._turned(tensors[name])
-                keys = (rows.shape[0] - queries) // 2
-                split = rows.split([queries, keys, keys]) if len(parts) > 1 else [rows]
-                fields |= {part: own.unflatten(0, (-1, site.head_dim)) for part, own in zip(parts, split, strict=True)}
-        if self.table and (name := f"{site.path}.{self.table}") in tensors:
-            fields["table"] = tensors[name] if self.features else tensors[name].T
-        if self.scale and (name := f"{site.path}.{self.scale}") in tensors:
-            fields["scale"] = tensors[name].flatten(1)
+        out_weight, out_bias = _weight_and_bias(site.path, self.out)
+        output = self._outputs_first(tensors[out_weight])  # [d_model, heads * head_dim]
+        rows = self._read_rows(tensors, site, queries=output.shape[1])
         return HeadWeights(
-            # [d, heads * dk] -> [heads, d, dk]
-            o=columns.unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
+            q=rows["q"],
+            k=rows["k"],
+            v=rows["v"],
+            # [d_model, heads * head_dim] -> [heads, d_model, head_dim]
+            o=output.unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
+            q_bias=rows.get("q_bias"),
+            k_bias=rows.get("k_bias"),
+            v_bias=rows.get("v_bias"),
             o_bias=tensors.get(out_bias),
-            extra={ours: tensors[name] for name, ours in self._common(site.path) if name in tensors},
-            **fields,
+            gate=rows.get("gate"),
+            gate_bias=rows.get("gate_bias"),
+            table=self._read_table(tensors, site),
+            scale=self._read_scale(tensors, site),
+            pos_q=rows.get("pos_q"),
+            pos_q_bias=rows.get("pos_q_bias"),
+            pos_k=rows.get("pos_k"),
+            pos_k_bias=rows.get("pos_k_bias"),
+            extra=self._read_common(tensors, site),
         )
+
+    def _read_rows(self, tensors: Mapping[str, Tensor], site: Site, queries: int) -> dict[str, Tensor]:
+        """Read the tensors whose rows belong to heads, by the fields of :class:`HeadWeights` they fill.
+
+        Args:
+            tensors: of the model.
+            site: whose they are.
+            queries: the number of rows that queries have, ``heads * head_dim``.
+        """
+        head_rows = {}
+        for name, fields in self._fields_by_name(site.path).items():
+            if name not in tensors:
+                continue
+            tensor = self._outputs_first(tensors[name])
+            parts = [tensor]
+            if len(fields) > 1:  # [heads * head_dim + 2 * key_heads * head_dim, ...]
+                keys = (tensor.shape[0] - queries) // 2
+                parts = list(tensor.split([queries, keys, keys]))
+            for field_name, part in zip(fields, parts, strict=True):
+                head_rows[field_name] = part.unflatten(0, (-1, site.head_dim))
+        return head_rows
+
+    def _read_table(self, tensors: Mapping[str, Tensor], site: Site) -> Tensor | None:
+        """Read what each head makes of distances, ``[heads, R]`` or ``[heads, F]``."""
+        if not self.table:
+            return None
+        table = tensors.get(f"{site.path}.{self.table}")
+        if table is None or self.features:
+            return table
+        return table.T
+
+    def _read_scale(self, tensors: Mapping[str, Tensor], site: Site) -> Tensor | None:
+        """Read the logarithms of the factors of cosines, ``[heads, 1]``."""
+        if not self.scale:
+            return None
+        scale = tensors.get(f"{site.path}.{self.scale}")
+        return None if scale is None else scale.flatten(1)
+
+    def _read_common(self, tensors: Mapping[str, Tensor], site: Site) -> dict[str, Tensor]:
+        """Read what belongs to no head, by the names of :attr:`HeadWeights.extra`."""
+        common = {}
+        for name, extra_name in self._common_names(site.path):
+            if name in tensors:
+                common[extra_name] = tensors[name]
+        return common
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """Write the weights of a site, see :meth:`ModelFamily.write`."""
-        for name, parts in self._rows(site.path).items():
-            rows = [part.flatten(0, 1) for field in parts if (part := getattr(weights, field)) is not None]
-            if rows:
-                tensors[name] = self._turned(torch.cat(rows))
-        out, out_bias = _pair(site.path, self.out)
-        tensors[out] = self._turned(weights.o.permute(1, 0, 2).flatten(1))
+        for name, fields in self._fields_by_name(site.path).items():
+            parts = []
+            for field_name in fields:
+                part = getattr(weights, field_name)
+                if part is not None:
+                    parts.append(part.flatten(0, 1))
+            if parts:
+                tensors[name] = self._outputs_first(torch.cat(parts))
+        out_weight, out_bias = _weight_and_bias(site.path, self.out)
+        tensors[out_weight] = self._outputs_first(weights.o.permute(1, 0, 2).flatten(1))
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
         if weights.table is not None:
@@ -203,33 +264,57 @@ class AttentionLayout:
             tensors[f"{site.path}.{self.table}"] = table.contiguous()
         if weights.scale is not None:
             tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]
-        tensors.update({name: weights.extra[ours] for name, ours in self._common(site.path) if ours in weights.extra})
+        for name, extra_name in self._common_names(site.path):
+            if extra_name in weights.extra:
+                tensors[name] = weights.extra[extra_name]
 
-    def _turned(self, tensor: Tensor) -> Tensor:
-        return tensor.T.contiguous() if self.transposed and tensor.dim() == 2 else tensor
+    def _outputs_first(self, tensor: Tensor) -> Tensor:
+        """Return a weight with the dimension of its outputs first, or put it back as the library has it."""
+        if self.transposed and tensor.dim() == 2:
+            return tensor.T.contiguous()
+        return tensor
 
-    def _rows(self, path: str) -> dict[str, Sequence[str]]:
+    def _fields_by_name(self, path: str) -> dict[str, tuple[str, ...]]:
         """Return the tensors whose rows belong to heads, by name, with the fields of :class:`HeadWeights` they hold."""
-        letters: list[tuple[str, ...]] = [("q", "k", "v")] if len(self.qkv) == 1 else [("q",), ("k",), ("v",)]
-        holds = dict(zip(self.qkv, letters, strict=True)) | ({self.gate: ("gate",)} if self.gate else {})
-        holds |= dict(zip(self.positions, (("pos_q",), ("pos_k",)), strict=False))
-        rows: dict[str, Sequence[str]] = {}
-        for module, fields in holds.items():
-            weight, bias = _pair(path, module)
-            rows[weight] = fields
-            if not self.biases or module not in self.qkv:
-                rows[bias] = [f"{field}_bias" for field in fields]
-        return rows | {f"{path}.{bias}": (bias,) for bias in self.biases}
+        fields_of: dict[str, tuple[str, ...]] = {}
+        if len(self.qkv) == 1:
+            fields_of[self.qkv[0]] = ("q", "k", "v")
+        else:
+            for module, letter in zip(self.qkv, "qkv", strict=True):
+                fields_of[module] = (letter,)
+        if self.gate:
+            fields_of[self.gate] = ("gate",)
+        if self.positions:
+            to_queries, to_keys = self.positions
+            fields_of[to_queries] = ("pos_q",)
+            fields_of[to_keys] = ("pos_k",)
 
-    def _common(self, path: str) -> list[tuple[str, str]]:
+        named_fields: dict[str, tuple[str, ...]] = {}
+        for module, fields in fields_of.items():
+            weight, bias = _weight_and_bias(path, module)
+            named_fields[weight] = fields
+            has_own_biases = bool(self.biases) and module in self.qkv
+            if not has_own_biases:
+                named_fields[bias] = tuple(f"{field_name}_bias" for field_name in fields)
+        for bias in self.biases:
+            named_fields[f"{path}.{bias}"] = (bias,)
+        return named_fields
+
+    def _common_names(self, path: str) -> list[tuple[str, str]]:
         """Return the names of the parameters that belong to no head, and their names in :attr:`HeadWeights.extra`."""
-        each = [(theirs, ours) for ours in COMMON if (theirs := getattr(self, ours))]
-        return [pair for theirs, ours in each for pair in zip(_pair(path, theirs), _pair("", ours), strict=True)]
+        pairs: list[tuple[str, str]] = []
+        for kind in COMMON:
+            module = getattr(self, kind)
+            if module:
+                pairs += zip(_weight_and_bias(path, module), _weight_and_bias("", kind), strict=True)
+        return pairs
 
 
-def _pair(path: str, module: str) -> tuple[str, str]:
-    """The names of a weight and a bias."""
-    start = ".".join(filter(None, (path, module))) + ("" if module.endswith("_") else ".")
+def _weight_and_bias(path: str, module: str) -> tuple[str, str]:
+    """Return the names of a weight and a bias; behind a module that ends in an underscore they follow at once."""
+    start = f"{path}.{module}" if path and module else path or module
+    if not module.endswith("_"):
+        start += "."
     return f"{start}weight", f"{start}bias"
 
 
@@ -244,9 +329,9 @@ class LoadedModel:
     """
 
     arch: str
-    config: dict[str, Any]
+    config: LibraryConfig
     tensors: TensorSource
-    preprocess: dict[str, Any]
+    preprocess: Preprocessing
     labels: list[str] | None
     left: Sequence[str] = ()
     origin: str | None = None
@@ -281,14 +366,14 @@ class ModelFamily(ABC):
         """Load a published folder of this library; None when it is none of its own."""
 
     @abstractmethod
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
+    def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel | Path:
         """Load a model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``).
 
         Returns:
             The model, or the path of a checkpoint of hydractl where the name is that of one.
         """
 
-    def arch_of_script(self, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return the ``NAME?OPTIONS`` of a model that the library's training script has made.
 
         Args:
@@ -301,8 +386,8 @@ class ModelFamily(ABC):
         return None
 
     def preprocess_of_script(
-        self, arguments: Mapping[str, Any], name: str, preprocess: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
+    ) -> Preprocessing:
         """Return the preprocessing that the library's training script has evaluated with.
 
         Args:
@@ -317,12 +402,12 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def export_folder(
-        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
+        self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
         """Write what a published folder needs beside its weights; returns the name of the weights file."""
 
     @abstractmethod
-    def build(self, config: Mapping[str, Any]) -> nn.Module:
+    def build(self, config: LibraryConfig) -> nn.Module:
         """Build the library's own model in eval mode, its parameters on the meta device, its buffers real.
 
         Raises:
@@ -330,16 +415,19 @@ class ModelFamily(ABC):
         """
 
     @abstractmethod
-    def sites(self, config: Mapping[str, Any]) -> list[Site]:
+    def sites(self, config: LibraryConfig) -> list[Site]:
         """Return the attention blocks in model order, from the configuration alone."""
 
     @abstractmethod
-    def classes(self, config: Mapping[str, Any]) -> int | None:
-        """Number of classes; None for a zero-shot model, whose classes are given by name; 0 for a body, which has no
-        classifier yet and reads out features."""
+    def classes(self, config: LibraryConfig) -> int | None:
+        """Return the number of classes.
+
+        It is None for a zero-shot model, whose classes are given by name, and 0 for a body, which has no classifier yet
+        and reads out features.
+        """
 
     def prompts(
-        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
+        self, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
     ) -> Any:
         """Return the inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
 
@@ -354,7 +442,7 @@ class ModelFamily(ABC):
         raise UsageError(f"{self.name} models have a classifier of their own: they take no prompts")
 
     def layout(self, site: Site) -> AttentionLayout:
-        """The names of the tensors of one site."""
+        """Return the names of the tensors of one site."""
         return self.attention
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
@@ -370,17 +458,28 @@ class ModelFamily(ABC):
 
         ``own`` is never merged by the paper's reading: LayerScale, poolers, the classifier.
         """
-        return next((part for part, pattern in self.parts.items() if re.match(pattern, name)), "own")
+        for part, pattern in self.parts.items():
+            if re.match(pattern, name):
+                return part
+        return "own"
 
     def common(self, model: nn.Module, site: Site) -> list[nn.Module]:
         """Return the modules that belong to no head of a site, one for each of :data:`COMMON`.
 
         To be called before the attention is replaced. A module that is missing has a stand-in.
         """
-        attention, layout = model.get_submodule(site.path), self.layout(site)
-        there, names = dict(attention.named_modules()), [getattr(layout, name) for name in COMMON]
-        missing = _UnitLength if layout.scale else nn.Identity
-        return [there[name] if name and name in there else missing() for name in names]
+        layout = self.layout(site)
+        attention_modules = dict(model.get_submodule(site.path).named_modules())
+        common: list[nn.Module] = []
+        for kind in COMMON:
+            name = getattr(layout, kind)
+            if name and name in attention_modules:
+                common.append(attention_modules[name])
+            elif layout.scale:
+                common.append(_UnitLength())
+            else:
+                common.append(nn.Identity())
+        return common
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the dropout rates of the attention weights and of the attention output, used in training only."""
@@ -403,53 +502,53 @@ class ModelFamily(ABC):
         raise UsageError(f"{self.name} models have a classifier of their own")
 
     @abstractmethod
-    def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
+    def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
         """Return the function from raw samples to the inputs of the stock model, exactly as the library would."""
 
-    def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
+    def image_shape(self, config: LibraryConfig) -> list[int] | None:
         """Return ``[channels, height, width]`` of the images a model takes; None where it takes more than one shape."""
         return None
 
     @abstractmethod
-    def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
-        """Random inputs of the right shape, for measuring cost."""
+    def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Any:
+        """Draw random inputs of the right shape, for measuring cost."""
 
-    def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
+    def longest_text(self, preprocess: Preprocessing) -> int | None:
         """Return the number of tokens of a text that the model itself can take; None for images."""
         return None
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """Image format, from the checkpoint's own preprocessing."""
+    def image_format(self, preprocess: Preprocessing) -> ImageFormat:
+        """Return the image format, from the checkpoint's own preprocessing."""
         raise UsageError("--augment crop: the model reads no images")
 
-    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    def initial(self, config: LibraryConfig, seed: int) -> dict[str, Tensor]:
         """Draw weights as the library does for a model that is trained from scratch, with all heads."""
         with torch.random.fork_rng(devices=[]):  # the caller's own random numbers go on as if nothing had been drawn
             torch.manual_seed(seed)
             return dict(self.drawn(config).state_dict())
 
-    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
+    def drawn(self, config: LibraryConfig) -> nn.Module:
         """Return the library's model with weights by the library's own initialisation."""
         raise UsageError(f"--init random: {self.name} models cannot be drawn")
 
-    def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
+    def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
         """Return the configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
     def image_classifier(
-        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], classes: int
-    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """Architecture, configuration and preprocessing of the tower of images of a zero-shot model with a classifier,
-        which has the names of its tensors."""
+        self, config: LibraryConfig, preprocess: Preprocessing, classes: int
+    ) -> tuple[str, LibraryConfig, Preprocessing]:
+        """Return architecture, configuration and preprocessing of a classifier on the images of a zero-shot model.
+
+        The classifier is the tower of images, with the names of its tensors.
+        """
         hint = "a CLIPModel or SiglipModel of transformers gets one"
         raise UsageError(f"--reset-head: {self.name} has no classifier on a tower of images", hint=hint)
 
-    def too_long(
-        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
-    ) -> tuple[int, int]:
-        """Number of texts that the model truncates as its :meth:`prompts`, and the number of tokens it takes."""
+    def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
+        """Return the number of texts that the model truncates as :meth:`prompts`, and the number of tokens it takes."""
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
 
     def judges_each_pair(self, model: nn.Module) -> bool:
@@ -460,21 +559,21 @@ class ModelFamily(ABC):
         """Keep the factor of the logits within the bounds of the library's own training, in place, if it is trained."""
         return
 
-    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+    def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
         """Return the configuration of the same model with so many heads of the same width at every site.
 
         None: there is no such configuration.
         """
         return None
 
-    def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
+    def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Return the configuration of the same model with a share of its width, of its heads and of its MLPs.
 
         None: there is no such configuration. The caller checks that the share gives whole numbers.
         """
         return None
 
-    def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
         """Return the same model's configuration with dropout behind attention, in the MLP and behind the embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")
 
@@ -501,4 +600,5 @@ def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, k
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
     """Return the tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
     inside = f"{site.path}."
-    return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]
+    inside_names = [name for name in names if name.startswith(inside)]
+    return [name for name in inside_names if family.part(name, sites) == "attention"]

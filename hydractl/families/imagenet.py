@@ -6,7 +6,7 @@ from hydractl.families.torchvision_operators import declare_operators
 
 
 def class_names() -> tuple[str, ...]:
-    """The 1,000 names that open_clip makes prompts of, by the numbers of the classes.
+    """Return the 1,000 names that open_clip makes prompts of, by the numbers of the classes.
 
     Two of them stand for two classes each (``missile``, ``sunglasses``): of these a model always says the first.
     """
@@ -17,7 +17,7 @@ def class_names() -> tuple[str, ...]:
 
 
 def synsets() -> tuple[str, ...]:
-    """WordNet's names of the 1,000 classes (``n01440764``), which the folders of ImageNet have, in the same order."""
+    """Return WordNet's names of the same classes in the same order (``n01440764``), which ImageNet's folders have."""
     declare_operators()
     from timm.data import ImageNetInfo
 
@@ -25,7 +25,7 @@ def synsets() -> tuple[str, ...]:
 
 
 def templates(name: str) -> list[str]:
-    """The templates of prompts that CLIP was published with for ImageNet, ``{label}`` where the name goes.
+    """Return the templates of prompts that CLIP was published with for ImageNet, ``{label}`` where the name goes.
 
     Args:
         name: ``openai-imagenet`` (80) or ``simple-imagenet`` (7 of them).

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from hydractl.errors import InputError
+from hydractl.families.library_json import Preprocessing
 from hydractl.jsonio import shown
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 LARGEST = 1 << 14
@@ -18,18 +20,20 @@ LARGEST = 1 << 14
 
 
 def images_of(samples: Sequence[Any]) -> list[Image.Image]:
-    """The images of a batch that a person may have put together: a list, or one array or tensor of several images.
+    """Return the images of a batch that a person may have put together: a list, or one array of several images.
 
     Raises:
         InputError: for one image alone, and for what :func:`image_of` does not take.
     """
-    if isinstance(samples, Image.Image) or len(getattr(samples, "shape", "NHWC")) != 4:
+    shape = getattr(samples, "shape", None)
+    is_one_array = shape is not None and len(shape) != 4
+    if is_one_array or isinstance(samples, Image.Image):
         raise InputError("preprocess takes a list of images, not one alone", hint="preprocess([image])")
     return [image_of(sample) for sample in samples]
 
 
 def image_of(sample: Any) -> Image.Image:
-    """One image: a PIL image as it is, or pixels.
+    """Return one image: a PIL image as it is, or pixels.
 
     Args:
         sample: or a numpy array ``[height, width]`` or ``[height, width, 1 or 3]``, or a tensor ``[height, width]`` or
@@ -44,17 +48,14 @@ def image_of(sample: Any) -> Image.Image:
         raise InputError(f"an image is a PIL image, an array or a tensor, not {type(sample).__name__}")
     import numpy as np
 
-    is_tensor = hasattr(sample, "detach")
-    if is_tensor:
-        sample = sample.detach().cpu().float() if sample.is_floating_point() else sample.cpu()  # numpy has no bfloat16
-    pixels = np.asarray(sample)
-    if is_tensor and pixels.ndim == 3:
-        pixels = pixels.transpose(1, 2, 0)
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]
-    if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
+    pixels = _channels_last(sample)
+    is_unit_range = pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1
+    if is_unit_range:
         pixels = np.round(pixels * 255).astype(np.uint8)
-    if pixels.dtype != np.uint8 or 0 in pixels.shape or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
+    is_empty = 0 in pixels.shape
+    is_grey = pixels.ndim == 2
+    is_rgb = pixels.shape[2:] == (3,)
+    if pixels.dtype != np.uint8 or is_empty or not (is_grey or is_rgb):
         raise InputError(
             f"an image of {pixels.dtype} {list(sample.shape)} cannot be read",
             hint="arrays are [height, width, 3] and tensors [3, height, width], of bytes or of numbers from 0 to 1 "
@@ -63,8 +64,25 @@ def image_of(sample: Any) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
+def _channels_last(sample: Any) -> np.ndarray:
+    """Return an array or a tensor as numpy pixels ``[height, width, 3]``, or ``[height, width]`` of one channel."""
+    import numpy as np
+
+    is_tensor = hasattr(sample, "detach")
+    if is_tensor and sample.is_floating_point():
+        sample = sample.detach().cpu().float()  # numpy has no bfloat16
+    elif is_tensor:
+        sample = sample.cpu()
+    pixels = np.asarray(sample)
+    if is_tensor and pixels.ndim == 3:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    return pixels
+
+
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """The image in mode ``L`` or ``RGB``.
+    """Return the image in mode ``L`` or ``RGB``.
 
     Pillow clips 16-bit images at 255 when it converts them; here the upper byte is taken instead.
     """
@@ -72,11 +90,13 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
         image = image.point(lambda value: value * (1 / 256), "L")
     if image.mode == "LAB":  # which Pillow makes grey by way of RGB only
         image = image.convert("RGB")
-    return image if image.mode == mode else image.convert(mode)
+    if image.mode == mode:
+        return image
+    return image.convert(mode)
 
 
 def mode_of(channels: int) -> str:
-    """The mode of images of so many channels.
+    """Return the mode of images of so many channels.
 
     Raises:
         InputError: for another number than 1 and 3.
@@ -87,12 +107,12 @@ def mode_of(channels: int) -> str:
 
 
 def is_size(numbers: Sequence[Any]) -> bool:
-    """Whether these are whole numbers that an image can have as its size."""
+    """Return whether these are whole numbers that an image can have as its size."""
     return all(type(number) is int and 0 < number < LARGEST for number in numbers)
 
 
-def input_size(preprocess: Mapping[str, Any]) -> list[int]:
-    """The size ``[channels, height, width]`` that a checkpoint's preprocessing names.
+def input_size(preprocess: Preprocessing) -> list[int]:
+    """Return the size ``[channels, height, width]`` that a checkpoint's preprocessing names.
 
     Raises:
         InputError: where it names none.
@@ -104,7 +124,7 @@ def input_size(preprocess: Mapping[str, Any]) -> list[int]:
 
 
 def random_pixels(size: Sequence[int], batch: int, seed: int) -> Tensor:
-    """Standard normal pixels ``[batch, *size]``."""
+    """Draw standard normal pixels ``[batch, *size]``."""
     import torch
 
     return torch.randn((batch, *size), generator=torch.Generator().manual_seed(seed))

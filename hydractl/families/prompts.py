@@ -15,7 +15,7 @@ _PLACE = re.compile(r"\{label\}|\{\}")
 
 
 def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """Every template of the first class, then of the second, and so on.
+    """Return every template filled with the first class, then with the second, and so on.
 
     Raises:
         UsageError: for templates without a place for the name, or with braces that mean something else.
@@ -32,18 +32,30 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
         raise UsageError(problems[0], hint=hint, problems=problems if len(problems) > 1 else ())
     if not labels or not templates:
         raise UsageError("prompts need class names and templates")
-    # Between the places, because a name may hold what looks like one.
-    return [label.join(_PLACE.split(template)) for label in labels for template in templates]
+    texts = []
+    for label in labels:
+        for template in templates:
+            # Between the places, because a name may hold what looks like one.
+            texts.append(label.join(_PLACE.split(template)))
+    return texts
 
 
 def mean_features(features: Tensor, prompts: int) -> Tensor:
-    """``[classes, D]``: the normalised mean of the normalised features ``[classes * prompts, D]`` of each class."""
-    features = F.normalize(features, dim=-1).unflatten(0, (-1, prompts)).mean(dim=1)
-    return features / features.norm(dim=1, keepdim=True)
+    """Return the normalised mean ``[classes, D]`` of the normalised features of the prompts of each class.
+
+    Args:
+        features: ``[classes * prompts, D]``.
+        prompts: of each class.
+    """
+    normalised = F.normalize(features, dim=-1).unflatten(0, (-1, prompts))  # [classes, prompts, D]
+    means = normalised.mean(dim=1)
+    return means / means.norm(dim=1, keepdim=True)
 
 
 def scaled_cosines(model: Any, images: Tensor, classes: Tensor) -> Tensor:
-    """Logits ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
+    """Return the scaled (and shifted) cosines ``[B, classes]`` of images ``[B, D]`` and classes ``[classes, D]``."""
     logits = model.logit_scale.exp() * images @ classes.T
     bias = getattr(model, "logit_bias", None)
-    return logits if bias is None else logits + bias
+    if bias is None:
+        return logits
+    return logits + bias

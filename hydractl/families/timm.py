@@ -24,10 +24,11 @@ from torch.nn import BatchNorm2d
 from hydractl.errors import InputError, UsageError
 from hydractl.families import timm_eva, timm_relative
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.library_json import LibraryConfig, Preprocessing, object_or_empty
 from hydractl.families.pixels import images_of, in_mode, input_size, mode_of, random_pixels
 from hydractl.families.reading import (
+    cached_by_config,
     from_hub,
-    kept,
     published_weights,
     read_config,
     refuse_options,
@@ -56,7 +57,9 @@ _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
+_LARGEST_PIXEL = 1e6  # of means and deviations, which are those of pixels
 _RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
+_LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
 _PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
 """An option of a model that can be written behind its name."""
 # Arguments of timm's factory, not of a model; the first one would unpickle a file.
@@ -76,7 +79,7 @@ class TimmViT(ModelFamily):
         "attention": r"(layers\.\d+\.)?blocks\.\d+\.attn\.",
         "mlp": r"(layers\.\d+\.)?blocks\.\d+\.mlp\.",
         "norm": r"(layers\.\d+\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
-        "embed": rf"(?!{_STATISTICS})" + "|".join([*map(re.escape, _EMBED), r"layers\.\d+\.downsample\.reduction\."]),
+        "embed": rf"(?!{_STATISTICS})" + "|".join(map(re.escape, _EMBED)) + r"|layers\.\d+\.downsample\.reduction\.",
     }
     scaled = {"gamma_1": "drop_path1", "gamma_2": "drop_path2"}  # noqa: RUF012 - as the protocol declares it
     named_parts = {  # noqa: RUF012 - as the protocol declares it
@@ -104,7 +107,7 @@ class TimmViT(ModelFamily):
             labels=_labels(model, config),
         )
 
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
+    def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         """Load ``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model."""
         options = dict(options)
         pretrained = options.pop("pretrained", True)
@@ -118,39 +121,40 @@ class TimmViT(ModelFamily):
         if foreign:
             raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
         _check_depth(name, options)
+        crop = 1.0 if "img_size" in options else None
         with refused_as(f"timm cannot build {name} with {options}"):
             # The caller's own random numbers go on as if nothing had been drawn.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = timm.create_model(name, pretrained=False, **options).eval()
-            check_model(model)
+            check_timm_model(model)
             config = _published_config(model, options)
         return LoadedModel(
             arch=str(config["architecture"]),
             config=config,
             tensors=DictTensors(model.state_dict()),
-            preprocess=_preprocess(model, name, crop=1.0 if "img_size" in options else None),
+            preprocess=_preprocess(model, name, crop=crop),
             labels=None,
         )
 
     def _download(self, name: str) -> LoadedModel:
         """Load the published folder of a pretrained model; safetensors only."""
         with refused_as(f"timm {timm.__version__}", hint=_tags(name)):
-            cfg = timm.get_pretrained_cfg(name)
-        if cfg is None or not cfg.hf_hub_id:
+            published = timm.get_pretrained_cfg(name)
+        if published is None or not published.hf_hub_id:
             raise InputError(
                 f"timm:{name} has no published weights on the hub",
                 hint=f"random weights: 'timm:{name}?pretrained=0'",
             )
-        # timm writes "timm/" for "the repository named like this model".
-        repo = cfg.hf_hub_id
-        repo = f"{repo}{cfg.architecture}.{cfg.tag}" if repo.endswith("/") else repo
+        repo = published.hf_hub_id
+        if repo.endswith("/"):  # timm writes "timm/" for "the repository named like this model"
+            repo += f"{published.architecture}.{published.tag}"
         loaded = from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
         if loaded is None:
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded
 
-    def arch_of_script(self, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return what ``train.py`` has made of ``--model``, ``--num-classes``, ``--model-kwargs`` and so on."""
         name = arguments.get("model")
         if not isinstance(name, str) or not timm.is_model(name.split(".")[0]):
@@ -170,67 +174,71 @@ class TimmViT(ModelFamily):
         return f"{name}?{'&'.join(written)}" if written else name
 
     def preprocess_of_script(
-        self, arguments: Mapping[str, Any], name: str, preprocess: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
+    ) -> Preprocessing:
         """Return what ``train.py`` has evaluated with, by timm's own rule; the input size is that of the model."""
         published = timm.get_pretrained_cfg(name)
         with refused_as(f"timm cannot tell how {name} was evaluated in its training"):
             resolved = timm.data.resolve_data_config(
                 dict(arguments), pretrained_cfg={} if published is None else published.to_dict()
             )
-        channels = preprocess["input_size"][0]
+        channels, _, _ = input_size(preprocess)
         return {
             **preprocess,
             "interpolation": resolved["interpolation"],
             "crop_pct": resolved["crop_pct"],
             "crop_mode": resolved["crop_mode"],
-            "mean": _of_channels(resolved["mean"], channels, "mean", name),
-            "std": _of_channels(resolved["std"], channels, "std", name),
+            "mean": _for_each_channel(resolved["mean"], channels, "mean", name),
+            "std": _for_each_channel(resolved["std"], channels, "std", name),
         }
 
     def export_folder(
-        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
+        self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
         """Write ``config.json``; the weights belong into ``model.safetensors``."""
-        config = dict(config)
+        document = dict(config)
         if labels is not None:
-            config["label_names"] = list(labels)
+            document["label_names"] = list(labels)
         # What timm makes a transform of.
-        config["pretrained_cfg"] = {**(config.get("pretrained_cfg") or {}), **preprocess}
-        write_config(folder / "config.json", config)
+        document["pretrained_cfg"] = {**object_or_empty(config, "pretrained_cfg"), **preprocess}
+        write_config(folder / "config.json", document)
         return _WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
-    def build(self, config: Mapping[str, Any]) -> nn.Module:
+    def build(self, config: LibraryConfig) -> nn.Module:
         """Build the timm model with its parameters on the meta device."""
         return copy.deepcopy(_build(config))
 
-    def sites(self, config: Mapping[str, Any]) -> list[Site]:
+    def sites(self, config: LibraryConfig) -> list[Site]:
         """``blocks.0.attn`` and so on."""
-        return sites_of(_build(config))
+        return timm_sites(_build(config))
 
     def layout(self, site: Site) -> AttentionLayout:
         """Return the layout of this kind of attention, which is how it holds queries, keys and values."""
-        return (timm_eva.LAYOUTS | timm_relative.LAYOUTS)[site.layout]
+        return _LAYOUTS[site.layout]
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace the attention; where it has rotary positions or tables of distances by one that hands them on."""
+        library = model.get_submodule(site.path)
         if isinstance(model, timm_eva.Eva):
-            attention = timm_eva.InPlace(attention, model.get_submodule(site.path), model.rope_mixed)
+            attention = timm_eva.RotaryStandIn(attention, library, model.rope_mixed)
         elif isinstance(model, _RELATIVE):
-            attention = timm_relative.InPlace(attention, model.get_submodule(site.path))
+            attention = timm_relative.DistanceStandIn(attention, library)
         super().install(model, site, attention)
 
-    def classes(self, config: Mapping[str, Any]) -> int:
+    def classes(self, config: LibraryConfig) -> int:
         """Return the number of classes of the classifier."""
         return int(_build(config).num_classes)
 
-    def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
+    def image_shape(self, config: LibraryConfig) -> list[int] | None:
         """Return the image shape of the patch embedding; None where positions are stretched to any size."""
         model = _build(config)
-        size = None if getattr(model, "dynamic_img_size", False) else model.patch_embed.img_size
-        return None if size is None else [int(model.in_chans), *map(int, size)]
+        size = model.patch_embed.img_size
+        if size is None or getattr(model, "dynamic_img_size", False):
+            return None
+        height, width = size
+        return [int(model.in_chans), int(height), int(width)]
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the rates of ``attn_drop`` and ``proj_drop``."""
@@ -240,130 +248,164 @@ class TimmViT(ModelFamily):
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model. Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
         if isinstance(model, timm_eva.Eva):
-            return timm_eva.stages(model, (*_EMBED, "norm_pre."))
+            return timm_eva.eva_stages(model, (*_EMBED, "norm_pre."))
         if isinstance(model, timm_relative.Swin):
-            return timm_relative.stages(model, _EMBED)
+            return timm_relative.swin_stages(model, _EMBED)
         # timm's own forward_features on a copy without blocks and final norm is the stem, whatever the variant.
         stem_model = copy.copy(model)
         stem_model._modules = dict(model._modules)
         stem_model.blocks = nn.Sequential()
         stem_model.norm = nn.Identity()
+        shares_table = getattr(model, "rel_pos_bias", None) is not None
 
         tower = Stages(
-            stem=lambda images: State(stem_model.forward_features(images), timm_relative.context(model)),
+            stem=lambda images: State(stem_model.forward_features(images), timm_relative.shared_table(model)),
             blocks=[partial(_run, block) for block in model.blocks],
-            block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
+            block_paths=[f"blocks.{index}" for index in range(len(model.blocks))],
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=lambda state: model.forward_head(model.norm(state.hidden)),
             attention_inputs=[partial(_attention_input, block) for block in model.blocks],
             reads=_reads(model),
-            per_member=("shared_rel_pos_bias",) if getattr(model, "rel_pos_bias", None) is not None else (),
+            per_member=(timm_relative.SHARED_TABLE,) if shares_table else (),
         )
         return [tower]
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
+    def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
         """Return timm's own evaluation transform on PIL images, which gives ``[B, C, H, W]``."""
-        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in preprocess.items()}
         channels, height, width = input_size(preprocess)
         mode = mode_of(channels)
+        settings = {}
+        for key, value in preprocess.items():
+            settings[key] = tuple(value) if isinstance(value, list) else value
         with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
             transform = timm.data.create_transform(**settings, is_training=False)
             transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
-        return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in images_of(samples)])
 
-    def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
+        def pixels(samples: list[Any]) -> Tensor:
+            return torch.stack([transform(in_mode(image, mode)) for image in images_of(samples)])
+
+        return pixels
+
+    def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, C, H, W]``."""
-        return random_pixels(preprocess["input_size"], batch, seed)
+        return random_pixels(input_size(preprocess), batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+    def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off timm's data configuration."""
-        return ImageFormat.of(preprocess["input_size"], preprocess)
+        return ImageFormat.of(input_size(preprocess), preprocess)
 
-    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
+    def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by timm's own initialisation."""
         return _create(config)
 
-    def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
+    def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
         """Set ``num_classes`` wherever timm looks for it, and drop the names of the old ones."""
-        changed = {key: value for key, value in config.items() if key not in ("label_names", "label_descriptions")}
+        changed = dict(config)
+        changed.pop("label_names", None)
+        changed.pop("label_descriptions", None)
         changed["num_classes"] = classes
-        for part in ("model_args", "pretrained_cfg"):
-            if isinstance(config.get(part), Mapping) and (part != "model_args" or "num_classes" in config[part]):
-                changed[part] = {k: v for k, v in config[part].items() if not k.startswith("label_")}
-                changed[part]["num_classes"] = classes
+        arguments = config.get("model_args")
+        if isinstance(arguments, Mapping) and "num_classes" in arguments:
+            changed["model_args"] = _with_classes_unnamed(arguments, classes)
+        pretrained = config.get("pretrained_cfg")
+        if isinstance(pretrained, Mapping):
+            changed["pretrained_cfg"] = _with_classes_unnamed(pretrained, classes)
         return changed
 
-    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+    def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
         """Set the number of heads, with ``head_dim``, in each stage of a Swin; None for timm's other models."""
         sites = self.sites(config)
-        widths = {site.path.split(".")[1]: site.head_dim for site in sites}
-        stages = {"num_heads": [heads] * len(widths), "head_dim": list(widths.values())}
-        small = {**config, "model_args": {**(config.get("model_args") or {}), **stages}}
+        head_dims = {}
+        for site in sites:
+            stage = site.path.split(".")[1]
+            head_dims[stage] = site.head_dim
+        small = _with_arguments(config, {"num_heads": [heads] * len(head_dims), "head_dim": list(head_dims.values())})
         try:
-            return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
+            small_sites = self.sites(small)
         except InputError:  # the model takes no such argument
             return None
+        wanted_sites = [replace(site, heads=heads) for site in sites]
+        return small if small_sites == wanted_sites else None
 
-    def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
+    def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Scale ``embed_dim`` and ``num_heads`` of a plain ViT."""
         model = _build(config)
         if not isinstance(model, VisionTransformer):
             return None
-        width, heads = int(model.embed_dim * share), int(model.blocks[0].attn.num_heads * share)
+        width = int(model.embed_dim * share)
+        heads = int(model.blocks[0].attn.num_heads * share)
         if not heads or width % heads:
             return None
-        arguments = {**(config.get("model_args") or {}), "embed_dim": width, "num_heads": heads}
-        return {**config, "model_args": arguments, **({"num_features": width} if "num_features" in config else {})}
+        narrow = _with_arguments(config, {"embed_dim": width, "num_heads": heads})
+        if "num_features" in config:
+            narrow["num_features"] = width
+        return narrow
 
-    def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
         """Put dropout behind every dense layer of a block but queries, keys and values, and behind positions.
 
         See ViT, appendix B.1.
         """
-        behind = (
-            ("proj_drop_rate",)
-            if isinstance(_build(config), timm_relative.Swin)
-            else ("proj_drop_rate", "pos_drop_rate")
-        )
-        arguments = {**(config.get("model_args") or {}), **dict.fromkeys(behind, rate)}
-        return {**config, "model_args": arguments}
+        rates = {"proj_drop_rate": rate}
+        if not isinstance(_build(config), timm_relative.Swin):
+            rates["pos_drop_rate"] = rate
+        return _with_arguments(config, rates)
 
 
-def sites_of(model: Any) -> list[Site]:
-    """List the sites of a model that :func:`check_model` lets pass."""
+def _with_arguments(config: LibraryConfig, arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return a configuration with these arguments of the library's model."""
+    return {**config, "model_args": {**object_or_empty(config, "model_args"), **arguments}}
+
+
+def _with_classes_unnamed(section: Mapping[str, object], classes: int) -> dict[str, object]:
+    """Return a part of a configuration with another number of classes, which have no names yet."""
+    changed = {key: value for key, value in section.items() if not key.startswith("label_")}
+    changed["num_classes"] = classes
+    return changed
+
+
+def timm_sites(model: Any) -> list[Site]:
+    """List the sites of a model that :func:`check_timm_model` lets pass."""
     if isinstance(model, _RELATIVE):
-        return [timm_relative.site(f"{p}.attn", block.attn) for p, block in timm_relative.blocks(model).items()]
-    return [timm_eva.site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(model.blocks)]
+        blocks = timm_relative.relative_blocks(model)
+        return [timm_relative.relative_site(f"{path}.attn", block.attn) for path, block in blocks.items()]
+    return [timm_eva.rotary_site(f"blocks.{index}.attn", block.attn) for index, block in enumerate(model.blocks)]
 
 
 def _run(block: nn.Module, state: State) -> State:
-    shared = {name: value for name, value in state.context.items() if name == "shared_rel_pos_bias"}
-    return State(block(state.hidden, **shared), state.context)
+    arguments = {}
+    if timm_relative.SHARED_TABLE in state.context:
+        arguments[timm_relative.SHARED_TABLE] = state.context[timm_relative.SHARED_TABLE]
+    return State(block(state.hidden, **arguments), state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
-    # A block with its norms behind attention and MLP gives attention the stream as it is.
-    return state.hidden if isinstance(block, ResPostBlock) else block.norm1(state.hidden)
+    if isinstance(block, ResPostBlock):
+        return state.hidden  # with its norms behind attention and MLP, a block gives attention the stream as it is
+    return block.norm1(state.hidden)
 
 
 def _reads(model: Any) -> Callable[[State], Tensor] | None:
     """Return the tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
     if isinstance(model, VisionTransformerDistilled):
         return first_tokens(2)
-    return first_tokens(1) if getattr(model, "attn_pool", None) is None and model.global_pool == "token" else None
+    has_attention_pool = getattr(model, "attn_pool", None) is not None
+    if model.global_pool == "token" and not has_attention_pool:
+        return first_tokens(1)
+    return None
 
 
-@kept
-def _build(config: Mapping[str, Any]) -> Any:
+@cached_by_config
+def _build(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
     with torch.device("meta"):
         model = _create(config)
-    check_model(model)
-    fill_buffers(model)
+    check_timm_model(model)
+    fill_timm_buffers(model)
     return model.eval()
 
 
@@ -382,24 +424,30 @@ class _FrozenNormAct(_Frozen, BatchNormAct2d):
     pass
 
 
-def fill_buffers(model: nn.Module) -> None:
+def fill_timm_buffers(model: nn.Module) -> None:
     """Make the buffers of a model on the meta device real, by the library: they are no part of a checkpoint."""
     for module in model.modules():
-        module._buffers |= {n: torch.empty_like(b, device="cpu") for n, b in module.named_buffers(recurse=False)}
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            module._buffers[name] = torch.empty_like(buffer, device="cpu")
         if isinstance(module, BatchNorm2d):
             module.reset_running_stats()
             module.__class__ = _FrozenNormAct if isinstance(module, BatchNormAct2d) else _FrozenNorm
+    if isinstance(model, timm_relative.Swin):
+        timm_relative.fill_swin_buffers(model)
+        return
     rope: Any = getattr(model, "rope", None)
     frequencies = getattr(rope, "freqs", None)
-    if frequencies is not None:  # the library makes a grid where these are
-        rope.freqs = nn.Parameter(torch.empty(0))
-    if not timm_relative.fill_buffers(model):
+    if frequencies is None:
         reinit_non_persistent_buffers(model)
-    if frequencies is not None:
-        rope.freqs = frequencies
+        return
+    # The library makes a grid where the frequencies are, which are parameters on the meta device.
+    rope.freqs = nn.Parameter(torch.empty(0))
+    reinit_non_persistent_buffers(model)
+    rope.freqs = frequencies
 
 
-def _create(config: Mapping[str, Any]) -> Any:
+def _create(config: LibraryConfig) -> Any:
     """Build the model of a configuration, on the default device."""
     _check_depth(config.get("architecture"), config.get("model_args"))
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
@@ -409,41 +457,52 @@ def _create(config: Mapping[str, Any]) -> Any:
             return timm.create_model(f"local-dir:{folder}", pretrained=False)
 
 
-def _check_depth(name: Any, arguments: Any) -> None:
+def _check_depth(name: object, arguments: object) -> None:
     """Refuse blocks without end: each would be built before any is compared with the weights."""
-    given = arguments if isinstance(arguments, Mapping) else {}
-    depths = given.get("depths", [given.get("depth", 1)])
-    depth = sum(depths) if isinstance(depths, list) and all(type(n) is int and n >= 0 for n in depths) else depths
+    if not isinstance(arguments, Mapping):
+        return
+    depths = arguments.get("depths", [arguments.get("depth", 1)])
+    depth = depths
+    if isinstance(depths, list) and all(type(number) is int and number >= 0 for number in depths):
+        depth = sum(depths)
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
 
 
-def check_model(model: Any) -> None:
+def check_timm_model(model: Any) -> None:
     """Refuse what cannot be pruned head by head."""
     kind = type(model).__name__
     if not isinstance(model, (VisionTransformer, timm_eva.Eva, *_RELATIVE)):
-        met = next((type(m) for m in model.modules() if re.search("Attn|Attention", type(m).__name__)), None)
-        attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
         raise InputError(
-            f"timm's {kind} is not supported: {attention_met}",
+            f"timm's {kind} is not supported: {_attention_of(model)}",
             hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin v1 and v2",
         )
-    if not (timm_relative.blocks(model) if isinstance(model, _RELATIVE) else len(model.blocks)):
+    blocks = timm_relative.relative_blocks(model) if isinstance(model, _RELATIVE) else model.blocks
+    if not len(blocks):
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
     if isinstance(model, timm_eva.Eva):
-        timm_eva.check(model)
+        timm_eva.check_eva(model)
     elif isinstance(model, _RELATIVE):
-        timm_relative.check(model)
+        timm_relative.check_relative(model)
     else:
         _check_vit(model, kind)
     if not model.global_pool:
         raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
 
 
+def _attention_of(model: nn.Module) -> str:
+    """Say which attention a model has, in the words of a refusal."""
+    for module in model.modules():
+        kind = type(module)
+        if re.search("Attn|Attention", kind.__name__):
+            return f"its attention is {kind.__module__}.{kind.__name__}"
+    return "it has no attention"
+
+
 def _check_vit(model: Any, kind: str) -> None:
     for index, block in enumerate(model.blocks):
-        attention = getattr(block, "attn", None)
-        if attention is None or type(attention) is not Attention:
+        attention: Any = getattr(block, "attn", None)
+        if type(attention) is not Attention:
             kind_met = "nothing" if attention is None else type(attention).__name__
             raise InputError(
                 f"blocks.{index} of {kind} is a {type(block).__name__} with {kind_met} as its attn, "
@@ -454,20 +513,22 @@ def _check_vit(model: Any, kind: str) -> None:
                 f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
                 "so its heads cannot be separated"
             )
-    stem = {name for name, m in model.named_modules() if isinstance(m, BatchNorm2d) and name.startswith("patch_embed.")}
-    if any(name.rpartition(".")[0] not in stem for name, _ in model.named_buffers()):
-        raise InputError(f"{kind} keeps buffers outside of the norms of its patch embedding")
+    for name, _ in model.named_buffers():
+        path, _, _ = name.rpartition(".")
+        is_stem_norm = path.startswith("patch_embed.") and isinstance(model.get_submodule(path), BatchNorm2d)
+        if not is_stem_norm:
+            raise InputError(f"{kind} keeps buffers outside of the norms of its patch embedding")
 
 
-def _published_config(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
+def _published_config(model: nn.Module, options: Mapping[str, object]) -> LibraryConfig:
     """Return timm's published configuration of a model made with options, which timm before 1.0.31 does not keep.
 
     Rates of dropout are no part of it, as timm has it.
     """
-    made = {name: value for name, value in options.items() if not name.endswith("drop_rate")}
+    arguments = {name: value for name, value in options.items() if not name.endswith("drop_rate")}
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "config.json"
-        save_config_for_hf(model, path, model_args=made)
+        save_config_for_hf(model, path, model_args=arguments)
         return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -483,8 +544,14 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _preprocess(model: Any, name: str, crop: float | None) -> dict[str, Any]:
-    """Return timm's data configuration of a model, with the true input size and as many means as channels."""
+def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
+    """Return timm's data configuration of a model, with the true input size and as many means as channels.
+
+    Args:
+        model: of the library.
+        name: for messages.
+        crop: the share of an image that is cut out; None: the library's.
+    """
     with _quiet():  # it warns of what is done below: one mean for all channels
         data_config = timm.data.resolve_model_data_config(model)
     size = model.patch_embed.img_size or data_config["input_size"][1:]
@@ -492,15 +559,15 @@ def _preprocess(model: Any, name: str, crop: float | None) -> dict[str, Any]:
     settings = {key: data_config[key] for key in _PREPROCESS}
     settings["input_size"] = [channels, int(size[0]), int(size[1])]
     for key in ("mean", "std"):
-        settings[key] = _of_channels(settings[key], channels, key, name)
+        settings[key] = _for_each_channel(settings[key], channels, key, name)
     if crop is not None:
         settings["crop_pct"] = crop
     return settings
 
 
-def _of_channels(values: Any, channels: int, key: str, name: str) -> list[float]:
+def _for_each_channel(values: Any, channels: int, key: str, name: str) -> list[float]:
     """Return a mean or deviation for every channel; their mean for all where there are as many as of another image."""
-    if not isinstance(values, (list, tuple)) or not values or not all(map(_is_number, values)):
+    if not isinstance(values, (list, tuple)) or not values or not all(map(_is_pixel, values)):
         raise InputError(f"the configuration of {name} has the {key} {shown(values)}, no list of numbers")
     if len(values) == channels:
         return list(values)
@@ -508,35 +575,45 @@ def _of_channels(values: Any, channels: int, key: str, name: str) -> list[float]
     return [mean_of_channels] * channels
 
 
-_LARGEST_PIXEL = 1e6  # of means and deviations, which are those of pixels
-
-
-def _is_number(value: Any) -> bool:
+def _is_pixel(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < _LARGEST_PIXEL
 
 
-def _labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
+def _labels(model: Any, config: LibraryConfig) -> list[str] | None:
     """Return the label names of the published configuration, else of the ImageNet subset that timm infers."""
-    published = config.get("pretrained_cfg")
-    names = config.get("label_names") or (published.get("label_names") if isinstance(published, Mapping) else None)
+    names = config.get("label_names") or object_or_empty(config, "pretrained_cfg").get("label_names")
     if isinstance(names, Mapping):
-        numbered = [names.get(str(i)) for i in range(model.num_classes)]
-        names = None if None in numbered or len(names) != len(numbered) else numbered
+        names = _in_order(names, model.num_classes)
     if isinstance(names, list):
         return [str(name) for name in names] if len(names) == model.num_classes else None
     subset = timm.data.infer_imagenet_subset(model)
-    return list(timm.data.ImageNetInfo(subset).label_names()) if subset else None
+    if not subset:
+        return None
+    return list(timm.data.ImageNetInfo(subset).label_names())
+
+
+def _in_order(names: Mapping[str, object], classes: int) -> list[object] | None:
+    """Return the names of classes by number as a list; None where there is not just one for each class."""
+    numbered = [names.get(str(index)) for index in range(classes)]
+    if None in numbered or len(names) != classes:
+        return None
+    return numbered
 
 
 def _tags(name: str) -> str:
+    """Return a hint that names the published weights of an architecture."""
     base = name.split(".")[0]
-    return f"published: {', '.join(timm.list_pretrained(f'{base}.*')[:5])}"
+    tags = timm.list_pretrained(f"{base}.*")
+    return f"published: {', '.join(tags[:5])}"
 
 
 def _near(name: str) -> str:
+    """Return a hint that names architectures like one that is unknown."""
     base = name.split(".")[0]
     known = timm.list_models(["vit_*", "deit*"])
-    near = [n for n in known if n.startswith(base)][:3] or difflib.get_close_matches(base, known)
+    near = [model_name for model_name in known if model_name.startswith(base)][:3]
+    if not near:
+        near = difflib.get_close_matches(base, known)
     if near:
         return f"near names: {', '.join(near)}"
     return "list them with: python -c 'import timm; print(timm.list_models())'"

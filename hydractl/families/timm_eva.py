@@ -33,7 +33,7 @@ LAYOUTS = {
 """The tensors of timm's kinds of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
 
 
-class InPlace(nn.Module):
+class RotaryStandIn(nn.Module):
     """:class:`hydractl.model.attention.HeadAttention` with the call of the library's attention with rotary positions.
 
     Args:
@@ -47,7 +47,8 @@ class InPlace(nn.Module):
         self.attention = attention
         if mixed:
             attention.keep_apart()
-        self.prefix, self.neighbours = library.num_prefix_tokens, not library.rotate_half
+        self.prefix = library.num_prefix_tokens
+        self.neighbours = not library.rotate_half
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -60,75 +61,109 @@ class InPlace(nn.Module):
                 each head has its own, or ``[M, heads, T - prefix, ...]``.
             attn_mask, is_causal: as of the library.
         """
-        rotary = None
-        if rope is not None:
-            sin, cos = rope.chunk(2, dim=-1)
-            still = (*cos.shape[:-2], self.prefix, cos.shape[-1])
-            sin, cos = (torch.cat(p, dim=-2) for p in ((sin.new_zeros(still), sin), (cos.new_ones(still), cos)))
-            # [T, head_dim] -> [1, 1, T, head_dim]; [(M,) H, T, head_dim] -> [(M,) 1, H, T, head_dim]
-            sin, cos = (t[None, None] if t.dim() == 2 else t.unsqueeze(-4) for t in (sin, cos))
-            rotary = Rotary(cos, sin, self.neighbours, of_heads=rope.dim() > 2)
+        rotary = None if rope is None else self._rotary(rope)
         return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
+
+    def _rotary(self, rope: Tensor) -> Rotary:
+        """Return the angles of all tokens: those of the prefix are not turned."""
+        sin, cos = rope.chunk(2, dim=-1)
+        prefix_shape = (*cos.shape[:-2], self.prefix, cos.shape[-1])
+        prefix_sin = sin.new_zeros(prefix_shape)
+        prefix_cos = cos.new_ones(prefix_shape)
+        sin = torch.cat((prefix_sin, sin), dim=-2)
+        cos = torch.cat((prefix_cos, cos), dim=-2)
+        if rope.dim() == 2:  # [T, head_dim] -> [1, 1, T, head_dim]
+            sin = sin[None, None]
+            cos = cos[None, None]
+        else:  # [(M,) heads, T, head_dim] -> [(M,) 1, heads, T, head_dim]
+            sin = sin.unsqueeze(-4)
+            cos = cos.unsqueeze(-4)
+        return Rotary(cos, sin, self.neighbours, of_heads=rope.dim() > 2)
 
 
 def layout_name(attention: Any) -> str:
     """Return which of :data:`LAYOUTS` an attention of the library has."""
     if getattr(attention, "qkv", None) is None:
         return "apart"
-    return "own biases" if getattr(attention, "q_bias", None) is not None else ""
+    if getattr(attention, "q_bias", None) is not None:
+        return "own biases"
+    return ""
 
 
-def check(model: Any) -> None:
+def check_eva(model: Any) -> None:
     """Refuse what cannot be pruned head by head.
 
     Raises:
         InputError: naming the attention.
     """
-    problem = None
-    attention = [block.attn for block in model.blocks]
-    if not all(type(one) in (EvaAttention, AttentionRope) for one in attention):
-        problem = f"its attention is {', '.join(sorted({type(one).__name__ for one in attention}))}"
-    elif any(not isinstance(one.norm, nn.Identity) for one in attention):
-        problem = f"its {type(attention[0]).__name__} normalises across heads, so its heads cannot be separated"
-    elif model.patch_drop is not None:
-        problem = "it drops patches in training (patch_drop_rate)"
+    problem = _problem_of(model)
     if problem is not None:
         raise InputError(f"this Eva of timm is not supported: {problem}", hint="supported are eva, eva02, dinov3, PE")
 
 
-def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """Cut the model as the family does; the stem is the library's own ``forward_features`` up to the blocks."""
+def _problem_of(model: Any) -> str | None:
+    """Return why the heads of a model cannot be separated, or None."""
+    attentions = [block.attn for block in model.blocks]
+    kinds = {type(attention) for attention in attentions}
+    if not kinds <= {EvaAttention, AttentionRope}:
+        return f"its attention is {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    if any(not isinstance(attention.norm, nn.Identity) for attention in attentions):
+        return f"its {type(attentions[0]).__name__} normalises across heads, so its heads cannot be separated"
+    if model.patch_drop is not None:
+        return "it drops patches in training (patch_drop_rate)"
+    return None
+
+
+def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
+    """Cut the model as the family does; the stem is the library's own ``forward_features`` up to the blocks.
+
+    Args:
+        model: of the library.
+        prefixes: how the names of the parameters of its stem start.
+    """
 
     def stem(images: Tensor) -> State:
         hidden, rope = model._pos_embed(model.patch_embed(images))
         return State(model.norm_pre(hidden), {"rope": rope})
 
+    has_angles_of_blocks = model.rope_mixed
+    blocks = []
+    for index, block in enumerate(model.blocks):
+        blocks.append(partial(_run, block, index if has_angles_of_blocks else None))
     tower = Stages(
         stem=stem,
-        blocks=[partial(_run, block, place if model.rope_mixed else None) for place, block in enumerate(model.blocks)],
-        block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
+        blocks=blocks,
+        block_paths=[f"blocks.{index}" for index in range(len(model.blocks))],
         stem_prefixes=prefixes,
         readout=lambda state: model.forward_head(model.norm(state.hidden)),
         attention_inputs=[partial(_attention_input, block) for block in model.blocks],
         reads=first_tokens(1) if model.global_pool == "token" else None,
-        per_member=("rope",) if model.rope_mixed else (),
+        per_member=("rope",) if has_angles_of_blocks else (),
     )
     return [tower]
 
 
-def _run(block: nn.Module, place: int | None, state: State) -> State:
-    """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its place."""
+def _run(block: nn.Module, index: int | None, state: State) -> State:
+    """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its index."""
     rope = state.context["rope"]
-    return State(block(state.hidden, rope=rope if place is None else rope.select(-4, place)), state.context)
+    if index is not None:
+        rope = rope.select(-4, index)
+    return State(block(state.hidden, rope=rope), state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
-    return state.hidden if isinstance(block, EvaBlockPostNorm) else block.norm1(state.hidden)
+    if isinstance(block, EvaBlockPostNorm):
+        return state.hidden
+    return block.norm1(state.hidden)
 
 
-def site(path: str, attention: Any) -> Site:
+def rotary_site(path: str, attention: Any) -> Site:
     """Return the site of one attention of the library."""
-    layout, sharing = layout_name(attention), getattr(attention, "num_kv_groups", 1)
     return Site(
-        path, attention.num_heads, attention.head_dim, attention.proj.out_features, layout=layout, sharing=sharing
+        path,
+        heads=attention.num_heads,
+        head_dim=attention.head_dim,
+        d_model=attention.proj.out_features,
+        layout=layout_name(attention),
+        sharing=getattr(attention, "num_kv_groups", 1),
     )

@@ -25,6 +25,11 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2
 from timm.models.swin_transformer_v2 import WindowAttention as CosineAttention  # noqa: E402
 
 Swin = (SwinTransformer, SwinTransformerV2)
+SHARED_TABLE = "shared_rel_pos_bias"
+"""The name of the table that the blocks of a BEiT share: their argument, and the entry of the context."""
+
+_Grid = tuple[int, int]
+"""Rows and columns of tokens."""
 
 _TABLE = "relative_position_bias_table"
 _KINDS = {BeitAttention: "relative", WindowAttention: "windows", CosineAttention: "cosines"}
@@ -42,7 +47,7 @@ LAYOUTS = {
 """The tensors of timm's kinds of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
 
 
-class InPlace(nn.Module):
+class DistanceStandIn(nn.Module):
     """:class:`hydractl.model.attention.HeadAttention` with the call of timm's attention with tables of distances.
 
     Args:
@@ -52,15 +57,18 @@ class InPlace(nn.Module):
 
     index: Tensor | None
     coordinates: Tensor | None
+    scale: float | None
 
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
         self.attention = attention
         attention.keep_apart()
         self.register_buffer("index", library.relative_position_index, persistent=False)
-        self.scale, coordinates = None, None
+        self.scale = None
+        coordinates = None
         if isinstance(library, CosineAttention):
-            self.scale, coordinates = 1.0, library.relative_coords_table.flatten(0, 2)  # [1, h, w, 2] -> [R, 2]
+            self.scale = 1.0
+            coordinates = library.relative_coords_table.flatten(0, 2)  # [1, h, w, 2] -> [R, 2]
         self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
@@ -77,15 +85,16 @@ class InPlace(nn.Module):
         return self.attention(x, relative=relative)
 
 
-def check(model: Any) -> None:
+def check_relative(model: Any) -> None:
     """Refuse what cannot be pruned head by head.
 
     Raises:
         InputError: naming it.
     """
-    problem, attention = None, [block.attn for block in blocks(model).values()]
-    if any(type(one) not in _KINDS for one in attention):
-        problem = f"its attention is {', '.join(sorted({type(one).__name__ for one in attention}))}"
+    problem = None
+    kinds = {type(block.attn) for block in relative_blocks(model).values()}
+    if not kinds <= _KINDS.keys():
+        problem = f"its attention is {', '.join(sorted(kind.__name__ for kind in kinds))}"
     elif getattr(model, "dynamic_img_size", False):
         problem = "it makes its windows anew for every size of image (dynamic_img_size)"
     if problem is not None:
@@ -93,76 +102,107 @@ def check(model: Any) -> None:
         raise InputError(f"this {type(model).__name__} of timm is not supported: {problem}", hint=hint)
 
 
-def blocks(model: Any) -> dict[str, Any]:
-    """Return the blocks by their paths, in order."""
+def relative_blocks(model: Any) -> dict[str, Any]:
+    """Return the blocks of a BEiT or Swin by their paths, in order."""
+    blocks = {}
     if isinstance(model, Beit):
-        return {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
-    return {f"layers.{s}.blocks.{i}": b for s, stage in enumerate(model.layers) for i, b in enumerate(stage.blocks)}
+        for index, block in enumerate(model.blocks):
+            blocks[f"blocks.{index}"] = block
+        return blocks
+    for number, stage in enumerate(model.layers):
+        for index, block in enumerate(stage.blocks):
+            blocks[f"layers.{number}.blocks.{index}"] = block
+    return blocks
 
 
-def site(path: str, attention: Any) -> Site:
+def relative_site(path: str, attention: Any) -> Site:
     """Return the site of one attention of the library."""
-    width = attention.proj.in_features // attention.num_heads
-    return Site(path, attention.num_heads, width, attention.proj.out_features, layout=_KINDS[type(attention)])
+    return Site(
+        path,
+        heads=attention.num_heads,
+        head_dim=attention.proj.in_features // attention.num_heads,
+        d_model=attention.proj.out_features,
+        layout=_KINDS[type(attention)],
+    )
 
 
-def context(model: Any) -> dict[str, Any]:
-    """Return what the blocks of a BEiT are given beside the state, by the library's names: a table that they share."""
+def shared_table(model: Any) -> dict[str, Tensor]:
+    """Return what the blocks of a BEiT are given beside the state, by the library's name: a table that they share."""
     table = getattr(model, "rel_pos_bias", None)
-    return {} if table is None else {"shared_rel_pos_bias": table()}
+    if table is None:
+        return {}
+    return {SHARED_TABLE: table()}
 
 
-def fill_buffers(model: Any) -> bool:
-    """Make the buffers of a Swin real, which the library makes where its parameters are; return whether it is one."""
-    for block in blocks(model).values() if isinstance(model, Swin) else ():
-        attention, cpu = block.attn, torch.device("cpu")
+def fill_swin_buffers(model: Any) -> None:
+    """Make the buffers of a Swin real, which the library makes where its parameters are."""
+    cpu = torch.device("cpu")
+    for block in relative_blocks(model).values():
+        attention = block.attn
         if isinstance(attention, CosineAttention):
-            made = attention._make_pair_wise_relative_positions(cpu, torch.float32)
-            attention.relative_coords_table, attention.relative_position_index = made
-            attention.k_bias = None if attention.k_bias is None else torch.zeros_like(attention.k_bias, device=cpu)
+            coordinates, index = attention._make_pair_wise_relative_positions(cpu, torch.float32)
+            attention.relative_coords_table = coordinates
+            attention.relative_position_index = index
+            if attention.k_bias is not None:
+                attention.k_bias = torch.zeros_like(attention.k_bias, device=cpu)
         else:
             attention.init_non_persistent_buffers()
         block.attn_mask = block.get_attn_mask(device=cpu, dtype=torch.float32)
-    return isinstance(model, Swin)
 
 
-def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """Cut a Swin as the family does: between blocks tokens are a row, and merging belongs to the block behind it."""
-    run: list[Callable[[State], State]] = []
-    attends: list[Callable[[State], Tensor]] = []
-    merging, spans = {}, []
+def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
+    """Cut a Swin as the family does: between blocks tokens are a row, and merging belongs to the block behind it.
+
+    Args:
+        model: of the library.
+        prefixes: how the names of the parameters of its stem start.
+    """
+    blocks: list[Callable[[State], State]] = []
+    attention_inputs: list[Callable[[State], Tensor]] = []
+    merging = {}
+    spans = []
     grid = tuple(model.patch_embed.grid_size)
     for number, stage in enumerate(model.layers):
         if number:
-            merging[len(run)] = f"layers.{number}.downsample"
+            merging[len(blocks)] = f"layers.{number}.downsample"
         for index, block in enumerate(stage.blocks):
-            given = (block, nn.Identity() if index else stage.downsample, grid)
-            run.append(partial(_run, *given))
-            attends.append(partial(_attention_input, *given))
+            # The merging of a stage comes before its first block.
+            merge = nn.Identity() if index else stage.downsample
+            blocks.append(partial(_run, block, merge, grid))
+            attention_inputs.append(partial(_attention_input, block, merge, grid))
             grid = tuple(stage.output_resolution)
-            # Of the members behind the first no blocks are left, and nobody asks.
-            windows = [
-                -(-side // window) for side, window in zip(grid, getattr(block, "window_size", grid), strict=True)
-            ]
-            spans.append((math.prod(grid) / model.patch_embed.num_patches, math.prod(windows)))
+            tokens_left = math.prod(grid) / model.patch_embed.num_patches
+            spans.append((tokens_left, _windows_of(block, grid)))
     tower = Stages(
         stem=lambda images: State(model.patch_embed(images).flatten(1, 2)),  # [B, H, W, d] -> [B, T, d]
-        blocks=run,
-        block_paths=list(blocks(model)),
+        blocks=blocks,
+        block_paths=list(relative_blocks(model)),
         stem_prefixes=prefixes,
         readout=lambda state: model.forward_head(model.norm(state.hidden.unflatten(1, grid))),
-        attention_inputs=attends,
+        attention_inputs=attention_inputs,
         merging=merging,
         spans=spans,
     )
     return [tower]
 
 
-def _run(block: nn.Module, merge: nn.Module, grid: tuple[int, int], state: State) -> State:
+def _windows_of(block: Any, grid: _Grid) -> int:
+    """Return the number of windows that the tokens of a block attend in; those at the edges may be padded."""
+    # Of the members behind the first no blocks are left, and nobody asks.
+    sides = getattr(block, "window_size", grid)
+    windows = 1
+    for tokens, side in zip(grid, sides, strict=True):
+        windows *= -(-tokens // side)
+    return windows
+
+
+def _run(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State:
     hidden = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
     return State(block(hidden).flatten(1, 2), state.context)
 
 
-def _attention_input(block: Any, merge: nn.Module, grid: tuple[int, int], state: State) -> Tensor:
-    merged = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
-    return (merged if isinstance(block, SwinTransformerV2Block) else block.norm1(merged)).flatten(1, 2)
+def _attention_input(block: Any, merge: nn.Module, grid: _Grid, state: State) -> Tensor:
+    hidden = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
+    if not isinstance(block, SwinTransformerV2Block):  # whose norms are behind attention and MLP
+        hidden = block.norm1(hidden)
+    return hidden.flatten(1, 2)

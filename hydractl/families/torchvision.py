@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.pixels import images_of, in_mode, random_pixels
-from hydractl.families.reading import kept, published_weights, read_config, refused_as, write_config
+from hydractl.families.library_json import LibraryConfig, Preprocessing
+from hydractl.families.pixels import images_of, in_mode, input_size, random_pixels
+from hydractl.families.reading import cached_by_config, published_weights, read_config, refused_as, write_config
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors
 from hydractl.files.header import CONVERT
@@ -28,10 +30,50 @@ from torchvision.models.vision_transformer import VisionTransformer  # noqa: E40
 from torchvision.transforms._presets import ImageClassification, InterpolationMode  # noqa: E402
 
 _NAMES = ("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14")
-_SIZES = ("image_size", "patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim", "num_classes")
-_MOST = 1 << 20
-_CONFIG, _WEIGHTS = "torchvision.json", "model.safetensors"
+_LARGEST_SIZE = 1 << 20
+_MOST_LAYERS = 1000
+_CONFIG = "torchvision.json"
+_WEIGHTS = "model.safetensors"
 _BLOCK = r"encoder\.layers\.encoder_layer_\d+\."
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes of a model, by the names of the arguments of torchvision's class."""
+
+    image_size: int
+    patch_size: int
+    num_layers: int
+    num_heads: int
+    hidden_dim: int
+    mlp_dim: int
+    num_classes: int
+
+    @classmethod
+    def of(cls, config: LibraryConfig) -> _Sizes:
+        """Read them from a configuration, which comes from a file.
+
+        Raises:
+            InputError: for a configuration of no model.
+        """
+        sizes: dict[str, int] = {}
+        wrong = []
+        for name in _SIZE_NAMES:
+            size = config.get(name)
+            if type(size) is int and 0 < size <= _LARGEST_SIZE:
+                sizes[name] = size
+            else:
+                wrong.append(name)
+        problem = "this is no configuration of torchvision's VisionTransformer"
+        if wrong:
+            raise InputError(problem, problems=wrong)
+        checked = cls(**sizes)
+        if checked.hidden_dim % checked.num_heads or checked.num_layers > _MOST_LAYERS:
+            raise InputError(problem)
+        return checked
+
+
+_SIZE_NAMES = tuple(field.name for field in fields(_Sizes))
 
 
 class _InPlace(nn.Module):
@@ -75,10 +117,14 @@ class TorchvisionViT(ModelFamily):
             return None
         _model(config)
         return LoadedModel(
-            "VisionTransformer", config, published_weights(folder / _WEIGHTS, CONVERT), _preprocess(config), None
+            arch="VisionTransformer",
+            config=config,
+            tensors=published_weights(folder / _WEIGHTS, CONVERT),
+            preprocess=_preprocess(config),
+            labels=None,
         )
 
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
+    def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         """Draw random weights with ``pretrained=0`` and any size of the model: torchvision publishes only pickles."""
         options = dict(options)
         if name not in _NAMES:
@@ -88,17 +134,20 @@ class TorchvisionViT(ModelFamily):
                 f"torchvision publishes {name} as a pickle only, which hydractl never opens",
                 hint=f"download it and give the file with --arch torchvision:{name}: its numbers are read as data",
             )
-        foreign = sorted(options.keys() - {*_SIZES, "representation_size"})
+        foreign = sorted(options.keys() - {*_SIZE_NAMES, "representation_size"})
         if foreign:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(foreign)}")
-        with torch.device("meta"):
-            made = torchvision.models.get_model(name)
-        config = {key: getattr(made, key) for key in _SIZES if hasattr(made, key)} | {"representation_size": None}
-        config |= {"num_layers": len(made.encoder.layers), "num_heads": made.encoder.layers[0].num_heads, **options}
+        config = {**_config_of(name), **options}
         _model(config)
-        return LoadedModel(name, config, DictTensors(self.initial(config, seed)), _preprocess(config), None)
+        return LoadedModel(
+            arch=name,
+            config=config,
+            tensors=DictTensors(self.initial(config, seed)),
+            preprocess=_preprocess(config),
+            labels=None,
+        )
 
-    def arch_of_script(self, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return the model that the reference script has made of ``--model``; the data gave it its classes."""
         name = arguments.get("model")
         if name not in _NAMES:
@@ -107,8 +156,8 @@ class TorchvisionViT(ModelFamily):
         return name if classifier is None else f"{name}?num_classes={classifier[0]}"
 
     def preprocess_of_script(
-        self, arguments: Mapping[str, Any], name: str, preprocess: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
+    ) -> Preprocessing:
         """Return what the reference script has evaluated with: ``--val-resize-size`` and ``--interpolation``."""
         evaluated = dict(preprocess)
         resize_size = arguments.get("val_resize_size")
@@ -120,7 +169,7 @@ class TorchvisionViT(ModelFamily):
         return evaluated
 
     def export_folder(
-        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
+        self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
         """Write the arguments of the library's class; the weights belong into ``model.safetensors``."""
         write_config(folder / _CONFIG, config)
@@ -128,23 +177,31 @@ class TorchvisionViT(ModelFamily):
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
-    def build(self, config: Mapping[str, Any]) -> nn.Module:
+    def build(self, config: LibraryConfig) -> nn.Module:
         """Build the library's model with its parameters on the meta device."""
         return copy.deepcopy(_model(config))
 
-    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
+    def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by torchvision's own initialisation."""
         return VisionTransformer(**config)
 
-    def sites(self, config: Mapping[str, Any]) -> list[Site]:
+    def sites(self, config: LibraryConfig) -> list[Site]:
         """``encoder.layers.encoder_layer_0.self_attention`` and so on."""
-        heads, width = config["num_heads"], config["hidden_dim"]
-        paths = [f"{_block(i)}.self_attention" for i in range(config["num_layers"])]
-        return [Site(path, heads, width // heads, width) for path in paths]
+        sizes = _Sizes.of(config)
+        sites = []
+        for index in range(sizes.num_layers):
+            site = Site(
+                f"{_block_path(index)}.self_attention",
+                heads=sizes.num_heads,
+                head_dim=sizes.hidden_dim // sizes.num_heads,
+                d_model=sizes.hidden_dim,
+            )
+            sites.append(site)
+        return sites
 
-    def classes(self, config: Mapping[str, Any]) -> int:
+    def classes(self, config: LibraryConfig) -> int:
         """Return the number of classes of the classifier."""
-        return int(config["num_classes"])
+        return _Sizes.of(config).num_classes
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the rate of the attention weights; the dropout behind stays the library's own."""
@@ -167,7 +224,7 @@ class TorchvisionViT(ModelFamily):
         tower = Stages(
             stem=stem,
             blocks=[partial(_run, block) for block in blocks],
-            block_paths=[_block(i) for i in range(len(blocks))],
+            block_paths=[_block_path(index) for index in range(len(blocks))],
             stem_prefixes=("conv_proj.", "class_token", "encoder.pos_embedding"),
             readout=lambda state: model.heads(model.encoder.ln(state.hidden)[:, 0]),
             attention_inputs=[partial(_attention_input, block) for block in blocks],
@@ -177,34 +234,43 @@ class TorchvisionViT(ModelFamily):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
+    def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
         """Return torchvision's own evaluation transform on PIL images, which gives ``[B, 3, H, W]``."""
         with refused_as(f"torchvision cannot preprocess images with {shown(dict(preprocess), 200)}"):
-            mode = InterpolationMode(preprocess["interpolation"])
-            settings = {key: preprocess[key] for key in ("resize_size", "mean", "std")}
-            transform = ImageClassification(crop_size=preprocess["input_size"][1], interpolation=mode, **settings)
-        return lambda samples: torch.stack([transform(in_mode(image, "RGB")) for image in images_of(samples)])
+            _, height, _ = input_size(preprocess)
+            transform = ImageClassification(
+                crop_size=height,
+                resize_size=preprocess["resize_size"],
+                mean=preprocess["mean"],
+                std=preprocess["std"],
+                interpolation=InterpolationMode(preprocess["interpolation"]),
+            )
 
-    def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
+        def pixels(samples: list[Any]) -> Tensor:
+            return torch.stack([transform(in_mode(image, "RGB")) for image in images_of(samples)])
+
+        return pixels
+
+    def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, 3, H, W]``."""
-        return random_pixels(preprocess["input_size"], batch, seed)
+        return random_pixels(input_size(preprocess), batch, seed)
 
-    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+    def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off the settings of the transform."""
-        return ImageFormat.of(preprocess["input_size"], preprocess)
+        return ImageFormat.of(input_size(preprocess), preprocess)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
+    def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
         """Set ``num_classes``."""
         return {**config, "num_classes": classes}
 
-    def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
         """Set ``dropout``: behind attention, in the MLP and behind the positions."""
         return {**config, "dropout": rate}
 
 
-def _block(index: int) -> str:
+def _block_path(index: int) -> str:
     return f"encoder.layers.encoder_layer_{index}"
 
 
@@ -216,19 +282,33 @@ def _attention_input(block: Any, state: State) -> Tensor:
     return block.ln_1(state.hidden)
 
 
-@kept
-def _model(config: Mapping[str, Any]) -> Any:
-    """Build the model of a configuration, which comes from a file, on the meta device."""
-    wrong = [key for key in _SIZES if type(config.get(key)) is not int or not 0 < config[key] <= _MOST]
-    if wrong or config["hidden_dim"] % config["num_heads"] or config["num_layers"] > 1000:
-        raise InputError("this is no configuration of torchvision's VisionTransformer", problems=wrong)
+def _config_of(name: str) -> LibraryConfig:
+    """Return the arguments of torchvision's class for one of its models by name."""
+    with torch.device("meta"):
+        model: Any = torchvision.models.get_model(name)
+    return {
+        "image_size": model.image_size,
+        "patch_size": model.patch_size,
+        "hidden_dim": model.hidden_dim,
+        "mlp_dim": model.mlp_dim,
+        "num_classes": model.num_classes,
+        "representation_size": None,
+        "num_layers": len(model.encoder.layers),
+        "num_heads": model.encoder.layers[0].num_heads,
+    }
+
+
+@cached_by_config
+def _model(config: LibraryConfig) -> Any:
+    """Build the model of a configuration on the meta device."""
+    _Sizes.of(config)
     with refused_as("torchvision cannot build its VisionTransformer"), torch.device("meta"):
         return VisionTransformer(**config).eval()
 
 
-def _preprocess(config: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocess(config: LibraryConfig) -> Preprocessing:
     """Return the preprocessing of torchvision's weights: 224 of 256 pixels, or the same share of another size."""
-    size = config["image_size"]
+    size = _Sizes.of(config).image_size
     preset = ImageClassification(crop_size=size)
     return {
         "input_size": [3, size, size],

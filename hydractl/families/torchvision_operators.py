@@ -17,7 +17,7 @@ _NAMES = ("nms", "qnms")
 
 @functools.cache
 def declare_operators() -> None:
-    """Declares torchvision's two non-maximum-suppression operators, if its compiled library cannot.
+    """Declare torchvision's two non-maximum-suppression operators, if its compiled library cannot.
 
     torchvision's wheel for Linux is linked against torch's CUDA libraries. Beside a CPU build of torch the library does
     not load, which torchvision accepts; but a moment later it describes the operators ``torchvision::nms`` and
@@ -36,7 +36,7 @@ def declare_operators() -> None:
 
 
 def _loads_its_library() -> bool:
-    """Whether torchvision has its operators, or will have them; True too where no torchvision is installed.
+    """Return whether torchvision has its operators, or will have them; True too where no torchvision is installed.
 
     The compiled library is loaded as torchvision would load it, without importing torchvision: a failed import leaves
     half of it in ``sys.modules``, whereas a library that the dynamic loader refuses has run no code. When torchvision
@@ -48,12 +48,18 @@ def _loads_its_library() -> bool:
     if sys.platform == "win32":
         return True  # the wheels there are CPU builds, and finding their library needs torchvision's own search path
     folder = Path(spec.origin).parent
-    names = ("_C", "_C_stable")  # the second as of torchvision 0.29
-    for path in (folder / f"{name}{suffix}" for name in names for suffix in importlib.machinery.EXTENSION_SUFFIXES):
-        if path.is_file():
-            try:
-                torch.ops.load_library(str(path))
-            except OSError:
-                return False
-            return True
+    for name in ("_C", "_C_stable"):  # the second as of torchvision 0.29
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            path = folder / f"{name}{suffix}"
+            if path.is_file():
+                return _loads(path)
     return False
+
+
+def _loads(path: Path) -> bool:
+    """Return whether the dynamic loader takes a library of operators."""
+    try:
+        torch.ops.load_library(str(path))
+    except OSError:
+        return False
+    return True

@@ -345,7 +345,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
 
 
-def _stock_config(source: Source, counts: Sequence[int]) -> dict[str, Any]:
+def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]:
     """Return the library's configuration of a model with so many heads at each site."""
     hint = "use --layout zeroed, or write a .st file"
     config = source.family.with_heads(source.description.config, counts[0]) if counts[0] else None

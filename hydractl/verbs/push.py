@@ -8,7 +8,7 @@ from pathlib import Path
 from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
 from hydractl.exports.hub import CARD, Contents, Destination, contents_of, push
-from hydractl.families.reading import named, refused_as
+from hydractl.families.reading import parse_hub_name, refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.log import Log
 from hydractl.model.source import ModelOptions, Source, open_source
@@ -23,8 +23,10 @@ _CARD_HINT = "eval --card FILE.md writes one"
 def run(settings: PushSettings, log: Log) -> Outcome:
     """Upload the files and their card in one commit."""
     what, where = Path(settings.model[0]), settings.model[1]
-    repo, branch, file = named(where.removeprefix("hf:"))
-    if file is not None:
+    hub_name = parse_hub_name(where.removeprefix("hf:"))
+    repo = hub_name.repo
+    branch = hub_name.revision
+    if hub_name.file is not None:
         raise UsageError(
             f"{where} names a file; it is called {what.name} there", hint=f"hydractl push {what} hf:{repo}"
         )

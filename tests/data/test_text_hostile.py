@@ -273,7 +273,7 @@ def test_a_tokenizer_that_a_checkpoint_cannot_hold(
     for broken in ("zlib:eJw", "zlib:!", "zlib:" + hf_tokenizer._packed("{" * size, Path())[5:-8]):
         settings = {**hydractl.load("a.st").description.preprocess["tokenizer"], "json": broken}
         with pytest.raises(InputError, match="the stored tokenizer"):
-            hf_tokenizer.tokenizer_of({"tokenizer": settings})
+            hf_tokenizer.stored_tokenizer({"tokenizer": settings})
     monkeypatch.setattr(hf_tokenizer, "MOST_BYTES", 10)
     capsys.readouterr()
     for command in (["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "c.st"], ["finetune", "bert"]):

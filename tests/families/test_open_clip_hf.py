@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.errors import InputError
 from hydractl.families.open_clip import FAMILY
-from hydractl.families.open_clip.inputs import image_preprocess, own_tokenizer, text_settings
+from hydractl.families.open_clip.inputs import open_clip_preprocess, own_tokenizer, text_settings
 from hydractl.families.open_clip.models import towers_of_coca
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import Description
@@ -194,7 +194,7 @@ def test_sizes_of_published_models(name: str, tmp_path: Path) -> None:
     texts = {} if own_tokenizer(config) else {"texts": text_settings(tmp_path, config)}
     state = model.state_dict()
     tensors = MappedTensors({name: tensor_info(t) for name, t in state.items()}, state.__getitem__)
-    preprocess = {**image_preprocess(side, {}), **texts}
+    preprocess = {**open_clip_preprocess(side, {}), **texts}
     full = [HeadMask.full(sites)]
     description = Description("dense", "open_clip", FAMILY.version, "", config, preprocess, ["a", "b", "c"], full)
     library = model.to("meta").requires_grad_(False)

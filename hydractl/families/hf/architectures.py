@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,57 +19,98 @@ from transformers.utils import logging as hf_logging
 from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, State
 from hydractl.families.hf import dinov3, relative
-from hydractl.families.hf.decoders import at_last, last_token, normed, pooled, problem_of
-from hydractl.families.reading import kept, refused_as
+from hydractl.families.hf.decoders import at_last_token, last_norm, last_token_logits, pooled_logits, problem_of
+from hydractl.families.library_json import LibraryConfig
+from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import shown
 
 # Says how or by whom a file was written, or where the labels are kept by themselves; no part of an architecture.
 _NOT_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "attn_implementation", "id2label", "label2id")
-_MOST_LAYERS, _MOST_POSITIONS, _MOST_LABELS = 1000, 1 << 20, 1 << 20
+_MOST_LAYERS = 1000
+_MOST_POSITIONS = 1 << 20
+_MOST_LABELS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Module names of one kind of encoder, relative to the base model, the layer or the attention."""
+class EncoderLayout:
+    """Module names of one kind of encoder, relative to the base model, the layer or the attention.
+
+    Attributes:
+        layers: the list of layers.
+        heads: the tensors of the attention.
+        core: the module that computes attention, within the attention block; empty: the block itself.
+        core_class: the end of the name of its class.
+        norm: of a layer, the norm that its attention reads through; empty where the norm comes after.
+        block: the attention block within a layer; empty: the layer itself.
+        embeddings: the modules before the first layer.
+        staged: whether the layers are in stages, between which tokens get fewer.
+    """
 
     layers: str
     heads: AttentionLayout
-    # The module that computes attention, within the attention block (none: the block itself), and the end of its class.
     core: str
     core_class: str
-    # The norm of a layer that its attention reads through; none where the norm comes after.
     norm: str = ""
-    # The attention block within a layer; none: the layer itself.
     block: str = "attention"
-    # The modules before the first layer.
     embeddings: tuple[str, ...] = ("embeddings", "embeddings_project", "pre_layrnorm")
-    # Whether the layers are in stages, between which tokens get fewer.
     staged: bool = False
 
 
 _PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
-_BERT = Layout(
-    "encoder.layer", AttentionLayout(("self.query", "self.key", "self.value"), "output.dense"), "self", "SelfAttention"
+_BERT = EncoderLayout(
+    layers="encoder.layer",
+    heads=AttentionLayout(("self.query", "self.key", "self.value"), "output.dense"),
+    core="self",
+    core_class="SelfAttention",
 )
-_DISTILBERT = Layout("transformer.layer", AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"), "", "SelfAttention")
-_VIT = Layout("layers", _PROJECTIONS, "", "Attention", "layernorm_before")
-_DINOV2 = Layout("encoder.layer", _PROJECTIONS, "", "Attention", "norm1")
-_CLIP = Layout(
-    "encoder.layers", AttentionLayout(_PROJECTIONS.qkv, "out_proj"), "", "Attention", "layer_norm1", "self_attn"
+_DISTILBERT = EncoderLayout(
+    layers="transformer.layer",
+    heads=AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"),
+    core="",
+    core_class="SelfAttention",
 )
-_MODERN = Layout("layers", AttentionLayout(("Wqkv",), "Wo"), "", "Attention", "attn_norm", "attn")
-_BEIT = Layout(
-    "layers",
-    AttentionLayout(
+_VIT = EncoderLayout(
+    layers="layers",
+    heads=_PROJECTIONS,
+    core="",
+    core_class="Attention",
+    norm="layernorm_before",
+)
+_DINOV2 = EncoderLayout(
+    layers="encoder.layer",
+    heads=_PROJECTIONS,
+    core="",
+    core_class="Attention",
+    norm="norm1",
+)
+_CLIP = EncoderLayout(
+    layers="encoder.layers",
+    heads=AttentionLayout(_PROJECTIONS.qkv, "out_proj"),
+    core="",
+    core_class="Attention",
+    norm="layer_norm1",
+    block="self_attn",
+)
+_MODERN = EncoderLayout(
+    layers="layers",
+    heads=AttentionLayout(("Wqkv",), "Wo"),
+    core="",
+    core_class="Attention",
+    norm="attn_norm",
+    block="attn",
+)
+_BEIT = EncoderLayout(
+    layers="layers",
+    heads=AttentionLayout(
         ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
         "attention.o_proj",
         table="relative_position_bias.relative_position_bias_table",
     ),
-    "attention",
-    "Attention",
-    "layernorm_before",
-    "",
-    ("embeddings", "shared_position_bias"),
+    core="attention",
+    core_class="Attention",
+    norm="layernorm_before",
+    block="",
+    embeddings=("embeddings", "shared_position_bias"),
 )
 _DATA2VEC = replace(
     _BEIT,
@@ -93,29 +134,42 @@ _SWINV2 = replace(
     ),
     staged=True,
 )
-_DEBERTA = Layout(
-    "encoder.layer",
-    AttentionLayout(
+_DEBERTA = EncoderLayout(
+    layers="encoder.layer",
+    heads=AttentionLayout(
         ("self.query_proj", "self.key_proj", "self.value_proj"),
         "output.dense",
         positions=("self.pos_query_proj", "self.pos_key_proj"),
     ),
-    "self",
-    "DisentangledSelfAttention",
+    core="self",
+    core_class="DisentangledSelfAttention",
     embeddings=("embeddings", "encoder.rel_embeddings", "encoder.LayerNorm"),
 )
-_MPNET = Layout(
-    *("encoder.layer", AttentionLayout(("attn.q", "attn.k", "attn.v"), "attn.o"), "attn", "SelfAttention"),
+_MPNET = EncoderLayout(
+    layers="encoder.layer",
+    heads=AttentionLayout(("attn.q", "attn.k", "attn.v"), "attn.o"),
+    core="attn",
+    core_class="SelfAttention",
     embeddings=("embeddings", "encoder.relative_attention_bias"),
 )
-_LLAMA = Layout(
-    "layers",
-    AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
-    *("", "Attention", "input_layernorm", "self_attn", ("embed_tokens",)),
+_LLAMA = EncoderLayout(
+    layers="layers",
+    heads=AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
+    core="",
+    core_class="Attention",
+    norm="input_layernorm",
+    block="self_attn",
+    embeddings=("embed_tokens",),
 )
 _PHI3 = replace(_LLAMA, heads=AttentionLayout(("qkv_proj",), "o_proj"))
-_GPT2 = Layout(
-    *("h", AttentionLayout(("c_attn",), "c_proj", transposed=True), "", "Attention", "ln_1", "attn", ("wte", "wpe"))
+_GPT2 = EncoderLayout(
+    layers="h",
+    heads=AttentionLayout(("c_attn",), "c_proj", transposed=True),
+    core="",
+    core_class="Attention",
+    norm="ln_1",
+    block="attn",
+    embeddings=("wte", "wpe"),
 )
 
 # Name of the base model within the classifier, which every site's path starts with -> its layout. Where several layouts
@@ -150,8 +204,12 @@ LAYOUTS = {
 }
 
 
+# --- readouts: what the forward of a class does after the last layer --------------------------------------------------
+
+
 def _pooler(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(model.dropout(base.pooler(state.hidden)))
+    pooled = base.pooler(state.hidden)
+    return model.classifier(model.dropout(pooled))
 
 
 def _head(model: Any, base: Any, state: State) -> Tensor:
@@ -159,15 +217,18 @@ def _head(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(model.dropout(torch.relu(model.pre_classifier(state.hidden[:, 0]))))
+    first = model.pre_classifier(state.hidden[:, 0])
+    return model.classifier(model.dropout(torch.relu(first)))
 
 
 def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(model.dropout(model.pooler(state.hidden)))
+    pooled = model.pooler(state.hidden)
+    return model.classifier(model.dropout(pooled))
 
 
 def _beit(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(base.pooler(base.layernorm(state.hidden)))
+    hidden = base.layernorm(state.hidden)
+    return model.classifier(base.pooler(hidden))
 
 
 def _swin(model: Any, base: Any, state: State) -> Tensor:
@@ -175,7 +236,8 @@ def _swin(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _swin_mean(model: Any, base: Any, state: State) -> Tensor:
-    return torch.flatten(base.pooler(base.layernorm(state.hidden).transpose(1, 2)), 1)
+    hidden = base.layernorm(state.hidden)
+    return torch.flatten(base.pooler(hidden.transpose(1, 2)), 1)
 
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
@@ -196,29 +258,48 @@ def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
-    hidden, registers = base.layernorm(state.hidden), getattr(model.config, "num_register_tokens", 0)
-    return model.classifier(torch.cat([hidden[:, 0], hidden[:, 1 + registers :].mean(dim=1)], dim=1))
+    hidden = base.layernorm(state.hidden)
+    registers = getattr(model.config, "num_register_tokens", 0)
+    patches = hidden[:, 1 + registers :].mean(dim=1)
+    return model.classifier(torch.cat([hidden[:, 0], patches], dim=1))
 
 
 def _modern(model: Any, base: Any, state: State) -> Tensor:
-    hidden, tokens = base.final_norm(state.hidden), state.context["tokens"]
+    hidden = base.final_norm(state.hidden)
     if model.config.classifier_pooling == "cls":
-        pooled = hidden[:, 0]
+        features = hidden[:, 0]
     else:
-        tokens = (torch.ones_like(hidden[..., 0]) if tokens is None else tokens).unsqueeze(-1)  # [B, T, 1]
-        pooled = (hidden * tokens).sum(dim=1) / tokens.sum(dim=1)
-    return model.classifier(model.drop(model.head(pooled)))
+        tokens = state.context["tokens"]
+        if tokens is None:
+            tokens = torch.ones_like(hidden[..., 0])
+        features = _mean_of_tokens(hidden, tokens)
+    return model.classifier(model.drop(model.head(features)))
 
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
-    hidden = state.hidden[:, 1:] if hasattr(base, "pre_layrnorm") else base.post_layernorm(state.hidden)
+    if hasattr(base, "pre_layrnorm"):  # a CLIP: the mean is over patches, without the class token before them
+        hidden = state.hidden[:, 1:]
+    else:
+        hidden = base.post_layernorm(state.hidden)
     patches = state.context.get("tokens")  # which are none of padding, [B, T]
     if patches is None:
         return model.classifier(hidden.mean(dim=1))
-    return model.classifier((hidden * patches[..., None]).sum(dim=1) / patches[..., None].sum(dim=1))
+    return model.classifier(_mean_of_tokens(hidden, patches))
+
+
+def _mean_of_tokens(hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean ``[B, d_model]`` of those of ``hidden [B, T, d_model]`` that ``tokens [B, T]`` marks."""
+    weights = tokens.unsqueeze(-1)
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 Readout = Callable[[Any, Any, State], Tensor]
+"""From a classifier, its encoder and the state after the last layer to the logits."""
+
+_LLAMA_KIN = (
+    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
+    *("Ministral", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
+)
 # Class of the library -> its key in LAYOUTS, and what its forward does after the last layer.
 ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "BertForSequenceClassification": ("bert", _pooler),
@@ -244,17 +325,11 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "Data2VecVisionForImageClassification": ("data2vec_vision", _beit),
     "SwinForImageClassification": ("swin", _swin),
     "Swinv2ForImageClassification": ("swinv2", _swin),
-    **{
-        f"{name}ForSequenceClassification": ("model.self_attn", last_token)
-        for name in (
-            *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
-            *("Ministral", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
-        )
-    },
-    "Phi3ForSequenceClassification": ("model.qkv_proj", last_token),
-    "Exaone4ForSequenceClassification": ("model.post_norm", last_token),
-    "GPT2ForSequenceClassification": ("transformer", last_token),
-    "EuroBertForSequenceClassification": ("model.self_attn", pooled),
+    **{f"{name}ForSequenceClassification": ("model.self_attn", last_token_logits) for name in _LLAMA_KIN},
+    "Phi3ForSequenceClassification": ("model.qkv_proj", last_token_logits),
+    "Exaone4ForSequenceClassification": ("model.post_norm", last_token_logits),
+    "GPT2ForSequenceClassification": ("transformer", last_token_logits),
+    "EuroBertForSequenceClassification": ("model.self_attn", pooled_logits),
     "CLIPForImageClassification": ("vision_model", _patches),
     "MetaClip2ForImageClassification": ("vision_model", _patches),
     "SiglipForImageClassification": ("vision_model", _patches),
@@ -273,16 +348,21 @@ OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
 def is_decoder(model: Any) -> bool:
     """Return whether a token sees only those before it."""
     name = type(model).__name__
-    return name in ARCHITECTURES and ARCHITECTURES[name][1] is last_token
+    return name in ARCHITECTURES and ARCHITECTURES[name][1] is last_token_logits
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
-    norms = [getattr(base, name) for name in ("layernorm", "final_norm", "norm", "LayerNorm") if hasattr(base, name)]
-    return (norms[0] if norms else nn.Identity())(state.hidden)[:, 0]
+    """Read the first token of a body, behind its last norm where it has one."""
+    for name in ("layernorm", "final_norm", "norm", "LayerNorm"):
+        if hasattr(base, name):
+            norm = getattr(base, name)
+            return norm(state.hidden)[:, 0]
+    return state.hidden[:, 0]
 
 
 def _last_token(model: Any, base: Any, state: State) -> Tensor:
-    return at_last(state, normed(base, state))
+    """Read the last token of a body of a decoder."""
+    return at_last_token(state, last_norm(base, state))
 
 
 def readout_of(model: Any) -> tuple[Readout, int | None]:
@@ -290,42 +370,65 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
 
     A body reads its first token, or the mean where it has none for that; a decoder always its last token.
     """
-    readout = ARCHITECTURES[type(model).__name__][1]
-    if readout is _mean:
+    _, readout = ARCHITECTURES[type(model).__name__]
+    if not model.config.num_labels and readout is not _mean:
+        return _readout_of_body(readout)
+    if _reads_all_tokens(model, readout):
         return readout, None
-    if not model.config.num_labels:
-        if readout is _swin:
-            return _swin_mean, None
-        return (_last_token if readout is last_token else _first_token), 1
-    if readout is pooled:
-        return readout, 1 if model.classifier_pooling == "bos" else None
-    if readout in (_token_and_mean, _patches, _swin) or (readout is _beit and model.config.use_mean_pooling):
-        return readout, None
-    if readout is _modern and model.config.classifier_pooling != "cls":
-        return readout, None
-    return readout, 2 if readout is _two_tokens else 1
+    if readout is _two_tokens:
+        return readout, 2
+    return readout, 1
 
 
-def without_traces(config: Mapping[str, Any]) -> dict[str, Any]:
+def _readout_of_body(readout: Readout) -> tuple[Readout, int | None]:
+    """Return what is read out of a body, and the number of first tokens, given the readout of its classifier."""
+    if readout is _swin:
+        return _swin_mean, None
+    if readout is last_token_logits:
+        return _last_token, 1
+    return _first_token, 1
+
+
+def _reads_all_tokens(model: Any, readout: Readout) -> bool:
+    """Return whether a classifier looks at all tokens, not at the first ones only."""
+    if readout in (_mean, _token_and_mean, _patches, _swin):
+        return True
+    if readout is _beit:
+        return bool(model.config.use_mean_pooling)
+    if readout is _modern:
+        return model.config.classifier_pooling != "cls"
+    if readout is pooled_logits:
+        return model.classifier_pooling != "bos"
+    return False
+
+
+# --- building a model -------------------------------------------------------------------------------------------------
+
+
+def without_traces(config: LibraryConfig) -> dict[str, object]:
     """Return a configuration without what says how it was written, how it is to be computed, or what the labels are."""
-    return {k: v for k, v in config.items() if k not in _NOT_THE_MODEL and not k.startswith("_")}
+    architecture = {}
+    for key, value in config.items():
+        if key not in _NOT_THE_MODEL and not key.startswith("_"):
+            architecture[key] = value
+    return architecture
 
 
-@kept
-def meta_model(config: Mapping[str, Any]) -> Any:
+@cached_by_config
+def meta_model(config: LibraryConfig) -> Any:
     """Build the library's model of a configuration, in eval mode: parameters on the meta device, buffers real.
 
     Raises:
         InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
     """
     with torch.device("meta"):
-        model = library_model(config)
-    fill_buffers(model)
+        model = drawn_model(config)
+    fill_hf_buffers(model)
     _check_layers(model)
     return model.eval()
 
 
-def library_model(config: Mapping[str, Any]) -> Any:
+def drawn_model(config: LibraryConfig) -> Any:
     """Build the library's model of a configuration with weights of its own initialisation, on the default device.
 
     With no labels it is a body: the library's classifier without the modules that its configuration calls ``absent``.
@@ -334,17 +437,21 @@ def library_model(config: Mapping[str, Any]) -> Any:
         InputError: for what the library cannot build.
     """
     name = class_name(config)
-    settings = without_traces(config)
+    settings: dict[str, Any] = without_traces(config)
     labels = 2 if name in TWO_TOWERS else settings.get("num_labels")
     if type(labels) is not int or labels > _MOST_LABELS:  # the library would make up a name for each of them
         raise InputError(f"{name} has {shown(labels)} labels")
-    cls = getattr(transformers, name)
+    is_body = labels == 0
+    settings["num_labels"] = 2 if is_body else labels
+    model_class = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
-        library_config = cls.config_class.from_dict({**settings, "num_labels": labels or 2})
+        library_config = model_class.config_class.from_dict(settings)
         _check_config(library_config, name)
-        model = cls._from_config(library_config, attn_implementation=implementation(cls), dtype=torch.float32)
+        model = model_class._from_config(
+            library_config, attn_implementation=implementation(model_class), dtype=torch.float32
+        )
         model.base_model.warn_if_padding_and_no_attention_mask = _no_warning
-        if not labels:
+        if is_body:
             for path in settings.get("absent", ()):
                 model.set_submodule(path, nn.Identity())
             model.config.num_labels = 0
@@ -355,42 +462,52 @@ def _no_warning(*_: Any) -> None:
     """Do nothing, in place of a GPT-2 warning that reads the values of inputs, which may be on the meta device."""
 
 
-def implementation(cls: Any) -> str:
+def implementation(model_class: Any) -> str:
     """Return how a class of the library attends where it is not replaced."""
-    return "sdpa" if cls._supports_sdpa else "eager"
+    return "sdpa" if model_class._supports_sdpa else "eager"
 
 
-def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:
     """Return the modules of a classifier that a body does not have, given the names of its stored tensors.
 
     These are the last layer, which is always one of other classes, and what no tensor belongs to.
     """
     model = meta_model({**config, "num_labels": 2})
-    ((prefix, base, _),) = towers_of(model)
-    others = [name for name, child in model.named_children() if child is not base and list(child.parameters())]
-    last = ("classifier", "score")
-    absent = [one for one in others if one.endswith(last) or not any(n.startswith(f"{one}.") for n in names)]
-    if getattr(base, "pooler", None) is not None and not any(re.match(r"(\w+\.)?pooler\.", name) for name in names):
-        absent.append(f"{prefix}.pooler")
+    (tower,) = towers_of(model)
+    absent = []
+    for module_name, module in model.named_children():
+        if module is tower.base or not list(module.parameters()):
+            continue
+        is_last_layer = module_name.endswith(("classifier", "score"))
+        is_stored = any(name.startswith(f"{module_name}.") for name in names)
+        if is_last_layer or not is_stored:
+            absent.append(module_name)
+    has_pooler = getattr(tower.base, "pooler", None) is not None
+    if has_pooler and not any(re.match(r"(\w+\.)?pooler\.", name) for name in names):
+        absent.append(f"{tower.prefix}.pooler")
     return absent
 
 
-def fill_buffers(model: Any) -> None:
+def fill_hf_buffers(model: Any) -> None:
     """Make the buffers real, with the numbers that the library itself gives them."""
     for module in model.modules():
-        empty = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
-        for name in empty:
-            module._buffers[name] = torch.zeros_like(module._buffers[name], device="cpu")
-        if empty:
+        has_filled = False
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+                has_filled = True
+        if has_filled:
             model._init_weights(module)  # the parameters beside them are on the meta device and stay as they are
 
 
 def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
-    for part in [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)] or [config]:
-        check_counts(part, name)
+    towers = [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)]
+    for encoder_config in towers or [config]:
+        check_counts(encoder_config, name)
     problems = []
-    if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
+    is_other_task = config.problem_type in ("regression", "multi_label_classification")
+    if config.num_labels < 2 or is_other_task:
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         problems.append("it is a decoder")
@@ -402,90 +519,129 @@ def _check_config(config: Any, name: str) -> None:
 
 def check_counts(config: Any, name: str) -> None:
     """Refuse numbers of layers, heads and tokens that no model has, before anything is built of them."""
-    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
-    image, patch = (getattr(config, key, None) for key in ("image_size", "patch_size"))
-    if type(image) is int and type(patch) is int and patch > 0:
-        positions = (image // patch) ** 2
+    layers = config.num_hidden_layers
     if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
     heads = getattr(config, "num_attention_heads", 1)
-    if not all(type(n) is int and n > 0 for n in (heads if isinstance(heads, (list, tuple)) else [heads])):
+    heads_of_stages = heads if isinstance(heads, (list, tuple)) else [heads]
+    if not all(type(number) is int and number > 0 for number in heads_of_stages):
         raise InputError(f"{name} has {shown(heads)} attention heads")
+    positions = getattr(config, "max_position_embeddings", 1)
+    image = getattr(config, "image_size", None)
+    patch = getattr(config, "patch_size", None)
+    if type(image) is int and type(patch) is int and patch > 0:
+        positions = (image // patch) ** 2
     if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
         raise InputError(f"{name} takes {shown(positions)} tokens")
-    if (problem := problem_of(config)) is not None:
+    problem = problem_of(config)
+    if problem is not None:
         raise InputError(f"this {name} is not supported: {problem}")
 
 
 def _check_layers(model: Any) -> None:
     """Refuse attention that is not what the layout says, as in another version of the library."""
     for tower in towers_of(model):
-        check_tower(type(model).__name__, *tower[1:])
+        check_encoder(type(model).__name__, tower.base, tower.layout)
 
 
-def check_tower(name: str, base: Any, layout: Layout) -> None:
+def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
     """Refuse an encoder, of the class that ``name`` starts with, that is not what the layout says."""
     try:
         blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
-        cores = [block.get_submodule(layout.core) for block in blocks]
-        projections = [
-            [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)] for block in blocks
-        ]
+        for block in blocks:
+            _check_attention(name, block, layout)
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
-    kind = name.partition("For")[0].removesuffix("Model")
-    # Attention that several classes have is named after none of them.
-    expected = [f"{one}{layout.core_class}" for one in (kind.removesuffix("Text"), kind, "")]
-    linear = Conv1D if layout.heads.transposed else nn.Linear
-    for core, maps in zip(cores, projections, strict=True):
-        if type(core).__name__ not in expected or any(type(one) is not linear for one in maps):
-            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
-        width, scale = getattr(core, "head_dim", 0), getattr(core, "scaling", 0)
-        if width and scale and not math.isclose(scale, width**-0.5):
-            what = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({width})"
-            raise InputError(f"this {name} is not supported: {what}")
-    if problems := relative.problems(base):
+    problems = relative.problems(base)
+    if problems:
         raise InputError(f"this {name} is not supported", problems=problems)
 
 
-def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
-    """Return the layers of an encoder, which may be in stages, by their paths within it."""
+def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
+    """Refuse attention of another class or with other projections than the layout says, or that scales otherwise."""
+    core = block.get_submodule(layout.core)
+    projections = [block.get_submodule(path) for path in (*layout.heads.qkv, layout.heads.out)]
+    kind = name.partition("For")[0].removesuffix("Model")
+    # Attention that several classes have is named after none of them.
+    expected = [f"{start}{layout.core_class}" for start in (kind.removesuffix("Text"), kind, "")]
+    linear = Conv1D if layout.heads.transposed else nn.Linear
+    is_linear = all(type(projection) is linear for projection in projections)
+    if type(core).__name__ not in expected or not is_linear:
+        raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
+    head_dim = getattr(core, "head_dim", 0)
+    scale = getattr(core, "scaling", 0)
+    if head_dim and scale and not math.isclose(scale, head_dim**-0.5):
+        problem = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({head_dim})"
+        raise InputError(f"this {name} is not supported: {problem}")
+
+
+# --- the towers of a model --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EncoderTower:
+    """One encoder of a model.
+
+    Attributes:
+        prefix: its name within the model.
+        base: the encoder itself.
+        key: of its layout in :data:`LAYOUTS`.
+    """
+
+    prefix: str
+    base: Any
+    key: str
+
+    @property
+    def layout(self) -> EncoderLayout:
+        """The names of its modules."""
+        return LAYOUTS[self.key]
+
+
+def layers_of(base: Any, layout: EncoderLayout) -> list[tuple[str, Any]]:
+    """Return the layers of an encoder, which may be in stages, with their paths within it."""
     if layout.staged:
-        return [(path, layer) for path, layer, *_ in relative.swin_layers(base)]
-    return [(f"{layout.layers}.{i}", layer) for i, layer in enumerate(base.get_submodule(layout.layers))]
+        return [(swin_layer.path, swin_layer.layer) for swin_layer in relative.swin_layers(base)]
+    layers = base.get_submodule(layout.layers)
+    return [(f"{layout.layers}.{index}", layer) for index, layer in enumerate(layers)]
 
 
-def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
-    """Name, encoder and layout of each tower: of a classifier the one, else that of images, then that of texts."""
-    prefixes = [key.partition(".")[0] for key in layouts_of(model)]
-    each = zip(prefixes, layouts_of(model), strict=True)
-    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in each]
-
-
-def layouts_of(model: Any) -> Sequence[str]:
-    """Return the key of each tower in :data:`LAYOUTS`."""
+def towers_of(model: Any) -> list[EncoderTower]:
+    """Return the towers: of a classifier the one, else that of images, then that of texts."""
     name = type(model).__name__
-    return ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
+    if name in TWO_TOWERS:
+        keys = ["vision_model", "text_model"]
+    else:
+        keys = [ARCHITECTURES[name][0]]
+    towers = []
+    for key in keys:
+        prefix = key.partition(".")[0]
+        towers.append(EncoderTower(prefix, getattr(model, prefix), key))
+    return towers
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Run the library without progress bars and without warnings of what is checked here."""
-    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    level = hf_logging.get_verbosity()
+    shows_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:
         yield
     finally:
         hf_logging.set_verbosity(level)
-        if bars:
+        if shows_bars:
             hf_logging.enable_progress_bar()
 
 
-def class_name(config: Mapping[str, Any]) -> str:
+# --- names of classes -------------------------------------------------------------------------------------------------
+
+
+def class_name(config: LibraryConfig) -> str:
     """Return the classifier of the library that a configuration names, or that it names the body of.
 
     Raises:
@@ -493,24 +649,29 @@ def class_name(config: Mapping[str, Any]) -> str:
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if isinstance(name, str) and (name in ARCHITECTURES or name in TWO_TOWERS):
+    hint = f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}"
+    if not isinstance(name, str):
+        shown_name = shown(names) if name is None else name
+        raise InputError(f"transformers' {shown_name} is not supported", hint=hint)
+    if name in ARCHITECTURES or name in TWO_TOWERS:
         return name
-    body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
-    encoder = None if body is None else OTHER_BODIES.get(body[0], body[1])
-    if body and encoder in BODIES and hasattr(transformers, body[0]):
-        return BODIES[encoder]
-    raise InputError(
-        f"transformers' {shown(names) if name is None else name} is not supported"
-        + (_reason(name) if isinstance(name, str) else ""),
-        hint=f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}",
-    )
+    body = re.fullmatch(r"(\w+?)(Model|For\w+)", name)
+    if body is not None:
+        encoder = OTHER_BODIES.get(name, body[1])
+        if encoder in BODIES and hasattr(transformers, name):
+            return BODIES[encoder]
+    raise InputError(f"transformers' {name} is not supported{_reason(name)}", hint=hint)
 
 
 def _reason(name: str) -> str:
     """Say why a class is refused, behind its name."""
     tower = re.match(r"(CLIP|MetaClip2|Siglip2?)(Vision|Text)Model", name)
-    met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
-    return "" if met is None else f": {met}" if tower else f": its attention is {met}"
+    if tower is not None:
+        return f": it is one tower of a {tower[1]}Model"
+    attention = _attention_of(name)
+    if attention is None:
+        return ""
+    return f": its attention is {attention}"
 
 
 def _attention_of(name: str) -> str | None:
@@ -522,6 +683,9 @@ def _attention_of(name: str) -> str | None:
         module = sys.modules[getattr(transformers, name).__module__]
     except Exception:  # no model of this version, or one that needs another library
         return None
-    classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
-    kinds = [cls.__name__ for cls in classes if cls.__name__.endswith("Attention")]
+    kinds = []
+    for member in vars(module).values():
+        is_module = isinstance(member, type) and issubclass(member, nn.Module)
+        if is_module and member.__name__.endswith("Attention"):
+            kinds.append(member.__name__)
     return min(kinds, key=len, default=None)  # the others are parts or variants of it

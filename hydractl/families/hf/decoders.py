@@ -15,97 +15,152 @@ from torch import Tensor
 
 from hydractl.errors import InputError
 from hydractl.families.base import State
+from hydractl.families.library_json import LibraryConfig
 from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
 _ORIGINAL = "original_max_position_embeddings"
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
 """The entries of :attr:`hydractl.families.base.Stages.per_sample`."""
 
 
 def problem_of(config: Any) -> str | None:
     """Return why a configuration cannot be opened, or None."""
-    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    kinds = {*(getattr(config, "layer_types", None) or ())} - {_FULL, _SLIDING}
-    window = getattr(config, "sliding_window", None)
-    if keys is not None and (type(keys) is not int or keys < 1 or heads % keys):
-        return f"{heads} heads cannot share {shown(keys)} heads of keys and values"
-    if (cap := getattr(config, "attn_logit_softcapping", None)) is not None:
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None)
+    if key_heads is not None and (not _is_positive(key_heads) or heads % key_heads):
+        return f"{heads} heads cannot share {shown(key_heads)} heads of keys and values"
+    cap = getattr(config, "attn_logit_softcapping", None)
+    if cap is not None:
         return f"it caps the scores of its attention (attn_logit_softcapping {shown(cap)})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens see those behind them too (use_bidirectional_attention)"
-    if kinds:
-        return f"its layers are {', '.join(sorted(map(shown, kinds)))}"
-    if window is not None and (type(window) is not int or window < 1):
+    layer_types = getattr(config, "layer_types", None) or ()
+    foreign_types = set(layer_types) - {_FULL, _SLIDING}
+    if foreign_types:
+        return f"its layers are {', '.join(sorted(map(shown, foreign_types)))}"
+    window = getattr(config, "sliding_window", None)
+    if window is not None and not _is_positive(window):
         return f"its tokens see {shown(window)} tokens"
     if getattr(config, "qk_layernorm", False):
         return "it has a norm of queries and keys for each head (qk_layernorm)"
-    if any("dynamic" in str(one.get("rope_type")) for one in _rotations(config)):
-        return "its rotary positions depend on the length of a text (rope_type dynamic)"
-    if wrong := [most for most in _short(config) if type(most) is not int or most < 1]:
-        return f"its rotary positions change behind {shown(wrong[0])} tokens (original_max_position_embeddings)"
+    return _problem_of_rotations(config)
+
+
+def _is_positive(number: Any) -> bool:
+    return type(number) is int and number >= 1
+
+
+def _problem_of_rotations(config: Any) -> str | None:
+    """Return why the rotary positions of a configuration cannot be followed, or None."""
+    for rotation in _rotations(config):
+        if "dynamic" in str(rotation.get("rope_type")):
+            return "its rotary positions depend on the length of a text (rope_type dynamic)"
+    for length in _short_lengths(config):
+        if not _is_positive(length):
+            return f"its rotary positions change behind {shown(length)} tokens (original_max_position_embeddings)"
     return None
 
 
-def _rotations(config: Any) -> list[Mapping[str, Any]]:
+def _rotations(config: Any) -> list[Mapping[str, object]]:
     """Return the parameters of rotary positions, of each kind of layer or of all."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    return [one for one in (parameters, *parameters.values()) if isinstance(one, Mapping)]
+    candidates = [parameters, *parameters.values()]
+    return [candidate for candidate in candidates if isinstance(candidate, Mapping)]
 
 
-def _short(config: Any) -> list[Any]:
+def _short_lengths(config: Any) -> list[Any]:
     """Return up to how many tokens a text is short, where longer ones have other angles (LongRoPE)."""
-    return [one.get(_ORIGINAL) for one in _rotations(config) if one.get("rope_type") == "longrope"]
+    lengths = []
+    for rotation in _rotations(config):
+        if rotation.get("rope_type") == "longrope":
+            lengths.append(rotation.get(_ORIGINAL))
+    return lengths
 
 
-def longest(config: Any) -> int:
+def longest_text_of(config: Any) -> int:
     """Return the largest number of tokens of a text: all texts have the angles of short ones."""
-    return min([config.max_position_embeddings, *_short(config)])
+    return min([config.max_position_embeddings, *_short_lengths(config)])
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
     """Return for each layer whether its tokens see all before them or those in a window."""
     if hasattr(type(config), "layer_types"):
         return list(config.layer_types)
-    kind = _FULL if getattr(config, "sliding_window", None) is None else _SLIDING
-    return [kind] * config.num_hidden_layers
+    is_sliding = getattr(config, "sliding_window", None) is not None
+    return [_SLIDING if is_sliding else _FULL] * config.num_hidden_layers
 
 
-def stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
-    """Compute the embeddings, the masks and angles of each kind of layer, and where each sample ends."""
-    ids, tokens, config = inputs["input_ids"], inputs.get("attention_mask"), base.config
+def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
+    """Compute the embeddings, the masks and angles of each kind of layer, and where each sample ends.
+
+    Args:
+        base: the library's decoder.
+        causal: whether a token sees only those before it.
+        inputs: of the library's model.
+    """
+    ids = inputs["input_ids"]
+    tokens = inputs.get("attention_mask")
+    config = base.config
     positions = torch.arange(ids.shape[1], device=ids.device)[None]  # [1, T]: padding has positions too
-    hidden = base.drop(base.wte(ids) + base.wpe(positions)) if hasattr(base, "wpe") else base.embed_tokens(ids)
-    kinds = dict.fromkeys(kinds_of_layers(config))
-    windows = {kind: config.sliding_window if kind == _SLIDING else None for kind in kinds}
-    context: dict[str, Any] = {kind: _mask(ids, tokens, causal, window) for kind, window in windows.items()}
+    if hasattr(base, "wpe"):
+        hidden = base.drop(base.wte(ids) + base.wpe(positions))
+    else:
+        hidden = base.embed_tokens(ids)
+    kinds = list(dict.fromkeys(kinds_of_layers(config)))
+    context: dict[str, Any] = {}
+    for kind in kinds:
+        window = config.sliding_window if kind == _SLIDING else None
+        context[kind] = _mask(ids, tokens, causal, window)
     if hasattr(base, "rotary_emb"):
-        own = isinstance(getattr(base.rotary_emb, "rope_type", None), dict)  # each kind of layer its own angles
-        turn = inspect.unwrap(type(base.rotary_emb).forward)  # without a look at how long the texts are
-        given = (base.rotary_emb, hidden, positions)
-        context["angles"] = {kind: turn(*given, *([kind] if own else [])) for kind in kinds}
-    return State(hidden, {**context, "tokens": tokens, "last": _last(config, ids) if causal else None})
+        context["angles"] = _angles(base.rotary_emb, hidden, positions, kinds)
+    context["tokens"] = tokens
+    context["last"] = _last_positions(config, ids) if causal else None
+    return State(hidden, context)
+
+
+def _angles(rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return the library's cosines and sines for each kind of layer."""
+    forward = inspect.unwrap(type(rotary_emb).forward)  # without a look at how long the texts are
+    has_angles_by_kind = isinstance(getattr(rotary_emb, "rope_type", None), dict)
+    angles = {}
+    for kind in kinds:
+        if has_angles_by_kind:
+            angles[kind] = forward(rotary_emb, hidden, positions, kind)
+        else:
+            angles[kind] = forward(rotary_emb, hidden, positions)
+    return angles
 
 
 def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
-    """Return which tokens each token sees, bool ``[B, 1, T, T]``; None: all."""
+    """Return which tokens each token sees, bool ``[B, 1, T, T]``; None: all.
+
+    Args:
+        ids: ``[B, T]``.
+        tokens: which of them are no padding, ``[B, T]``; None: all.
+        causal: whether a token sees only those before it.
+        window: how many tokens it sees at most, itself included; None: all.
+    """
     samples, length = ids.shape
-    seen = None if tokens is None else tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
+    unpadded = None if tokens is None else tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
     if not causal:
-        return seen
-    back = torch.arange(length, device=ids.device)
-    back = back[:, None] - back[None]  # [T, T]: how far a key is behind a query
-    visible = (back >= 0) if window is None else (back >= 0) & (back < window)
+        return unpadded
+    positions = torch.arange(length, device=ids.device)
+    behind = positions[:, None] - positions[None]  # [T, T]: how far a key is behind a query
+    visible = behind >= 0
+    if window is not None:
+        visible = visible & (behind < window)
     visible = visible.expand(samples, 1, -1, -1)
-    if seen is None:
+    if unpadded is None:
         return visible
-    visible = visible & seen
+    visible = visible & unpadded
     # Padding before a text would see nothing, which not every kernel can do. Nothing is read from it.
-    return visible | ((back == 0) & ~visible.any(dim=-1, keepdim=True))
+    return visible | ((behind == 0) & ~visible.any(dim=-1, keepdim=True))
 
 
-def _last(config: Any, ids: Tensor) -> Tensor:
+def _last_positions(config: Any, ids: Tensor) -> Tensor:
     """Return the last token of each sample that is not padding, ``[B, 1]``, as the library finds it."""
     length = torch.arange(ids.shape[1], device=ids.device)
     if config.pad_token_id is None:
@@ -123,58 +178,70 @@ def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
     kind = type(attention).__name__
     if kind in ("GlmAttention", "HeliumAttention"):  # neighbouring dimensions, with the angles of halves
         return lambda cos, sin: Rotary(_interleaved(cos), _interleaved(sin), neighbours=True)
-    everywhere = kind == "Exaone4Attention" and attention.sliding_window is not None and not attention.is_sliding
-    return None if everywhere or not getattr(attention, "use_rope", True) else partial(Rotary, neighbours=False)
+    sees_all = kind == "Exaone4Attention" and attention.sliding_window is not None and not attention.is_sliding
+    if sees_all or not getattr(attention, "use_rope", True):
+        return None
+    return partial(Rotary, neighbours=False)
 
 
 def _interleaved(angles: Tensor) -> Tensor:
     return angles[..., : angles.shape[-1] // 2].repeat_interleave(2, dim=-1)
 
 
-def run(layer: Any, kind: str, state: State) -> State:
-    """Run one layer of the library."""
-    given = {"attention_mask": state.context[kind]}
+def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
+    """Run one layer of the library, of the kind that its mask and angles are of."""
+    arguments = {"attention_mask": state.context[kind]}
     if "angles" in state.context:
-        given["position_embeddings"] = state.context["angles"][kind]
-    return State(layer(state.hidden, **given), state.context)
+        arguments["position_embeddings"] = state.context["angles"][kind]
+    return State(layer(state.hidden, **arguments), state.context)
 
 
-def normed(base: Any, state: State) -> Tensor:
+def last_norm(base: Any, state: State) -> Tensor:
     """Return the state after the last norm."""
-    return (base.ln_f if hasattr(base, "ln_f") else base.norm)(state.hidden)
+    norm = base.ln_f if hasattr(base, "ln_f") else base.norm
+    return norm(state.hidden)
 
 
-def at_last(state: State, values: Tensor) -> Tensor:
+def at_last_token(state: State, values: Tensor) -> Tensor:
     """Return the values of the last token of each sample: ``[B, n]`` of ``[B, T, n]``."""
     if "read" in state.context:
         return values[:, 0]
-    return values.gather(1, state.context["last"][:, :, None].expand(-1, -1, values.shape[2]))[:, 0]
+    positions = state.context["last"][:, :, None].expand(-1, -1, values.shape[2])
+    return values.gather(1, positions)[:, 0]
 
 
-def last_token(model: Any, base: Any, state: State) -> Tensor:
+def last_token_logits(model: Any, base: Any, state: State) -> Tensor:
     """Compute logits as the library's ``GenericForSequenceClassification``."""
-    return model.score(at_last(state, normed(base, state)))
+    return model.score(at_last_token(state, last_norm(base, state)))
 
 
-def pooled(model: Any, base: Any, state: State) -> Tensor:
+def pooled_logits(model: Any, base: Any, state: State) -> Tensor:
     """Compute logits as the library's ``EuroBertForSequenceClassification``."""
-    hidden, tokens = normed(base, state), state.context["tokens"]
-    late = model.classifier_pooling == "late"
-    if late:  # the library takes the mean of logits, which are linear in these features
+    hidden = last_norm(base, state)
+    tokens = state.context["tokens"]
+    pools_late = model.classifier_pooling == "late"
+    if pools_late:  # the library takes the mean of logits, which are linear in these features
         hidden = model.activation(model.dense(hidden))
     if model.classifier_pooling == "bos":
         features = hidden[:, 0]
     else:
         weights = torch.ones_like(hidden[..., :1]) if tokens is None else tokens.unsqueeze(-1)  # [B, T, 1]
         features = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-    return model.classifier(features if late else model.activation(model.dense(features)))
+    if not pools_late:
+        features = model.activation(model.dense(features))
+    return model.classifier(features)
 
 
-def with_padding(config: Mapping[str, Any], padding: int, origin: str) -> dict[str, Any]:
+def with_padding(config: LibraryConfig, padding: int, origin: str) -> LibraryConfig:
     """Return a configuration that knows by which token texts are padded; the library looks for the last other one.
 
+    Args:
+        config: of the model.
+        padding: the number of the tokenizer's padding token.
+        origin: for messages.
+
     Raises:
-        InputError: it names another.
+        InputError: the configuration names another.
     """
     known = config.get("pad_token_id")
     if known not in (None, padding):

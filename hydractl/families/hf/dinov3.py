@@ -14,8 +14,8 @@ from hydractl.families.base import Stages, State, first_tokens
 NAME = "DINOv3ViTModel"
 
 
-def stages(model: Any) -> list[Stages]:
-    """Stem: patches, class and register tokens, and the angles of their positions. Readout: the class token."""
+def dinov3_stages(model: Any) -> list[Stages]:
+    """Cut the model. Stem: patches, class and register tokens, angles of positions. Readout: the class token."""
     layers = model.model.layer
     return [
         Stages(
@@ -33,9 +33,11 @@ def stages(model: Any) -> list[Stages]:
 def _stem(model: Any, inputs: Any) -> State:
     pixels = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
     hidden = model.embeddings(pixels)
-    cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim]; the tokens before the patches are not turned
-    before = (hidden.shape[1] - len(cos), cos.shape[1])
-    cos, sin = torch.cat([cos.new_ones(before), cos]), torch.cat([sin.new_zeros(before), sin])
+    cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim]
+    # The tokens before the patches are not turned.
+    prefix_shape = (hidden.shape[1] - len(cos), cos.shape[1])
+    cos = torch.cat([cos.new_ones(prefix_shape), cos])
+    sin = torch.cat([sin.new_zeros(prefix_shape), sin])
     return State(hidden, {"angles": (cos[None], sin[None])})  # [T, head_dim] -> [1, T, head_dim]
 
 

@@ -8,7 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import tokenizers
 import torch
@@ -20,8 +20,9 @@ from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerF
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat
 from hydractl.families.hf.architectures import quiet
+from hydractl.families.library_json import Preprocessing
 from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels
-from hydractl.families.reading import kept, read_config, refused_as, write_config
+from hydractl.families.reading import cached_by_config, read_config, refused_as, write_config
 from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
 
@@ -31,10 +32,37 @@ LONGEST_DEFAULT = 512
 MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
 """Largest size of a tokenizer in the header of a checkpoint; the rest is for the other entries."""
 
-_PACKED, _MOST_UNPACKED = "zlib:", 1 << 27
+_PACKED = "zlib:"
+_MOST_UNPACKED = 1 << 27
 _EXAMPLE_TOKENS = 128
 _ENDS = 8  # more tokens than any tokenizer adds to a text or a pair
-_NEEDED = {
+
+
+class TokenizerSettings(TypedDict):
+    """A tokenizer of the Rust library and its settings, by transformers' names for them.
+
+    ``json`` is its ``tokenizer.json``, perhaps packed; ``vocab_size`` how many tokens it knows.
+    """
+
+    json: str
+    special_tokens: dict[str, str]
+    padding_side: str
+    truncation_side: str
+    pad_token_type_id: int
+    model_input_names: list[str]
+    model_max_length: int
+    vocab_size: int
+
+
+class TextPreprocessing(TypedDict):
+    """How texts become tokens: ``max_length`` of them at most."""
+
+    kind: str
+    max_length: int
+    tokenizer: TokenizerSettings
+
+
+_TYPES = {
     "json": str,
     "special_tokens": dict,
     "padding_side": str,
@@ -44,6 +72,9 @@ _NEEDED = {
     "model_max_length": int,
     "vocab_size": int,
 }
+"""The types of the :class:`TokenizerSettings` in JSON."""
+_INPUT_NAMES = ["input_ids", "attention_mask", "token_type_ids"]
+"""What a model may be given of a text: the first of these."""
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -52,7 +83,7 @@ TOKENIZER_FILES = (
 """The files of a tokenizer that a folder of the hub may hold."""
 
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
-_TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
+_TOKEN_KEYS = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
 PROCESSORS = (
     *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
@@ -74,7 +105,7 @@ def text_preprocess(
     named: Sequence[str] = (),
     padding: int | None = None,
     ends: bool = False,
-) -> dict[str, Any]:
+) -> TextPreprocessing:
     """Read the tokenizer of a published folder with its settings.
 
     Args:
@@ -93,68 +124,85 @@ def text_preprocess(
     hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
     _check_tokens(folder)
     with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
-        tokenizer = _opened(folder)
-    problems = []
-    files = {kind: name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"}
-    if not (folder / "tokenizer.json").exists() and not all((folder / name).exists() for name in files.values()):
-        # Without its files the library makes a tokenizer that knows nothing but special tokens.
-        problems.append(f"there is no tokenizer.json, nor {' and '.join(files.values()) or 'another vocabulary'}")
-    if not tokenizer.is_fast:
-        problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
-    if type(tokenizer.model_max_length) not in (int, float) or not tokenizer.model_max_length >= 1:
-        problems.append(f"its model_max_length is {shown(tokenizer.model_max_length)}")
+        tokenizer = _open_tokenizer(folder)
     if ends and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token if padding is None else tokenizer.convert_ids_to_tokens(padding)
-    if tokenizer.pad_token is None:
-        problems.append("it has no padding token")
-    if len(tokenizer) > vocabulary:
-        problems.append(f"it knows {len(tokenizer)} tokens, the model {vocabulary}")
+    problems = _tokenizer_problems(tokenizer, folder, vocabulary)
     if problems:
         raise InputError(f"the tokenizer in {folder} cannot be used", problems=problems)
     rust = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    # Lengths are settings of a call; a file may still hold those of the last one.
-    rust.no_truncation()
-    rust.no_padding()
-    text = _packed(rust.to_str(), folder)
+    _keep_lengths(rust)  # a file may still hold those of the last call
     longest = int(min(tokenizer.model_max_length, positions))
+    special_tokens = {}
+    for name, token in tokenizer.special_tokens_map.items():
+        if not isinstance(token, list):
+            special_tokens[name] = str(token)
+    named_inputs = [name for name in named if name in tokenizer.model_input_names]
     return {
         "kind": "text",
         "max_length": min(longest, LONGEST_DEFAULT),
         "tokenizer": {
-            "json": text,
-            "special_tokens": {k: str(v) for k, v in tokenizer.special_tokens_map.items() if not isinstance(v, list)},
+            "json": _packed(rust.to_str(), folder),
+            "special_tokens": special_tokens,
             "padding_side": tokenizer.padding_side,
             "truncation_side": tokenizer.truncation_side,
             "pad_token_type_id": tokenizer.pad_token_type_id,
-            "model_input_names": [*always, *(name for name in named if name in tokenizer.model_input_names)],
+            "model_input_names": [*always, *named_inputs],
             "model_max_length": longest,
             "vocab_size": len(tokenizer),
         },
     }
 
 
-def _opened(folder: Path) -> Any:
+def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[str]:
+    """List why the tokenizer of a folder cannot be used by a model that knows so many tokens."""
+    problems = []
+    files = [name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"]
+    has_files = all((folder / name).exists() for name in files)
+    if not (folder / "tokenizer.json").exists() and not has_files:
+        # Without its files the library makes a tokenizer that knows nothing but special tokens.
+        problems.append(f"there is no tokenizer.json, nor {' and '.join(files) or 'another vocabulary'}")
+    if not tokenizer.is_fast:
+        problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
+    if type(tokenizer.model_max_length) not in (int, float) or not tokenizer.model_max_length >= 1:
+        problems.append(f"its model_max_length is {shown(tokenizer.model_max_length)}")
+    if tokenizer.pad_token is None:
+        problems.append("it has no padding token")
+    if len(tokenizer) > vocabulary:
+        problems.append(f"it knows {len(tokenizer)} tokens, the model {vocabulary}")
+    return problems
+
+
+def _keep_lengths(rust: Any) -> None:
+    """Make a tokenizer of the Rust library neither cut nor pad texts: lengths are settings of a call."""
+    rust.no_truncation()
+    rust.no_padding()
+
+
+def _open_tokenizer(folder: Path) -> Any:
     """Open the tokenizer of a folder as the library does; for SigLIP's, which runs in Python, the one of its file."""
-    named = (read_config(folder / "tokenizer_config.json") or {}).get("tokenizer_class")
+    settings = read_config(folder / "tokenizer_config.json") or {}
+    class_name = settings.get("tokenizer_class")
+    is_siglip = class_name == "SiglipTokenizer" and (folder / "tokenizer.json").exists()
     with quiet():  # the library's warnings quote the files, control characters and all
-        if named != "SiglipTokenizer" or not (folder / "tokenizer.json").exists():
+        if not is_siglip:
             return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     if tokenizer("A photo, of (a) CAT!")["input_ids"] != tokenizer("a photo of a cat")["input_ids"]:
-        raise InputError(f"{folder / 'tokenizer.json'} keeps capitals or punctuation, which {named} removes")
+        raise InputError(f"{folder / 'tokenizer.json'} keeps capitals or punctuation, which {class_name} removes")
     return tokenizer
 
 
-def tokenizer_of(preprocess: Any) -> Any:
+def stored_tokenizer(preprocess: object) -> Any:
     """Return the tokenizer that :func:`text_preprocess` describes.
 
     Raises:
         InputError: for what describes none.
     """
-    return _tokenizer(_settings(preprocess if isinstance(preprocess, Mapping) else {}))
+    return _tokenizer(_tokenizer_settings(preprocess))
 
 
-def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
+def text_collate(preprocess: object) -> TextCollate:
     """Return the function from a list of ``str`` or ``(str, str)`` to token tensors.
 
     These are ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
@@ -162,17 +210,18 @@ def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
     Raises:
         InputError: for preprocessing that describes no tokenizer, or a length that the model cannot take.
     """
-    tokenizer = _tokenizer(_settings(preprocess))
-    length, longest = preprocess.get("max_length"), tokenizer.model_max_length
+    tokenizer = stored_tokenizer(preprocess)
+    length = preprocess.get("max_length") if isinstance(preprocess, Mapping) else None
+    longest = tokenizer.model_max_length
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if type(length) is not int or not least <= length <= longest:
         raise InputError(f"a text of at most {shown(length)} tokens: this model takes {least} to {longest}")
     return TextCollate(tokenizer, length)
 
 
-def padding_of(preprocess: Mapping[str, Any]) -> int:
+def padding_of(preprocess: object) -> int:
     """Return the number of the padding token."""
-    return int(_tokenizer(_settings(preprocess)).pad_token_id)
+    return int(stored_tokenizer(preprocess).pad_token_id)
 
 
 class TextCollate:
@@ -194,17 +243,24 @@ class TextCollate:
         """
         if isinstance(samples, str):  # it would be read letter by letter
             raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
-        rows = [_row(sample) for sample in samples]
-        options = {"truncation": True, "max_length": self.max_length}
-        if len({len(row) for row in rows}) == 1:
-            columns = [list(column) for column in zip(*rows, strict=True)]
-            batch = self._tokenizer(*columns, padding="longest", return_tensors="pt", **options)
-        else:  # texts and pairs in one batch
-            batch = self._tokenizer.pad([self._tokenizer(*row, **options) for row in rows], return_tensors="pt")
-        whole = batch["attention_mask"].bool().any(dim=1)
-        if not bool(whole.all()):  # of a tokenizer that adds none of its own
-            raise InputError(f"this text has no token that can be read: {shown(rows[int(whole.int().argmin())])}")
+        batch_texts = [_texts_of(sample) for sample in samples]
+        batch = self._tokens(batch_texts)
+        has_tokens = batch["attention_mask"].bool().any(dim=1)
+        if not bool(has_tokens.all()):  # of a tokenizer that adds none of its own
+            first_empty = int(has_tokens.int().argmin())
+            raise InputError(f"this text has no token that can be read: {shown(batch_texts[first_empty])}")
         return dict(batch)
+
+    def _tokens(self, batch_texts: Sequence[tuple[str, ...]]) -> Any:
+        """Return the library's tokens of a batch of texts, of pairs, or of both."""
+        lengths = {len(texts) for texts in batch_texts}
+        if len(lengths) != 1:
+            each = [self._tokenizer(*texts, truncation=True, max_length=self.max_length) for texts in batch_texts]
+            return self._tokenizer.pad(each, return_tensors="pt")
+        columns = [list(column) for column in zip(*batch_texts, strict=True)]
+        return self._tokenizer(
+            *columns, padding="longest", return_tensors="pt", truncation=True, max_length=self.max_length
+        )
 
     def cut(self, samples: Iterable[Any]) -> int:
         """Count the samples with more than ``max_length`` tokens, which are truncated.
@@ -213,21 +269,29 @@ class TextCollate:
             InputError: for what is no text.
         """
         rust = self._tokenizer.backend_tokenizer
-        # The library sets both anew at every call.
-        rust.no_truncation()
-        rust.no_padding()
-        rows = (_row(sample) for sample in samples)
-        # Plain ASCII has at most a token for each character, and a few that mark its ends: most texts need no look.
-        rows = (row for row in rows if not all(map(str.isascii, row)) or sum(map(len, row)) > self.max_length - _ENDS)
-        return sum(len(rust.encode(*row).ids) > self.max_length for row in rows)
+        _keep_lengths(rust)  # the library sets both anew at every call
+        count = 0
+        for sample in samples:
+            texts = _texts_of(sample)
+            if not self._is_surely_short(texts) and len(rust.encode(*texts).ids) > self.max_length:
+                count += 1
+        return count
+
+    def _is_surely_short(self, texts: tuple[str, ...]) -> bool:
+        """Return whether the texts need not be tokenized to know that they fit, which holds for most of them.
+
+        Plain ASCII has at most a token for each character, and a few that mark its ends.
+        """
+        characters = sum(map(len, texts))
+        return all(map(str.isascii, texts)) and characters <= self.max_length - _ENDS
 
 
-def _row(sample: Any) -> tuple[str, ...]:
+def _texts_of(sample: Any) -> tuple[str, ...]:
     """Return a sample as one or two texts."""
-    row = (sample,) if isinstance(sample, str) else tuple(sample)
-    if len(row) not in (1, 2) or not all(map(_is_text, row)):
-        raise InputError(f"this is no text that can be tokenized: {shown(row)}")
-    return row
+    texts = (sample,) if isinstance(sample, str) else tuple(sample)
+    if len(texts) not in (1, 2) or not all(map(_is_text, texts)):
+        raise InputError(f"this is no text that can be tokenized: {shown(texts)}")
+    return texts
 
 
 def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[str, Tensor]:
@@ -241,15 +305,22 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[st
     Raises:
         InputError: for preprocessing that describes no tokenizer.
     """
-    tokenizer, padding = tokenizer_of(preprocess), "max_length" if whole else "longest"
-    options: dict[str, Any] = {"max_length": preprocess["max_length"], "truncation": True, "return_tensors": "pt"}
-    return dict(tokenizer(list(texts), padding=padding, **options))
+    tokenizer = stored_tokenizer(preprocess)
+    tokens = tokenizer(
+        list(texts),
+        padding="max_length" if whole else "longest",
+        max_length=preprocess["max_length"],
+        truncation=True,
+        return_tensors="pt",
+    )
+    return dict(tokens)
 
 
-def random_tokens(preprocess: Mapping[str, Any], batch: int, seed: int) -> dict[str, Tensor]:
+def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str, Tensor]:
     """Draw random token ids ``[batch, T]`` without padding, T at most 128."""
-    settings = _settings(preprocess)
-    shape = (batch, min(preprocess["max_length"], _EXAMPLE_TOKENS))
+    settings = _tokenizer_settings(preprocess)
+    max_length: Any = preprocess["max_length"]
+    shape = (batch, min(max_length, _EXAMPLE_TOKENS))
     generator = torch.Generator().manual_seed(seed)
     inputs = {
         "input_ids": torch.randint(settings["vocab_size"], shape, generator=generator),
@@ -259,52 +330,104 @@ def random_tokens(preprocess: Mapping[str, Any], batch: int, seed: int) -> dict[
     return {name: inputs[name] for name in settings["model_input_names"]}
 
 
-def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
+def write_tokenizer(folder: Path, preprocess: object) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` as the library reads them."""
-    settings = _settings(preprocess)
-    document = {k: v for k, v in settings.items() if k not in ("json", "special_tokens", "vocab_size")}
-    # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
-    document |= {"tokenizer_class": "PreTrainedTokenizerFast", **settings["special_tokens"]}
+    settings = _tokenizer_settings(preprocess)
+    document = {
+        **_library_settings(settings),
+        # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **settings["special_tokens"],
+    }
     (folder / "tokenizer.json").write_text(_unpacked(settings["json"]) + "\n", encoding="utf-8")
     write_config(folder / "tokenizer_config.json", document)
+
+
+def _library_settings(settings: TokenizerSettings) -> dict[str, object]:
+    """Return the settings that the library's own class takes."""
+    return {
+        "padding_side": settings["padding_side"],
+        "truncation_side": settings["truncation_side"],
+        "pad_token_type_id": settings["pad_token_type_id"],
+        "model_input_names": settings["model_input_names"],
+        "model_max_length": settings["model_max_length"],
+    }
+
+
+# --- files of a tokenizer ---------------------------------------------------------------------------------------------
 
 
 def _check_tokens(folder: Path) -> None:
     """Refuse tokens with unknown settings: the Rust library prints their names on standard output as they are."""
     for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"):
         document = read_config(folder / file) or {}
-        _check_ids({"model": {"vocab": document}} if file == "vocab.json" else document, str(folder / file))
-        tables = [document.get("added_tokens"), document.get("added_tokens_decoder")]
-        if "map" in file:
-            extra = document.pop("extra_special_tokens", None)
-            tables += [document, extra if isinstance(extra, list) else None]
-        tokens = [token for table in tables for token in _parts(table)]
-        tokens += [inner for inner in _inside(document) if "__type" in inner]
-        unknown = {key for token in tokens if isinstance(token, dict) for key in token} - _TOKEN
+        origin = str(folder / file)
+        if file == "vocab.json":
+            _check_ids({"model": {"vocab": document}}, origin)
+        else:
+            _check_ids(document, origin)
+        unknown: set[str] = set()
+        for token in _tokens_in(document, is_map=file == "special_tokens_map.json"):
+            unknown |= token.keys() - _TOKEN_KEYS
         if unknown:
             problems = [shown(key) for key in sorted(unknown)]
-            raise InputError(f"{folder / file} has tokens with unknown settings", problems=problems)
+            raise InputError(f"{origin} has tokens with unknown settings", problems=problems)
 
 
-def _check_ids(document: Any, origin: str) -> None:
-    model, added = document.get("model"), document.get("added_tokens")
+def _tokens_in(document: Mapping[str, object], is_map: bool) -> Iterator[dict[str, object]]:
+    """Yield the tokens that a file describes with their settings.
+
+    Args:
+        document: the file.
+        is_map: whether all its values are tokens, or a list of them.
+    """
+    values = dict(document)
+    tables = [values.get("added_tokens"), values.get("added_tokens_decoder")]
+    if is_map:
+        extra = values.pop("extra_special_tokens", None)
+        tables.append(values)
+        if isinstance(extra, list):
+            tables.append(extra)
+    for table in tables:
+        for token in _parts(table):
+            if isinstance(token, dict):
+                yield token
+    for inner in _objects_inside(values):
+        if "__type" in inner:
+            yield inner
+
+
+def _check_ids(document: Mapping[str, object], origin: str) -> None:
+    """Refuse numbers of tokens that are larger than any vocabulary."""
+    model = document.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    tokens = [token.get("id") for token in _parts(added) if isinstance(token, dict)]
-    ids = [number for number in [*_parts(vocabulary), *tokens] if type(number) is int]
-    if max(ids, default=0) > _LARGEST_ID:
-        raise InputError(f"{origin} numbers a token {shown(max(ids))}, expected at most {_LARGEST_ID}")
+    numbers = list(_parts(vocabulary))
+    for token in _parts(document.get("added_tokens")):
+        if isinstance(token, dict):
+            numbers.append(token.get("id"))
+    largest = max((number for number in numbers if type(number) is int), default=0)
+    if largest > _LARGEST_ID:
+        raise InputError(f"{origin} numbers a token {shown(largest)}, expected at most {_LARGEST_ID}")
 
 
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+def _parts(value: object) -> Iterable[Any]:
+    """Return the values of an object or of a list; nothing of anything else."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list):
+        return value
+    return ()
 
 
-def _inside(value: Any) -> Iterator[dict[str, Any]]:
+def _objects_inside(value: object) -> Iterator[dict[str, object]]:
     """Yield every object at any depth."""
     for part in _parts(value):
         if isinstance(part, dict):
             yield part
-        yield from _inside(part)
+        yield from _objects_inside(part)
+
+
+# --- the stored tokenizer ---------------------------------------------------------------------------------------------
 
 
 def _packed(text: str, folder: Path) -> str:
@@ -316,7 +439,8 @@ def _packed(text: str, folder: Path) -> str:
     packed = text
     if _size(text) > MOST_BYTES:
         packed = _PACKED + base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
-    if (size := _size(packed)) > MOST_BYTES:
+    size = _size(packed)
+    if size > MOST_BYTES:
         raise InputError(
             f"the tokenizer in {folder} would take {size / 2**20:.1f} MiB of a checkpoint's header, which has room for "
             f"{MOST_BYTES / 2**20:.1f}",
@@ -335,42 +459,52 @@ def _unpacked(text: str) -> str:
     if not text.startswith(_PACKED):
         return text
     inflate = zlib.decompressobj()
-    inner = inflate.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True), _MOST_UNPACKED)
+    compressed = base64.b64decode(text.removeprefix(_PACKED), validate=True)
+    unpacked = inflate.decompress(compressed, _MOST_UNPACKED)
     if not inflate.eof:
         raise InputError(f"the stored tokenizer is cut off, or larger than {_MOST_UNPACKED / 2**20:.0f} MiB")
-    return inner.decode("utf-8")
+    return unpacked.decode("utf-8")
 
 
 def _is_text(value: Any) -> bool:
     """Return whether this is a string without lone surrogates."""
+    if not isinstance(value, str):
+        return False
     try:
-        return isinstance(value, str) and value.encode("utf-8") is not None
+        value.encode("utf-8")
     except UnicodeEncodeError:
         return False
+    return True
 
 
-def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
+def _tokenizer_settings(preprocess: object) -> TokenizerSettings:
     """Return the checked description of the tokenizer."""
-    settings = preprocess.get("tokenizer")
+    settings = preprocess.get("tokenizer") if isinstance(preprocess, Mapping) else None
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
-    wrong = [key for key, kind in _NEEDED.items() if type(settings.get(key)) is not kind]
+    wrong = [key for key, kind in _TYPES.items() if type(settings.get(key)) is not kind]
     if not wrong:
-        wrong += [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
-        names = settings["model_input_names"]
-        if not names or names != ["input_ids", "attention_mask", "token_type_ids"][: len(names)]:
-            wrong.append("model_input_names")
-        if not all(isinstance(token, str) for token in settings["special_tokens"].values()):
-            wrong.append("special_tokens")
-        if settings["vocab_size"] < 1:
-            wrong.append("vocab_size")
+        wrong = _wrong_values(settings)
     if wrong:
         raise InputError("the tokenizer is not described as it must be", problems=[f"{key!r}" for key in wrong])
-    return settings
+    return cast("TokenizerSettings", settings)
 
 
-@kept
-def _tokenizer(settings: Mapping[str, Any]) -> Any:
+def _wrong_values(settings: Mapping[str, Any]) -> list[str]:
+    """List the keys whose values are of the right type, but no tokenizer has them."""
+    wrong = [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
+    names = settings["model_input_names"]
+    if not names or names != _INPUT_NAMES[: len(names)]:
+        wrong.append("model_input_names")
+    if not all(isinstance(token, str) for token in settings["special_tokens"].values()):
+        wrong.append("special_tokens")
+    if settings["vocab_size"] < 1:
+        wrong.append("vocab_size")
+    return wrong
+
+
+@cached_by_config
+def _tokenizer(settings: TokenizerSettings) -> Any:
     """Build one tokenizer per description: reading a large vocabulary takes a second."""
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
         text = _unpacked(settings["json"])
@@ -378,7 +512,7 @@ def _tokenizer(settings: Mapping[str, Any]) -> Any:
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer.from_str(text),
             **settings["special_tokens"],
-            **{k: settings[k] for k in _NEEDED if k not in ("json", "special_tokens", "vocab_size")},
+            **_library_settings(settings),
         )
 
 
@@ -387,7 +521,7 @@ def _tokenizer(settings: Mapping[str, Any]) -> Any:
 
 def image_preprocess(
     folder: Path, default: str, channels: int, size: tuple[int, int] | None, patch: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Read the image processor of a published folder, else the default of the architecture.
 
     Args:
@@ -400,23 +534,15 @@ def image_preprocess(
     Raises:
         InputError: for a processor that is unknown or does not fit the model.
     """
-    file = next((folder / name for name in _PROCESSOR_FILES if (folder / name).exists()), None)
-    if file is not None:
-        with refused_as(f"transformers cannot read {file}"):
+    files = [folder / name for name in _PROCESSOR_FILES if (folder / name).exists()]
+    if files:
+        with refused_as(f"transformers cannot read {files[0]}"):
             processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     else:
-        processor = getattr(transformers, default)(**({} if patch is None else {"patch_size": patch}))
-        if size is not None:
-            (height, width), edge = size, processor.size.shortest_edge
-            if getattr(processor, "do_center_crop", False):
-                # DeiT's default crops 224 of 256 pixels, CLIP's all of them; the same share of another size.
-                share = (edge or processor.size.height) / processor.crop_size.height
-                processor.crop_size = {"height": height, "width": width}
-                height, width = round(height * share), round(width * share)
-            processor.size = {"shortest_edge": height} if edge else {"height": height, "width": width}
+        processor = _default_processor(default, size, patch)
     # Through JSON, so that what is used now is what a checkpoint will say.
     settings = json.loads(processor.to_json_string())
-    shape = _try(_processor(settings), channels)
+    shape = _shape_of_images(_processor(settings), channels)
     if size is not None and shape[1:] != list(size):
         raise InputError(f"{folder} prepares images of {shape[1]}x{shape[2]}, its model takes {size[0]}x{size[1]}")
     if patch is not None and settings.get("patch_size") != patch:
@@ -424,7 +550,25 @@ def image_preprocess(
     return {"kind": "image", "input_size": shape, "processor": settings}
 
 
-def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
+def _default_processor(name: str, size: tuple[int, int] | None, patch: int | None) -> Any:
+    """Return the library's processor of this class for images of a size, see :func:`image_preprocess`."""
+    processor_class = getattr(transformers, name)
+    processor = processor_class() if patch is None else processor_class(patch_size=patch)
+    if size is None:
+        return processor
+    height, width = size
+    edge = processor.size.shortest_edge
+    if getattr(processor, "do_center_crop", False):
+        # DeiT's default crops 224 of 256 pixels, CLIP's all of them; the same share of another size.
+        share = (edge or processor.size.height) / processor.crop_size.height
+        processor.crop_size = {"height": height, "width": width}
+        height = round(height * share)
+        width = round(width * share)
+    processor.size = {"shortest_edge": height} if edge else {"height": height, "width": width}
+    return processor
+
+
+def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
     """Return the function from a list of PIL images to pixels ``[B, C, H, W]``, or to patches.
 
     With patches come which of them are not padding, and their rows and columns.
@@ -434,56 +578,72 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
     """
     size = input_size(preprocess)
     processor = _processor(preprocess.get("processor"))
-    shape = _try(processor, size[0])
+    shape = _shape_of_images(processor, size[0])
     if shape != size:
         raise InputError(f"the image processor makes images of {shape}, the checkpoint says {size}")
     mode = mode_of(size[0])
-    return lambda samples: _pixels(processor, [in_mode(image, mode) for image in images_of(samples)])
+
+    def collate(samples: list[Any]) -> Any:
+        return _pixels(processor, [in_mode(image, mode) for image in images_of(samples)])
+
+    return collate
 
 
-def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
-    """Image format, from the settings of the image processor; its rescaling is part of mean and std."""
-    settings, size = preprocess["processor"], preprocess["input_size"]
+def image_format(preprocess: Preprocessing) -> ImageFormat:
+    """Return the image format, from the settings of the image processor; its rescaling is part of mean and std."""
+    settings: Any = preprocess["processor"]
+    channels, height, width = input_size(preprocess)
     if "max_num_patches" in settings:
         raise UsageError("--augment: the model reads patches that its processor cuts; augment the files instead")
-    scale = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
-    normalized = settings.get("do_normalize", True)
-    mean, std = (settings["image_mean"], settings["image_std"]) if normalized else ([0.0] * size[0], [1.0] * size[0])
+    scale = 255.0
+    if settings.get("do_rescale", True):
+        scale = 255 * float(settings.get("rescale_factor", 1 / 255))
+    mean = [0.0] * channels
+    std = [1.0] * channels
+    if settings.get("do_normalize", True):
+        mean = settings["image_mean"]
+        std = settings["image_std"]
     return ImageFormat(
-        tuple(size),
-        tuple(m / scale for m in mean),
-        tuple(s / scale for s in std),
-        _INTERPOLATION[settings.get("resample", 2)],
+        size=(channels, height, width),
+        mean=tuple(number / scale for number in mean),
+        std=tuple(number / scale for number in std),
+        interpolation=_INTERPOLATION[settings.get("resample", 2)],
     )
 
 
-def random_images(preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
+def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
     """Draw random pixels as :func:`image_collate` gives them; of patches, a square and perhaps some of padding."""
-    settings, size = preprocess["processor"], preprocess["input_size"]
-    if (most := settings.get("max_num_patches")) is None:
-        return random_pixels(size, batch, seed)
+    settings: Any = preprocess["processor"]
+    channels, height, width = input_size(preprocess)
+    most_patches = settings.get("max_num_patches")
+    if most_patches is None:
+        return random_pixels([channels, height, width], batch, seed)
     patch = settings["patch_size"]
-    rows = size[1] // patch
-    mask = (torch.arange(most) < rows**2).int().repeat(batch, 1)
-    pixels = random_pixels([most, size[0] * patch**2], batch, seed)
-    return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": torch.full((batch, 2), rows)}
+    rows = height // patch
+    mask = (torch.arange(most_patches) < rows**2).int().repeat(batch, 1)
+    return {
+        "pixel_values": random_pixels([most_patches, channels * patch**2], batch, seed),
+        "pixel_attention_mask": mask,
+        "spatial_shapes": torch.full((batch, 2), rows),
+    }
 
 
-def write_processor(folder: Path, preprocess: Mapping[str, Any]) -> None:
+def write_processor(folder: Path, preprocess: Preprocessing) -> None:
     """Write ``preprocessor_config.json``."""
-    write_config(folder / _PROCESSOR_FILE, preprocess["processor"])
+    settings: Any = preprocess["processor"]
+    write_config(folder / _PROCESSOR_FILE, settings)
 
 
-def _processor(settings: Any) -> Any:
+def _processor(settings: object) -> Any:
     """Build the library's processor from its settings."""
     name = settings.get("image_processor_type") if isinstance(settings, Mapping) else None
-    if name not in PROCESSORS:
+    if not isinstance(settings, Mapping) or name not in PROCESSORS:
         raise InputError(
             f"transformers' image processor {shown(name)} is not supported", hint=f"supported: {', '.join(PROCESSORS)}"
         )
     for key in ("size", "crop_size", "pad_size"):  # before an image of that size is made
         sizes = settings.get(key) or {}
-        if not isinstance(sizes, Mapping) or not is_size([n for n in sizes.values() if n]):
+        if not isinstance(sizes, Mapping) or not is_size([size for size in sizes.values() if size]):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
     patches = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
     if not is_size(patches):
@@ -492,7 +652,7 @@ def _processor(settings: Any) -> Any:
         return getattr(transformers, name).from_dict(dict(settings))
 
 
-def _try(processor: Any, channels: int) -> list[int]:
+def _shape_of_images(processor: Any, channels: int) -> list[int]:
     """Return the shape ``[C, H, W]`` that a processor gives: the library checks this only when it meets an image.
 
     Where the processor gives patches, it is the shape of the largest square of them.
@@ -500,8 +660,9 @@ def _try(processor: Any, channels: int) -> list[int]:
     with refused_as("the image processor cannot be used"):
         pixels = _pixels(processor, [Image.new(mode_of(channels), (8, 8))])
     if isinstance(pixels, dict):
-        most, width = pixels["pixel_values"].shape[1:]
-        shape = [width // processor.patch_size**2, *[processor.patch_size * math.isqrt(most)] * 2]
+        most_patches, width = pixels["pixel_values"].shape[1:]
+        side = processor.patch_size * math.isqrt(most_patches)
+        shape = [width // processor.patch_size**2, side, side]
     else:
         shape = list(pixels.shape[1:])
     if shape[0] != channels:
@@ -511,4 +672,6 @@ def _try(processor: Any, channels: int) -> list[int]:
 
 def _pixels(processor: Any, images: list[Image.Image]) -> Any:
     batch = processor(images=images, return_tensors="pt")
-    return dict(batch) if "spatial_shapes" in batch else batch["pixel_values"]
+    if "spatial_shapes" in batch:
+        return dict(batch)
+    return batch["pixel_values"]

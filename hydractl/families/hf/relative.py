@@ -6,14 +6,20 @@ Each has a module of :mod:`hydractl.model.attention` with the call and the answe
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hydractl.families.base import State
+from hydractl.families.base import Stages, State
 from hydractl.heads.relative import Relative
+
+_BEITS = ("BeitModel", "Data2VecVisionModel")
+"""Encoders whose layers may share a table of distances."""
+_ARGUMENTS = ("attention_mask", "resolution", "position_bias", "relative_pos", "rel_embeddings")
+"""The entries of the context that a layer is given under the same names."""
 
 
 class _Tables(nn.Module):
@@ -35,7 +41,8 @@ class BeitInPlace(_Tables):
         """Attend ``[M * B, T, d_model]``."""
         if self.index is None and attention_mask is None:
             return self.attention(hidden_states), None
-        return self.attention(hidden_states, relative=Relative(self.index, shared=attention_mask)), None
+        relative = Relative(self.index, shared=attention_mask)
+        return self.attention(hidden_states, relative=relative), None
 
 
 class Data2VecInPlace(BeitInPlace):
@@ -58,7 +65,8 @@ class SwinInPlace(_Tables):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend ``[M * B * W, T, d_model]``."""
-        return self.attention(hidden_states, relative=Relative(self.index, attention_mask)), None
+        relative = Relative(self.index, attention_mask)
+        return self.attention(hidden_states, relative=relative), None
 
 
 class Swinv2InPlace(_Tables):
@@ -90,7 +98,8 @@ class MPNetInPlace(_Tables):
         output_attentions: bool = False,
     ) -> tuple[Tensor]:
         """Attend ``[M * B, T, d_model]``."""
-        return (self.attention(hidden_states, attention_mask, relative=Relative(None, shared=position_bias)),)
+        relative = Relative(None, shared=position_bias)
+        return (self.attention(hidden_states, attention_mask, relative=relative),)
 
 
 class DisentangledInPlace(nn.Module):
@@ -102,8 +111,10 @@ class DisentangledInPlace(nn.Module):
         attention.keep_apart()
         self.pos_dropout = library.pos_dropout
         self.span = library.pos_ebd_size
-        self.to_position, self.to_content = ("c2p" in library.pos_att_type, "p2c" in library.pos_att_type)
-        self.scale = (library.attention_head_size * (1 + self.to_position + self.to_content)) ** -0.5
+        self.to_position = "c2p" in library.pos_att_type
+        self.to_content = "p2c" in library.pos_att_type
+        terms = 1 + self.to_position + self.to_content
+        self.scale = (library.attention_head_size * terms) ** -0.5
 
     def forward(
         self,
@@ -132,12 +143,10 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
     A table that the library keeps beside its attention is taken out of the layer.
     """
     kind = type(layer).__name__
-    if kind in ("BeitLayer", "Data2VecVisionLayer"):
-        beit, library = kind == "BeitLayer", layer if kind == "BeitLayer" else layer.attention.attention
-        table = getattr(library, "relative_position_bias", None)
-        library.relative_position_bias = None
-        index = None if table is None else table.generate_relative_position_index(table.window_size)
-        return (BeitInPlace if beit else Data2VecInPlace)(attention, index)
+    if kind == "BeitLayer":
+        return BeitInPlace(attention, _take_index(layer))
+    if kind == "Data2VecVisionLayer":
+        return Data2VecInPlace(attention, _take_index(layer.attention.attention))
     if kind == "SwinLayer":
         table = layer.attention.relative_position_bias
         return SwinInPlace(attention, table.relative_position_index.view(table.window_area, table.window_area))
@@ -150,7 +159,16 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
     return None
 
 
-def context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict[str, Any]:
+def _take_index(holder: Any) -> Tensor | None:
+    """Take the table of distances out of its module; return its index ``[T, T]``, or None where there is no table."""
+    table = getattr(holder, "relative_position_bias", None)
+    holder.relative_position_bias = None
+    if table is None:
+        return None
+    return table.generate_relative_position_index(table.window_size)
+
+
+def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict[str, Any]:
     """Return what the layers of an encoder with relative terms are given beside the state, by the library's names.
 
     Args:
@@ -160,52 +178,62 @@ def context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict
         mask: of the tokens, ``[B, T]``.
     """
     kind = type(base).__name__
-    if kind in ("BeitModel", "Data2VecVisionModel"):
+    if kind in _BEITS:
+        context: dict[str, Any] = {"resolution": tuple(pixels.shape[2:])}
         table = _shared_table(base)
-        shared = {} if table is None else {"shared_position_bias": table(table.window_size)[0]}
-        return {"resolution": tuple(pixels.shape[2:]), **shared}
+        if table is not None:
+            context["shared_position_bias"] = table(table.window_size)[0]
+        return context
     if kind == "MPNetModel":
-        return {"position_bias": base.encoder.compute_position_bias(hidden.new_empty((1, hidden.shape[1], 0)))[0]}
+        tokens = hidden.new_empty((1, hidden.shape[1], 0))
+        return {"position_bias": base.encoder.compute_position_bias(tokens)[0]}
     if kind == "DebertaV2Model":
-        encoder = base.encoder
-        # As a module that is called: its weights may be kept in 16 bits.
-        vectors = encoder.rel_embeddings(torch.arange(encoder.rel_embeddings.num_embeddings, device=hidden.device))
-        vectors = encoder.LayerNorm(vectors) if "layer_norm" in encoder.norm_rel_ebd else vectors
-        mask = torch.ones_like(hidden[..., 0]) if mask is None else mask
-        distances = encoder.get_rel_pos(hidden)
-        mask = encoder.get_attention_mask(mask)
-        return {"attention_mask": mask, "relative_pos": distances, "rel_embeddings": vectors}
+        return _disentangled_context(base.encoder, hidden, mask)
     return {}
 
 
-_ARGUMENTS = ("attention_mask", "resolution", "position_bias", "relative_pos", "rel_embeddings")
-PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
-"""The entries of the context that come of weights."""
+def _disentangled_context(encoder: Any, hidden: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """Return what the layers of a DeBERTa are given: the mask, distances and the vectors of the distances."""
+    # As a module that is called: its weights may be kept in 16 bits.
+    vectors = encoder.rel_embeddings(torch.arange(encoder.rel_embeddings.num_embeddings, device=hidden.device))
+    if "layer_norm" in encoder.norm_rel_ebd:
+        vectors = encoder.LayerNorm(vectors)
+    if mask is None:
+        mask = torch.ones_like(hidden[..., 0])
+    distances = encoder.get_rel_pos(hidden)
+    return {
+        "attention_mask": encoder.get_attention_mask(mask),
+        "relative_pos": distances,
+        "rel_embeddings": vectors,
+    }
 
 
-def run(layer: Any, state: State) -> State:
+def run_relative_layer(layer: Any, state: State) -> State:
     """Run one layer of an encoder."""
     shared = state.context.get("shared_position_bias")
-    beit = type(layer).__name__ != "Data2VecVisionLayer"
-    attention = getattr(layer, "attention", None)
-    if isinstance(attention if beit else layer.attention.attention, BeitInPlace):
-        return State((_run_beit if beit else _run_data2vec)(layer, state.hidden, shared), state.context)
-    given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    if not beit:  # which knows no mask
-        del given["attention_mask"]
+    is_data2vec = type(layer).__name__ == "Data2VecVisionLayer"
+    if is_data2vec and isinstance(layer.attention.attention, BeitInPlace):
+        return State(_run_data2vec(layer, state.hidden, shared), state.context)
+    if isinstance(getattr(layer, "attention", None), BeitInPlace):
+        return State(_run_beit(layer, state.hidden, shared), state.context)
+    arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
+    if is_data2vec:
+        del arguments["attention_mask"]  # which it does not know
     if shared is not None:
-        given["attention_mask" if beit else "relative_position_bias"] = shared[None]
-    found = layer(state.hidden, **given)
-    return State(found[0] if isinstance(found, tuple) else found, state.context)
+        arguments["relative_position_bias" if is_data2vec else "attention_mask"] = shared[None]
+    output = layer(state.hidden, **arguments)
+    hidden = output[0] if isinstance(output, tuple) else output
+    return State(hidden, state.context)
 
 
 # As the layers themselves. They multiply by vectors, and torch.compile traces no module in the place of one.
 
 
 def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    attended = layer.dropout(layer.attention(layer.layernorm_before(hidden), shared)[0])
-    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
-    return layer.drop_path(_scaled(layer.lambda_2, layer.dropout(layer.mlp(layer.layernorm_after(hidden))))) + hidden
+    attended, _ = layer.attention(layer.layernorm_before(hidden), shared)
+    hidden = layer.drop_path(_scaled(layer.lambda_1, layer.dropout(attended))) + hidden
+    expanded = layer.mlp(layer.layernorm_after(hidden))
+    return layer.drop_path(_scaled(layer.lambda_2, layer.dropout(expanded))) + hidden
 
 
 def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
@@ -216,7 +244,11 @@ def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
 
 
 def _scaled(factor: Any, x: Tensor) -> Tensor:
-    return factor(x) if isinstance(factor, nn.Module) else x if factor is None else factor * x
+    if factor is None:
+        return x
+    if isinstance(factor, nn.Module):
+        return factor(x)
+    return factor * x
 
 
 def _shared_table(base: Any) -> Any:
@@ -226,85 +258,142 @@ def _shared_table(base: Any) -> Any:
     return getattr(base.encoder, "relative_position_bias", None)
 
 
-def per_member(base: Any) -> tuple[str, ...]:
-    """Return those of :data:`PER_MEMBER` that the layers of an encoder are given."""
+def entries_of_weights(base: Any) -> tuple[str, ...]:
+    """Return the entries of the context that come of weights, see :attr:`hydractl.families.base.Stages.per_member`."""
     kind = type(base).__name__
-    if kind in ("BeitModel", "Data2VecVisionModel"):
-        return PER_MEMBER[:1] if _shared_table(base) is not None else ()
-    return {"MPNetModel": PER_MEMBER[1:2], "DebertaV2Model": PER_MEMBER[2:]}.get(kind, ())
+    if kind in _BEITS and _shared_table(base) is not None:
+        return ("shared_position_bias",)
+    if kind == "MPNetModel":
+        return ("position_bias",)
+    if kind == "DebertaV2Model":
+        return ("rel_embeddings",)
+    return ()
 
 
 def problems(base: Any) -> list[str]:
     """List why the heads of an encoder with relative terms cannot be taken apart, or are not what they say."""
-    kind, config, found = type(base).__name__, base.config, []
+    kind = type(base).__name__
     if kind == "DebertaV2Model":
-        if base.encoder.conv is not None:
-            found.append("it has a convolution beside its first layer (conv_kernel_size)")
-        if not (config.relative_attention and {"c2p", "p2c"} & set(config.pos_att_type or ())):
-            found.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
-    if kind in ("BeitModel", "Data2VecVisionModel") and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
-        found.append("its images are not square, for which the library turns its tables of distances round")
+        return _problems_of_deberta(base)
+    if kind in _BEITS and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
+        return ["its images are not square, for which the library turns its tables of distances round"]
     if kind in ("SwinModel", "Swinv2Model"):
-        if any(side % base.embeddings.patch_size for side in _sides(config.image_size)):
-            found.append("its images are cut into patches that do not fill them")
-        smallest = min(side for *_, grid in swin_layers(base) for side in grid)
-        if smallest < config.window_size and kind == "SwinModel":
-            found.append(f"its windows of {config.window_size} tokens are larger than its {smallest} rows of tokens")
-    return found
+        return _problems_of_swin(base)
+    return []
 
 
-def _sides(size: Any) -> list[int]:
-    return [size, size] if isinstance(size, int) else list(size)
+def _problems_of_deberta(base: Any) -> list[str]:
+    messages = []
+    if base.encoder.conv is not None:
+        messages.append("it has a convolution beside its first layer (conv_kernel_size)")
+    has_terms = bool({"c2p", "p2c"} & set(base.config.pos_att_type or ()))
+    if not base.config.relative_attention or not has_terms:
+        messages.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
+    return messages
+
+
+def _problems_of_swin(base: Any) -> list[str]:
+    messages = []
+    size = base.config.image_size
+    sides = [size, size] if isinstance(size, int) else size
+    if any(side % base.embeddings.patch_size for side in sides):
+        messages.append("its images are cut into patches that do not fill them")
+    smallest = min(min(swin_layer.grid) for swin_layer in swin_layers(base))
+    window = base.config.window_size
+    if smallest < window and type(base).__name__ == "SwinModel":
+        messages.append(f"its windows of {window} tokens are larger than its {smallest} rows of tokens")
+    return messages
 
 
 # --- Swin -------------------------------------------------------------------------------------------------------------
 
 Grid = tuple[int, int]
+"""Rows and columns of tokens."""
 
 
-def swin_layers(base: Any) -> list[tuple[str, Any, str | None, Grid, Grid]]:
-    """List the layers of a Swin: path, module, path of the merging before it, and the tokens before and behind that."""
-    found: list[tuple[str, Any, str | None, Grid, Grid]] = []
-    grid, merging = tuple(base.embeddings.patch_grid), None
+@dataclass(frozen=True)
+class SwinLayer:
+    """A layer of a Swin, with what makes fewer tokens before it.
+
+    Attributes:
+        path: of the layer, within the encoder.
+        layer: the module.
+        merging: the path of the module that makes fewer tokens before the layer; None: there is none.
+        grid_before: the tokens before the merging.
+        grid: those of the layer.
+    """
+
+    path: str
+    layer: Any
+    merging: str | None
+    grid_before: Grid
+    grid: Grid
+
+
+def swin_layers(base: Any) -> list[SwinLayer]:
+    """List the layers of a Swin in order."""
+    layers: list[SwinLayer] = []
+    grid = tuple(base.embeddings.patch_grid)
+    merging: str | None = None
     for number, stage in enumerate(base.encoder.layers):
         for index, layer in enumerate(stage.blocks):
-            before = grid
+            grid_before = grid
             if merging is not None:
-                grid = tuple((side + 1) // 2 for side in grid)
-            found.append((f"encoder.layers.{number}.blocks.{index}", layer, merging, before, grid))
+                rows, columns = grid
+                grid = ((rows + 1) // 2, (columns + 1) // 2)
+            layers.append(SwinLayer(f"encoder.layers.{number}.blocks.{index}", layer, merging, grid_before, grid))
             merging = None
-        merging = None if stage.downsample is None else f"encoder.layers.{number}.downsample"
-    return found
+        if stage.downsample is not None:
+            merging = f"encoder.layers.{number}.downsample"
+        else:
+            merging = None
+    return layers
 
 
-def swin_parts(base: Any, prefix: str, norm: str) -> dict[str, Any]:
-    """Return the fields of :class:`hydractl.families.base.Stages` for the layers of a Swin, whose tokens get fewer."""
-    layers, window = swin_layers(base), base.config.window_size
-    given = [
-        (layer, None if merging is None else base.get_submodule(merging), before, grid)
-        for _, layer, merging, before, grid in layers
-    ]
-    tokens = math.prod(base.embeddings.patch_grid)
-    return {
-        "blocks": [partial(_run_swin, *one) for one in given],
-        "attention_inputs": [partial(_swin_input, norm, *one) for one in given],
-        "merging": {i: f"{prefix}.{merging}" for i, (_, _, merging, _, _) in enumerate(layers) if merging},
-        "spans": [
-            (math.prod(grid) / tokens, math.prod(-(-side // min(window, *grid)) for side in grid))
-            for *_, grid in layers
-        ],
-    }
+def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages:
+    """Return the stages of a Swin with its layers, whose tokens get fewer.
+
+    Args:
+        tower: the stages as of an encoder whose tokens do not.
+        base: the encoder.
+        prefix: its name within the model.
+        norm: of a layer, the norm that its attention reads through; empty: none.
+    """
+    blocks = []
+    attention_inputs = []
+    merging = {}
+    spans = []
+    all_tokens = math.prod(base.embeddings.patch_grid)
+    for index, swin_layer in enumerate(swin_layers(base)):
+        merge = None
+        if swin_layer.merging is not None:
+            merge = base.get_submodule(swin_layer.merging)
+            merging[index] = f"{prefix}.{swin_layer.merging}"
+        grid_before = swin_layer.grid_before
+        grid = swin_layer.grid
+        blocks.append(partial(_run_swin, swin_layer.layer, merge, grid_before, grid))
+        attention_inputs.append(partial(_swin_input, norm, swin_layer.layer, merge, grid_before))
+        side = min(base.config.window_size, *grid)
+        windows = math.prod(-(-tokens // side) for tokens in grid)
+        spans.append((math.prod(grid) / all_tokens, windows))
+    return replace(tower, blocks=blocks, attention_inputs=attention_inputs, merging=merging, spans=spans)
 
 
-def _merged(merge: Any, before: Grid, state: State) -> Tensor:
-    # Of the members behind the first nothing is left, and nobody asks.
-    return state.hidden if merge is None or isinstance(merge, nn.Identity) else merge(state.hidden, before)
+def _merged(merge: Any, grid_before: Grid, state: State) -> Tensor:
+    """Return the tokens behind the merging before a layer, ``[B, T, d_model]``."""
+    # Of the members behind the first nothing is left of it, and nobody asks.
+    if merge is None or isinstance(merge, nn.Identity):
+        return state.hidden
+    return merge(state.hidden, grid_before)
 
 
-def _run_swin(layer: Any, merge: Any, before: Grid, grid: Grid, state: State) -> State:
-    return State(layer(_merged(merge, before, state), grid)[0], state.context)
+def _run_swin(layer: Any, merge: Any, grid_before: Grid, grid: Grid, state: State) -> State:
+    hidden = _merged(merge, grid_before, state)
+    return State(layer(hidden, grid)[0], state.context)
 
 
-def _swin_input(norm: str, layer: Any, merge: Any, before: Grid, grid: Grid, state: State) -> Tensor:
-    merged = _merged(merge, before, state)
-    return layer.get_submodule(norm)(merged) if norm else merged
+def _swin_input(norm: str, layer: Any, merge: Any, grid_before: Grid, state: State) -> Tensor:
+    hidden = _merged(merge, grid_before, state)
+    if not norm:
+        return hidden
+    return layer.get_submodule(norm)(hidden)

@@ -24,17 +24,19 @@ from hydractl.families import timm
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.hf import family as hf
 from hydractl.families.hf.inputs import TOKENIZER_FILES, text_collate, write_tokenizer
-from hydractl.families.open_clip.hf_text import LAYOUT, TRANSFORMER, hf_text, is_of_transformers
-from hydractl.families.open_clip.hf_text import config_in as hf_text_config
+from hydractl.families.library_json import LibraryConfig, Preprocessing, object_in, object_or_empty
+from hydractl.families.open_clip.hf_text import LAYOUT, TRANSFORMER, hf_config_in, hf_text, is_of_transformers
 from hydractl.families.open_clip.inputs import (
     cleaned,
-    image_collate,
-    image_preprocess,
+    open_clip_collate,
+    open_clip_preprocess,
     own_tokenizer,
     pooled_at,
     published_preprocess,
+    simple_tokenizer,
+    size_of_images,
+    text_cfg_of,
     text_settings,
-    tokenizer_of,
     tokens_of,
 )
 from hydractl.families.open_clip.models import (
@@ -42,7 +44,7 @@ from hydractl.families.open_clip.models import (
     SECTIONS,
     TRUNK,
     blocks_of,
-    library_model,
+    drawn_clip,
     skeleton,
     text_stages,
     text_tower,
@@ -59,7 +61,7 @@ _TOP = ("embed_dim", "quick_gelu", "custom_text", "init_logit_scale", "init_logi
 _BLOCK = r"(visual\.|text\.)?transformer\.resblocks\.\d+\."
 
 
-class _InPlace(nn.Module):
+class _StandIn(nn.Module):
     """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of ``nn.MultiheadAttention``."""
 
     def __init__(self, attention: nn.Module) -> None:
@@ -105,12 +107,14 @@ class OpenClip(ModelFamily):
         published = read_config(folder / CONFIG)
         if published is None:
             return None
-        config = published.get("model_cfg")
-        if not isinstance(config, dict):
+        published_config = published.get("model_cfg")
+        if not isinstance(published_config, dict):
             raise InputError(f"{folder / CONFIG} has no model_cfg")
-        coca, config = "multimodal_cfg" in config, towers_of_coca(config)
-        if (name := (config.get("text_cfg") or {}).get("hf_model_name")) is not None:
-            config["hf_config"] = hf_text_config(folder, name)
+        is_coca = "multimodal_cfg" in published_config
+        config = towers_of_coca(published_config)
+        hf_name = object_or_empty(config, "text_cfg").get("hf_model_name")
+        if isinstance(hf_name, str):
+            config["hf_config"] = hf_config_in(folder, hf_name)
         model = skeleton(config)
         weights = folder / WEIGHTS
         hint = (
@@ -118,22 +122,22 @@ class OpenClip(ModelFamily):
             f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')"
         )
         tensors: TensorSource = published_weights(weights, hint)
-        if coca:
-            names = [name for name in tensors.names() if not name.startswith(DECODER)]
-            tensors = MappedTensors({name: tensors.info(name) for name in names}, tensors.read)
+        if is_coca:
+            infos = {name: tensors.info(name) for name in tensors.names() if not name.startswith(DECODER)}
+            tensors = MappedTensors(infos, tensors.read)
+        preprocess = open_clip_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {})
+        if not own_tokenizer(config):
+            preprocess["texts"] = text_settings(folder, config)
         return LoadedModel(
             arch=_arch_of(config),
             config=config,
             tensors=tensors,
-            preprocess={
-                **image_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {}),
-                **({} if own_tokenizer(config) else {"texts": text_settings(folder, config)}),
-            },
+            preprocess=preprocess,
             labels=None,
-            left=[f"{DECODER}*"] if coca else (),
+            left=[f"{DECODER}*"] if is_coca else (),
         )
 
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
+    def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         """Load ``open_clip:ARCH/TAG`` from the hub, or random weights with ``pretrained=0`` and any model setting.
 
         Random weights take a tag too, which then only says how images are prepared and which activation is used.
@@ -146,16 +150,16 @@ class OpenClip(ModelFamily):
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
         published = _published(arch, tag)
-        if not config["text_cfg"].get("hf_model_name"):
+        if not text_cfg_of(config).get("hf_model_name"):
             skeleton(config)  # refuses what cannot be used before anything is fetched
-        repo, file = os.path.split(published.get("hf_hub", ""))
+        repo, file = os.path.split(str(published.get("hf_hub", "")))
         if not repo or file:
             raise InputError(
                 f"open_clip:{name} is published as a pickle only, which hydractl never opens",
                 hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        others = () if own_tokenizer(config) else (*TOKENIZER_FILES, "config.json")
-        loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS], others)
+        optional = () if own_tokenizer(config) else (*TOKENIZER_FILES, "config.json")
+        loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS], optional)
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
         if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
@@ -166,7 +170,7 @@ class OpenClip(ModelFamily):
             )
         return loaded
 
-    def _random(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
+    def _random(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
         published = _published(arch, tag) if tag else {}
@@ -176,7 +180,7 @@ class OpenClip(ModelFamily):
         if not own_tokenizer(config):
             raise InputError(
                 f"open_clip:{name} reads texts by a tokenizer of transformers, which random weights do not come with: "
-                f"{config['text_cfg']['hf_tokenizer_name']}",
+                f"{text_cfg_of(config)['hf_tokenizer_name']}",
                 hint="open a folder of model and tokenizer",
             )
         model = skeleton(config)
@@ -184,12 +188,12 @@ class OpenClip(ModelFamily):
             arch=_arch_of(config),
             config=config,
             tensors=DictTensors(self.initial(config, seed)),
-            preprocess=image_preprocess(model.visual.image_size, published),
+            preprocess=open_clip_preprocess(model.visual.image_size, published),
             labels=None,
         )
 
     def export_folder(
-        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
+        self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
         """Write ``open_clip_config.json``; the weights belong into ``open_clip_model.safetensors``.
 
@@ -200,58 +204,58 @@ class OpenClip(ModelFamily):
         document = {"model_cfg": published, "preprocess_cfg": published_preprocess(preprocess)}
         write_config(folder / CONFIG, document)
         if "hf_config" in config:
-            write_config(folder / "config.json", config["hf_config"])
+            write_config(folder / "config.json", object_in(config, "hf_config", "the configuration of the model"))
         if "texts" in preprocess:
             write_tokenizer(folder, preprocess["texts"])
         return WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
-    def build(self, config: Mapping[str, Any]) -> nn.Module:
+    def build(self, config: LibraryConfig) -> nn.Module:
         """Build the library's model with its parameters on the meta device and its causal mask real."""
         return copy.deepcopy(skeleton(config))
 
-    def sites(self, config: Mapping[str, Any]) -> list[Site]:
+    def sites(self, config: LibraryConfig) -> list[Site]:
         """``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn`` and so on."""
         model = skeleton(config)
+        sites = []
         trunk = getattr(model.visual, "trunk", None)
-        sites = [
-            dataclasses.replace(site, path=TRUNK + site.path, tower="visual")
-            for site in (() if trunk is None else timm.sites_of(trunk))
-        ]
+        if trunk is not None:
+            for site in timm.timm_sites(trunk):
+                sites.append(dataclasses.replace(site, path=TRUNK + site.path, tower="visual"))
         for path, block in blocks_of(model):
-            if is_of_transformers(path):
-                attention, width = block.attention.self, block.attention.output.dense.out_features
-                sizes = attention.num_attention_heads, attention.attention_head_size, width
-                sites.append(Site(f"{path}.{LAYOUT.block}", *sizes, "text"))
-                continue
-            width, heads = block.attn.out_proj.in_features, block.attn.num_heads
-            tower = "visual" if path.startswith("visual.") else "text"
-            sites.append(Site(f"{path}.attn", heads, width // heads, width, tower))
+            site = _site_of_transformers(path, block) if is_of_transformers(path) else _site(path, block)
+            sites.append(site)
         return sites
 
-    def classes(self, config: Mapping[str, Any]) -> None:
+    def classes(self, config: LibraryConfig) -> None:
         """Return None: the classes are given by name."""
         return None
 
     def prompts(
-        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
+        self, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
     ) -> Mapping[str, Tensor]:
         """Return ``{"text": [classes, templates, tokens]}``, by open_clip's own tokenizer.
 
         Where no token behind the end of a text counts (a causal tower that pools there), what lies behind the longest
         of these texts is left out: the features are the same, for a small part of the work.
         """
-        text, model = tokens_of(config, preprocess, filled_templates(labels, templates)), skeleton(config)
-        if own_tokenizer(config) and not hf_text(model) and (tower := text_tower(model)).ends_early:
-            text = text[:, : int(pooled_at(text, tower.pool, tower.eos).max()) + 1]
+        text = tokens_of(config, preprocess, filled_templates(labels, templates))
+        model = skeleton(config)
+        if own_tokenizer(config) and hf_text(model) is None:
+            tower = text_tower(model)
+            if tower.ends_early:
+                longest = int(pooled_at(text, tower.pool, tower.eos).max()) + 1
+                text = text[:, :longest]
         return {"text": text.reshape(len(labels), len(templates), -1)}
 
     def layout(self, site: Site) -> AttentionLayout:
         """Return the layout; for a tower of another library, that of the family of that library."""
         if is_of_transformers(site.path):
             return LAYOUT.heads
-        return timm.FAMILY.layout(site) if site.path.startswith(TRUNK) else self.attention
+        if site.path.startswith(TRUNK):
+            return timm.FAMILY.layout(site)
+        return self.attention
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
         """Return the part; for a tower of another library, that of the family of that library."""
@@ -281,8 +285,10 @@ class OpenClip(ModelFamily):
         if is_of_transformers(site.path):
             hf.put_in_place(model, site.path, LAYOUT, attention)
             return
-        block: Any = model.get_submodule(site.path.removesuffix(".attn"))
-        super().install(model, site, _InPlace(attention) if isinstance(block, ResidualAttentionBlock) else attention)
+        block = model.get_submodule(site.path.removesuffix(".attn"))
+        if isinstance(block, ResidualAttentionBlock):
+            attention = _StandIn(attention)
+        super().install(model, site, attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """The visual tower reads images, the text tower the prompts of the classes."""
@@ -290,7 +296,8 @@ class OpenClip(ModelFamily):
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """Return ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
-        return scaled_cosines(model, *outputs)
+        images, classes = outputs
+        return scaled_cosines(model, images, classes)
 
     def sample_features(self, model: Any, inputs: Tensor) -> Tensor:
         """Compute normalised features by ``encode_image``."""
@@ -298,37 +305,40 @@ class OpenClip(ModelFamily):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
+    def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
         """Return open_clip's own evaluation transform on PIL images, which gives ``[B, 3, H, W]``."""
         if "texts" in preprocess:
             text_collate(preprocess["texts"])  # refuses what it does not understand
-        return image_collate(preprocess)
+        return open_clip_collate(preprocess)
 
-    def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
+    def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, 3, H, W]``."""
-        return random_pixels((3, *preprocess["size"]), batch, seed)
+        return random_pixels(size_of_images(preprocess), batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+    def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off open_clip's ``PreprocessCfg``."""
-        return ImageFormat.of((3, *preprocess["size"]), preprocess)
+        return ImageFormat.of(size_of_images(preprocess), preprocess)
 
-    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
+    def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by open_clip's own initialisation."""
         skeleton(config)  # refuses what cannot be built
-        return library_model(config)
+        return drawn_clip(config)
 
-    def too_long(
-        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
-    ) -> tuple[int, int]:
+    def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
         """Count by open_clip's own tokenizer or that of the checkpoint, whose marks of start and end count."""
         if not own_tokenizer(config):
             collate = text_collate(preprocess["texts"])
             return collate.cut(cleaned(config, texts)), collate.max_length
-        tokenizer = tokenizer_of(config)
-        most = tokenizer.context_length
-        return sum(len(tokenizer.encode(text)) + 2 > most for text in texts), most
+        tokenizer = simple_tokenizer(config)
+        most_tokens = tokenizer.context_length
+        count = 0
+        for text in texts:
+            tokens = len(tokenizer.encode(text)) + 2  # and the marks of its start and end
+            if tokens > most_tokens:
+                count += 1
+        return count, most_tokens
 
     def judges_each_pair(self, model: Any) -> bool:
         """Return whether the logits have a bias: such a model is one of SigLIP's."""
@@ -350,15 +360,46 @@ class OpenClip(ModelFamily):
         The outputs of these are added to the residual stream.
         """
         tower = visual_stages(model)
-        for block in map(model.get_submodule, tower.block_paths):
-            for name in ("drop_path1", "drop_path2") if TRUNK in tower.stem_prefixes[0] else ("ls_1", "ls_2"):
+        is_of_timm = tower.stem_prefixes[0].startswith(TRUNK)
+        names = ("drop_path1", "drop_path2") if is_of_timm else ("ls_1", "ls_2")
+        for path in tower.block_paths:
+            block = model.get_submodule(path)
+            for name in names:
                 setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(rate).eval()))
+
+
+# --- sites ------------------------------------------------------------------------------------------------------------
+
+
+def _site(path: str, block: Any) -> Site:
+    """Return the site of one of open_clip's own blocks."""
+    width = block.attn.out_proj.in_features
+    heads = block.attn.num_heads
+    return Site(
+        f"{path}.attn",
+        heads=heads,
+        head_dim=width // heads,
+        d_model=width,
+        tower="visual" if path.startswith("visual.") else "text",
+    )
+
+
+def _site_of_transformers(path: str, block: Any) -> Site:
+    """Return the site of one layer of a text tower of transformers."""
+    attention = block.attention.self
+    return Site(
+        f"{path}.{LAYOUT.block}",
+        heads=attention.num_attention_heads,
+        head_dim=attention.attention_head_size,
+        d_model=block.attention.output.dense.out_features,
+        tower="text",
+    )
 
 
 # --- architectures by name --------------------------------------------------------------------------------------------
 
 
-def _known_config(arch: str) -> dict[str, Any]:
+def _known_config(arch: str) -> dict[str, object]:
     """Return the configuration of one of open_clip's architectures.
 
     Raises:
@@ -366,63 +407,74 @@ def _known_config(arch: str) -> dict[str, Any]:
     """
     known = open_clip.list_models()
     if arch not in known:
-        folded = {name.lower(): name for name in known}
-        near = [folded[name] for name in difflib.get_close_matches(arch.lower(), folded, 5)]
-        listing = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
-        raise InputError(
-            f"open_clip {open_clip.__version__} has no architecture {arch!r}",
-            hint=f"near names: {', '.join(near)}" if near else listing,
-        )
+        names = {name.lower(): name for name in known}
+        near = [names[name] for name in difflib.get_close_matches(arch.lower(), names, 5)]
+        hint = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
+        if near:
+            hint = f"near names: {', '.join(near)}"
+        raise InputError(f"open_clip {open_clip.__version__} has no architecture {arch!r}", hint=hint)
     return towers_of_coca(open_clip.get_model_config(arch))
 
 
-def _published(arch: str, tag: str) -> Mapping[str, Any]:
+def _published(arch: str, tag: str) -> Mapping[str, object]:
     """Return open_clip's entry for a pretrained tag: the location of the weights and the preprocessing."""
     published = open_clip.get_pretrained_cfg(arch, tag)
     if published:
         return published
     tags = open_clip.list_pretrained_tags_by_model(arch)
-    raise InputError(
-        f"open_clip:{arch} has no weights {tag!r}" if tag else f"open_clip:{arch} does not say which weights",
-        hint=f"open_clip:{arch}/TAG with one of {', '.join(tags)}"
-        if tags
-        else f"none are published; random weights: 'open_clip:{arch}?pretrained=0'",
-    )
+    if tags:
+        hint = f"open_clip:{arch}/TAG with one of {', '.join(tags)}"
+    else:
+        hint = f"none are published; random weights: 'open_clip:{arch}?pretrained=0'"
+    problem = f"has no weights {tag!r}" if tag else "does not say which weights"
+    raise InputError(f"open_clip:{arch} {problem}", hint=hint)
 
 
-def _changed(config: Mapping[str, Any], options: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _changed(config: LibraryConfig, options: Mapping[str, object], name: str) -> dict[str, object]:
     """Return a configuration with other values."""
-    result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
-    known = {(section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
-    known |= {("", key) for key in _TOP}
-    unknown = [option for option in options if option.rpartition(".")[::2] not in known]
+    known = set(_TOP)
+    for section, section_class in SECTIONS.items():
+        known |= {f"{section}.{field.name}" for field in dataclasses.fields(section_class)}
+    unknown = [option for option in options if option not in known]
     if unknown:
         raise UsageError(
             f"open_clip:{name} has no setting {', '.join(sorted(unknown))}",
             hint="write them as open_clip does: embed_dim=128&vision_cfg.layers=6&text_cfg.width=256",
         )
+    changed = dict(config)
     for option, value in options.items():
         section, _, key = option.rpartition(".")
-        (result[section] if section else result)[key] = value
-    return result
+        if section:
+            changed[section] = {**object_or_empty(changed, section), key: value}
+        else:
+            changed[key] = value
+    return changed
 
 
-def _arch_of(config: Mapping[str, Any]) -> str:
+def _arch_of(config: LibraryConfig) -> str:
     """Return the name that open_clip gives to this architecture, else that of its class."""
-    own = _filled(config)
-    names = (name for name, known in _known_architectures().items() if known == own)
-    return next(names, "CustomTextCLIP" if config.get("custom_text") else "CLIP")
+    filled = _filled(config)
+    for name, known in _known_architectures().items():
+        if known == filled:
+            return name
+    return "CustomTextCLIP" if config.get("custom_text") else "CLIP"
 
 
 @cache
-def _known_architectures() -> dict[str, Any]:
+def _known_architectures() -> dict[str, LibraryConfig]:
     return {name: _filled(_known_config(name)) for name in open_clip.list_models()}
 
 
-def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(config: LibraryConfig) -> LibraryConfig:
     """Return a configuration in which every setting is there, so that two of the same model are equal."""
-    filled = {key: value for key, value in config.items() if value not in (None, False) and key != "hf_config"}
-    return filled | {section: dataclasses.asdict(cls(**config[section])) for section, cls in SECTIONS.items()}
+    filled = {}
+    for key, value in config.items():
+        if value not in (None, False) and key != "hf_config":
+            filled[key] = value
+    for section, section_class in SECTIONS.items():
+        settings = section_class(**object_in(config, section, "the configuration of the model"))
+        filled[section] = dataclasses.asdict(settings)
+    return filled
 
 
 FAMILY = OpenClip()

@@ -19,8 +19,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hydractl.errors import InputError
 from hydractl.families.base import Stages, State, first_tokens
-from hydractl.families.hf.architectures import LAYOUTS, check_counts, check_tower, fill_buffers, without_traces
-from hydractl.families.hf.family import encoder_stem, run_layer
+from hydractl.families.hf.architectures import LAYOUTS, check_counts, check_encoder, fill_hf_buffers, without_traces
+from hydractl.families.hf.family import encoder_stem, run_encoder_layer
+from hydractl.families.library_json import LibraryConfig
 from hydractl.families.prompts import mean_features
 from hydractl.families.reading import read_config, write_config
 from hydractl.jsonio import shown
@@ -35,7 +36,9 @@ _POOLERS = {"MeanPooler": None, "ClsPooler": 1, "ClsLastHiddenStatePooler": 1}  
 def hf_text(model: Any) -> HFTextEncoder | None:
     """Return the text tower of a model, if it is one of transformers."""
     text = getattr(model, "text", None)
-    return text if isinstance(text, HFTextEncoder) else None
+    if isinstance(text, HFTextEncoder):
+        return text
+    return None
 
 
 def is_of_transformers(name: str) -> bool:
@@ -43,7 +46,7 @@ def is_of_transformers(name: str) -> bool:
     return name.startswith(TRANSFORMER) and not name.startswith(f"{TRANSFORMER}resblocks.")
 
 
-def config_in(folder: Path, name: str) -> dict[str, Any]:
+def hf_config_in(folder: Path, name: str) -> LibraryConfig:
     """Read the configuration of the text tower that a folder names.
 
     Raises:
@@ -58,52 +61,56 @@ def config_in(folder: Path, name: str) -> dict[str, Any]:
     return without_traces(config)
 
 
-def check_config(config: Any) -> str | None:
+def problem_of_hf_config(config: object) -> str | None:
     """Return why a text tower cannot be built of a configuration, or None; before it is built."""
     kind = config.get("model_type") if isinstance(config, Mapping) else None
-    if kind not in _KINDS:
+    if not isinstance(config, Mapping) or kind not in _KINDS:
         return f"its text tower is {shown(kind)} of transformers, expected {', '.join(_KINDS)}"
-    settings = transformers.AutoConfig.for_model(**{**config, "model_type": kind})
+    settings = transformers.AutoConfig.for_model(**config)
     check_counts(settings, str(kind))
-    if settings.is_decoder or getattr(settings, "position_embedding_type", None) not in (None, "absolute"):
+    has_absolute_positions = getattr(settings, "position_embedding_type", None) in (None, "absolute")
+    if settings.is_decoder or not has_absolute_positions:
         return f"its text tower is a {kind} that is a decoder or has no absolute positions"
     return None
 
 
 @contextlib.contextmanager
-def named(text_cfg: Mapping[str, Any], config: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """The ``text_cfg`` of open_clip that names a folder with the configuration, from which the library builds it."""
-    if config is None:
+def text_cfg_with_folder(
+    text_cfg: Mapping[str, object], hf_config: LibraryConfig | None
+) -> Iterator[Mapping[str, object]]:
+    """Give the ``text_cfg`` of open_clip that names a folder with a configuration, from which the library builds it."""
+    if hf_config is None:
         yield dict(text_cfg)
         return
     with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder) / "config.json", config)
+        write_config(Path(folder) / "config.json", hf_config)
         yield {**text_cfg, "hf_model_name": folder, "hf_model_pretrained": False}
 
 
-def obstacles(text: HFTextEncoder) -> Iterator[str]:
-    """Yield the reasons why a built tower cannot be used."""
+def hf_text_obstacles(text: HFTextEncoder) -> Iterator[str]:
+    """Yield the reasons why a built tower cannot be used; its buffers are made real."""
     pooler = type(text.pooler).__name__
     if pooler not in _POOLERS:
         yield f"its text tower ends in a {pooler}, expected {', '.join(_POOLERS)}"
     if not hasattr(text, "proj"):
         yield "its text tower has no projection"
-    check_tower(type(text.transformer).__name__, text.transformer, LAYOUT)
-    fill_buffers(text.transformer)
+    check_encoder(type(text.transformer).__name__, text.transformer, LAYOUT)
+    fill_hf_buffers(text.transformer)
 
 
-def stages(text: HFTextEncoder) -> Stages:
+def hf_text_stages(text: HFTextEncoder) -> Stages:
     """Cut the text tower: ``HFTextEncoder.forward``, and ``build_zero_shot_classifier`` over the prompts of a class."""
     base: Any = text.transformer
-    layers, count = base.encoder.layer, _POOLERS[type(text.pooler).__name__]
+    layers = base.encoder.layer
+    first_count = _POOLERS[type(text.pooler).__name__]
     return Stages(
         stem=partial(_stem, base),
-        blocks=[partial(run_layer, layer) for layer in layers],
+        blocks=[partial(run_encoder_layer, layer) for layer in layers],
         block_paths=[f"{TRANSFORMER}{LAYOUT.layers}.{index}" for index in range(len(layers))],
         stem_prefixes=(f"{TRANSFORMER}embeddings.",),
         readout=partial(_class_features, text),
         attention_inputs=[lambda state: state.hidden] * len(layers),
-        reads=None if count is None else first_tokens(count),
+        reads=None if first_count is None else first_tokens(first_count),
         per_sample=("text", "tokens", "attention_mask"),
         tower="text",
         of_labels=True,
@@ -121,6 +128,7 @@ def _stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
 def _class_features(text: Any, state: State) -> Tensor:
     """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
     pooler = text.transformer.pooler
-    output = BaseModelOutputWithPooling(state.hidden, None if pooler is None else pooler(state.hidden))
+    pooled = None if pooler is None else pooler(state.hidden)
+    output = BaseModelOutputWithPooling(state.hidden, pooled)
     features = text.proj(text.pooler(output, state.context["tokens"]))
     return mean_features(features, state.context["text"].shape[1])

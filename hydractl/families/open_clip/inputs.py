@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError
-from hydractl.families.hf.inputs import prompt_tokens, text_preprocess
-from hydractl.families.hf.inputs import tokenizer_of as hf_tokenizer
+from hydractl.families.hf.inputs import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
+from hydractl.families.library_json import LibraryConfig, Preprocessing, integers_in, object_in
 from hydractl.families.pixels import images_of, in_mode, is_size
-from hydractl.families.reading import kept, refused_as
+from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import canonical_json, shown
 
 _CHOICES = {
@@ -29,6 +29,10 @@ _CHOICES = {
     "resize_mode": ("shortest", "longest", "squash"),
 }
 _FIELDS = tuple(field.name for field in dataclasses.fields(PreprocessCfg))
+CONTEXT_LENGTH = 77
+"""Tokens of a text where a configuration does not say how many."""
+VOCABULARY = 49408
+"""Tokens that a model knows where its configuration does not say how many."""
 _CLEANED = ("canonicalize", "lower", "whitespace")
 _HF_TOKENIZER = ("clean", "strip_sep_token")
 # The other settings of the tokenizer name a file of this machine, or drop words by chance.
@@ -38,7 +42,7 @@ _PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def image_preprocess(size: Any, published: Any) -> dict[str, Any]:
+def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
     """Return open_clip's whole ``PreprocessCfg`` as plain JSON.
 
     Args:
@@ -55,12 +59,17 @@ def image_preprocess(size: Any, published: Any) -> dict[str, Any]:
     return {"kind": "image", **json.loads(json.dumps(settings))}
 
 
-def published_preprocess(preprocess: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of :func:`image_preprocess` that is open_clip's own."""
+def published_preprocess(preprocess: Preprocessing) -> Preprocessing:
+    """Return the part of :func:`open_clip_preprocess` that is open_clip's own."""
     return {key: preprocess[key] for key in _FIELDS}
 
 
-def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
+def size_of_images(preprocess: Preprocessing) -> list[int]:
+    """Return the size ``[3, height, width]`` of the images that a model is given."""
+    return [3, *integers_in(preprocess, "size", "the preprocessing")]
+
+
+def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
     """Return open_clip's own evaluation transform, from a list of PIL images to pixels ``[B, 3, H, W]``.
 
     As there, an image is resized in its own mode before it becomes RGB. Only 16-bit images are made 8-bit first,
@@ -72,40 +81,47 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
     problems = _problems(preprocess)
     if problems:
         raise InputError(f"open_clip cannot preprocess images so: {problems[0]}", problems=problems)
-    size = preprocess["size"]
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in published_preprocess(preprocess).items()}
+    fields: dict[str, Any] = {}
+    for key, value in published_preprocess(preprocess).items():
+        fields[key] = tuple(value) if isinstance(value, list) else value
     with refused_as(f"open_clip cannot preprocess images with {shown(fields, 200)}"):
         transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
         shape = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
-    if shape != [3, *size]:
-        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {[3, *size]}")
+    expected = size_of_images(preprocess)
+    if shape != expected:
+        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {expected}")
 
-    def eight_bit(image: Image.Image) -> Image.Image:
-        return in_mode(image, "RGB") if image.mode.startswith("I;16") else image
+    def collate(samples: list[Any]) -> Tensor:
+        return torch.stack([transform(_in_eight_bits(image)) for image in images_of(samples)])
 
-    return lambda samples: torch.stack([transform(eight_bit(image)) for image in images_of(samples)])
+    return collate
 
 
-def _problems(preprocess: Mapping[str, Any]) -> list[str]:
+def _in_eight_bits(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return in_mode(image, "RGB")
+    return image
+
+
+def _problems(preprocess: Preprocessing) -> list[str]:
     """List the problems of the preprocessing that a file describes."""
     if preprocess.get("kind") != "image":
         return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
     missing = [key for key in _FIELDS if key not in preprocess]
     if missing:
         return [f"it lacks {', '.join(missing)}"]
-    problems = [
-        f"its {key} is {shown(preprocess[key])}, not one of {', '.join(choices)}"
-        for key, choices in _CHOICES.items()
-        if preprocess[key] not in choices
-    ]
+    problems = []
+    for key, choices in _CHOICES.items():
+        if preprocess[key] not in choices:
+            problems.append(f"its {key} is {shown(preprocess[key])}, not one of {', '.join(choices)}")
     size = preprocess["size"]
     if not isinstance(size, list) or len(size) != 2 or not is_size(size):
         problems.append(f"its size is {shown(size)}, not [height, width]")
     for key in ("mean", "std"):
         values = preprocess[key]
-        if not isinstance(values, list) or len(values) != 3 or not all(_is_number(v) for v in values):
+        if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
             problems.append(f"its {key} is {shown(values)}, not three numbers")
-        elif key == "std" and not all(v > 0 for v in values):
+        elif key == "std" and min(values) <= 0:
             problems.append(f"its std is {shown(values)}, which cannot be divided by")
     fill = preprocess["fill_color"]
     if type(fill) is not int or not 0 <= fill <= 255:
@@ -120,70 +136,95 @@ def _is_number(value: Any) -> bool:
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-def own_tokenizer(config: Mapping[str, Any]) -> bool:
+def text_cfg_of(config: LibraryConfig) -> Mapping[str, Any]:
+    """Return the settings of the tower of texts, whose values open_clip itself checks.
+
+    Raises:
+        InputError: for a configuration without them.
+    """
+    return object_in(config, "text_cfg", "the configuration of the model")
+
+
+def own_tokenizer(config: LibraryConfig) -> bool:
     """Return whether texts are read by open_clip's own SimpleTokenizer, not by one of transformers."""
-    return not config["text_cfg"].get("hf_tokenizer_name")
+    return not text_cfg_of(config).get("hf_tokenizer_name")
 
 
-def text_settings(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
     """Read the tokenizer of transformers in a folder, as of :func:`hydractl.families.hf.inputs.text_preprocess`.
 
     Raises:
         InputError: for a folder without one, and for one of another model.
     """
-    text = config["text_cfg"]
-    _hf_settings(text)
-    length = text.get("context_length", 77)
-    vocabulary = config["hf_config"]["vocab_size"] if text.get("hf_model_name") else text.get("vocab_size", 49408)
-    texts = text_preprocess(folder, length, vocabulary, ("input_ids",))
-    texts["max_length"] = texts["tokenizer"]["model_max_length"] = length  # the library asks no tokenizer
+    text_cfg = text_cfg_of(config)
+    _hf_settings(text_cfg)
+    if text_cfg.get("hf_model_name"):
+        hf_config: Any = config["hf_config"]
+        vocabulary = hf_config["vocab_size"]
+    else:
+        vocabulary = text_cfg.get("vocab_size", VOCABULARY)
+    length = text_cfg.get("context_length", CONTEXT_LENGTH)
+    texts = text_preprocess(folder, positions=length, vocabulary=vocabulary, always=("input_ids",))
+    # The library asks no tokenizer how long a text may be.
+    texts["max_length"] = length
+    texts["tokenizer"]["model_max_length"] = length
     return texts
 
 
-def _hf_settings(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    settings = text.get("tokenizer_kwargs") or {}
-    plain = isinstance(settings, Mapping) and set(settings) <= set(_HF_TOKENIZER)
-    if not plain or settings.get("clean", "whitespace") not in _CLEANED:
+def _hf_settings(text_cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of open_clip's ``HFTokenizer``.
+
+    Raises:
+        InputError: for settings that are not followed here.
+    """
+    settings = text_cfg.get("tokenizer_kwargs") or {}
+    is_plain = isinstance(settings, Mapping) and set(settings) <= set(_HF_TOKENIZER)
+    if not is_plain or settings.get("clean", "whitespace") not in _CLEANED:
         hint = f"supported: {', '.join(_HF_TOKENIZER)}, to clean by {', '.join(_CLEANED)}"
         raise InputError(f"the settings of its HFTokenizer are not supported: {shown(settings)}", hint=hint)
     return settings
 
 
-def cleaned(config: Mapping[str, Any], texts: Sequence[str]) -> list[str]:
+def cleaned(config: LibraryConfig, texts: Sequence[str]) -> list[str]:
     """Return texts as open_clip gives them to a tokenizer of transformers."""
-    clean = get_clean_fn(_hf_settings(config["text_cfg"]).get("clean", "whitespace"))
+    settings = _hf_settings(text_cfg_of(config))
+    clean = get_clean_fn(settings.get("clean", "whitespace"))
     return [clean(text) for text in texts]
 
 
-def tokens_of(config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]) -> Tensor:
+def tokens_of(config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> Tensor:
     """Return tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer``."""
     if own_tokenizer(config):
-        return tokenizer_of(config)(list(texts))
-    ids = prompt_tokens(preprocess.get("texts"), cleaned(config, texts), whole=True)["input_ids"]
-    if config["text_cfg"].get("tokenizer_kwargs", {}).get("strip_sep_token"):
-        ids = torch.where(ids == hf_tokenizer(preprocess["texts"]).sep_token_id, 0, ids)
+        return simple_tokenizer(config)(list(texts))
+    stored = preprocess.get("texts")
+    ids = prompt_tokens(stored, cleaned(config, texts), whole=True)["input_ids"]
+    if _hf_settings(text_cfg_of(config)).get("strip_sep_token"):
+        ids = torch.where(ids == stored_tokenizer(stored).sep_token_id, 0, ids)
     return ids
 
 
-def tokenizer_of(config: Mapping[str, Any]) -> Any:
+def simple_tokenizer(config: LibraryConfig) -> Any:
     """Build open_clip's own tokenizer with the settings of a model.
 
     Raises:
         InputError: for settings that are not plain.
     """
-    text = config["text_cfg"]
-    settings = text.get("tokenizer_kwargs") or {}
-    foreign = sorted(set(settings) - set(_PLAIN_TOKENIZER)) if isinstance(settings, Mapping) else [shown(settings)]
+    text_cfg = text_cfg_of(config)
+    settings = text_cfg.get("tokenizer_kwargs") or {}
+    if isinstance(settings, Mapping):
+        foreign = sorted(set(settings) - set(_PLAIN_TOKENIZER))
+    else:
+        foreign = [shown(settings)]
     if foreign:
         raise InputError(
             f"the settings of its SimpleTokenizer are not supported: {', '.join(map(str, foreign))}",
             hint=f"supported: {', '.join(_PLAIN_TOKENIZER)}",
         )
-    return _tokenizer({**settings, "context_length": text.get("context_length", 77)})
+    return _tokenizer({**settings, "context_length": text_cfg.get("context_length", CONTEXT_LENGTH)})
 
 
-@kept
-def _tokenizer(settings: Mapping[str, Any]) -> Any:
+@cached_by_config
+def _tokenizer(settings: LibraryConfig) -> Any:
     try:
         return open_clip.SimpleTokenizer(**settings)
     except Exception as error:
@@ -193,4 +234,7 @@ def _tokenizer(settings: Mapping[str, Any]) -> Any:
 
 def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
     """Return the token positions of ``argmax`` and ``eos`` pooling, for tokens ``[..., L]``."""
-    return (text if pool == "argmax" else torch.eq(text, -1 if eos is None else eos).int()).argmax(dim=-1)
+    if pool == "argmax":
+        return text.argmax(dim=-1)
+    end = -1 if eos is None else eos
+    return torch.eq(text, end).int().argmax(dim=-1)

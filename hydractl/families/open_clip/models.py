@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -25,23 +25,26 @@ from torch.nn import functional as F
 from hydractl.errors import InputError
 from hydractl.families import timm
 from hydractl.families.base import Projection, Stages, State, first_tokens
+from hydractl.families.library_json import LibraryConfig, object_in
 from hydractl.families.open_clip.hf_text import (
     LAYOUT,
     TRANSFORMER,
-    check_config,
     hf_text,
+    hf_text_obstacles,
+    hf_text_stages,
     is_of_transformers,
-    named,
-    obstacles,
-    stages,
+    problem_of_hf_config,
+    text_cfg_with_folder,
 )
-from hydractl.families.open_clip.inputs import own_tokenizer, tokenizer_of
+from hydractl.families.open_clip.inputs import CONTEXT_LENGTH, VOCABULARY, own_tokenizer, simple_tokenizer, text_cfg_of
 from hydractl.families.prompts import mean_features
-from hydractl.families.reading import kept, refused_as
+from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import shown
 
 SECTIONS = {"vision_cfg": open_clip.CLIPVisionCfg, "text_cfg": open_clip.CLIPTextCfg}
-_MOST_LAYERS, _MOST_TOKENS = 1000, 1 << 12  # the causal mask holds the square of the latter
+_MOST_LAYERS = 1000
+_MOST_TOKENS = 1 << 12  # the causal mask holds the square of it
+_ORIGIN = "the configuration of the model"
 _SUPPORTED = (
     "supported are CLIP and CustomTextCLIP of open_clip's own transformers, or with a ViT or Eva of timm for images: "
     "ViT-B-32, PE-Core-B-16, ViT-B-16-SigLIP"
@@ -83,13 +86,22 @@ class TextTower:
 def text_tower(model: Any) -> TextTower:
     """Return the text tower of a model."""
     if isinstance(model, open_clip.CLIP):
-        return TextTower(model, "", model.text_pool_type, getattr(model, "text_eos_id", None))
-    pool = model.text.pool_type if model.text.cls_emb is None else "last"
-    return TextTower(model.text, "text.", pool, getattr(model.text, "eos_id", None))
+        return TextTower(
+            module=model,
+            prefix="",
+            pool=model.text_pool_type,
+            eos=getattr(model, "text_eos_id", None),
+        )
+    return TextTower(
+        module=model.text,
+        prefix="text.",
+        pool=model.text.pool_type if model.text.cls_emb is None else "last",
+        eos=getattr(model.text, "eos_id", None),
+    )
 
 
-@kept
-def skeleton(config: dict[str, Any]) -> Any:
+@cached_by_config
+def skeleton(config: LibraryConfig) -> Any:
     """Build the model of a configuration, its parameters on the meta device.
 
     Raises:
@@ -97,87 +109,116 @@ def skeleton(config: dict[str, Any]) -> Any:
     """
     _check_config(config)
     with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), torch.device("meta"):
-        model = library_model(config)
+        model = drawn_clip(config)
     for reason in _obstacles(model, config):
         raise _refusal(type(model).__name__, reason)
     if isinstance(model.visual, TimmModel):
-        timm.fill_buffers(model.visual.trunk)
-    holder = None if hf_text(model) else text_tower(model).module
-    if holder is not None and holder.attn_mask is not None:
-        # The one buffer. CLIP throws away the TextTransformer that knows how to make it.
-        tokens = SimpleNamespace(num_pos=holder.positional_embedding.shape[0])
-        holder.attn_mask = TextTransformer.build_causal_mask(tokens)
+        timm.fill_timm_buffers(model.visual.trunk)
+    if hf_text(model) is None:
+        _fill_causal_mask(text_tower(model).module)
     return model.eval()
 
 
-def library_model(config: Mapping[str, Any]) -> Any:
+def _fill_causal_mask(holder: Any) -> None:
+    """Make the one buffer of a text tower real. CLIP throws away the TextTransformer that knows how to make it."""
+    if holder.attn_mask is not None:
+        tokens = SimpleNamespace(num_pos=holder.positional_embedding.shape[0])
+        holder.attn_mask = TextTransformer.build_causal_mask(tokens)
+
+
+def drawn_clip(config: LibraryConfig) -> Any:
     """Build the library's model of a configuration, on the default device, with weights of its own initialisation."""
-    custom = config.get("custom_text") or config["text_cfg"].get("hf_model_name")
-    settings = {key: value for key, value in config.items() if key not in ("custom_text", "hf_config")}
-    if "timm_model_name" in config["vision_cfg"]:  # the library would ask the hub for weights
-        settings["vision_cfg"] = {**config["vision_cfg"], "timm_model_pretrained": False}
-    with named(config["text_cfg"], config.get("hf_config")) as text:
-        settings["text_cfg"] = text
-        return (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**settings, cast_dtype=None)
+    model_class = open_clip.CustomTextCLIP if _is_custom(config) else open_clip.CLIP
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in ("custom_text", "hf_config"):
+            settings[key] = value
+    vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
+    if "timm_model_name" in vision_cfg:  # the library would ask the hub for weights
+        settings["vision_cfg"] = {**vision_cfg, "timm_model_pretrained": False}
+    hf_config = object_in(config, "hf_config", _ORIGIN) if "hf_config" in config else None
+    with text_cfg_with_folder(text_cfg_of(config), hf_config) as text_cfg:
+        settings["text_cfg"] = text_cfg
+        return model_class(**settings, cast_dtype=None)
 
 
-def towers_of_coca(config: Mapping[str, Any]) -> dict[str, Any]:
+def _is_custom(config: LibraryConfig) -> bool:
+    """Return whether a configuration is of a CustomTextCLIP."""
+    return bool(config.get("custom_text") or text_cfg_of(config).get("hf_model_name"))
+
+
+def towers_of_coca(config: LibraryConfig) -> dict[str, object]:
     """Return the configuration of the two towers of a CoCa, which are those of a CustomTextCLIP; any other's own.
 
     Left out is the decoder that writes captions: it attends across the towers, and no classifier by names needs it.
     """
+    towers = dict(config)
     if "multimodal_cfg" not in config:
-        return dict(config)
-    towers = {section: {**config[section], "output_tokens": False} for section in SECTIONS if section in config}
-    return {k: v for k, v in config.items() if k not in ("multimodal_cfg", "pad_id")} | towers | {"custom_text": True}
+        return towers
+    towers.pop("multimodal_cfg")
+    towers.pop("pad_id", None)
+    for section in SECTIONS:
+        if section in config:
+            towers[section] = {**object_in(config, section, _ORIGIN), "output_tokens": False}
+    towers["custom_text"] = True
+    return towers
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
+def _check_config(config: LibraryConfig) -> None:
     """Refuse before anything is built: some of these would ask a hub, or take the machine's memory."""
     for section in SECTIONS:
         if not isinstance(config.get(section), Mapping):
-            raise InputError(f"the configuration of the model has no {section}")
-    vision, text = config["vision_cfg"], config["text_cfg"]
-    name = "CustomTextCLIP" if config.get("custom_text") or text.get("hf_model_name") else "CLIP"
-    if isinstance(vision.get("layers"), list):
+            raise InputError(f"{_ORIGIN} has no {section}")
+    text_cfg = text_cfg_of(config)
+    name = "CustomTextCLIP" if _is_custom(config) else "CLIP"
+    if isinstance(object_in(config, "vision_cfg", _ORIGIN).get("layers"), list):
         raise _refusal(name, "its visual tower is a ModifiedResNet")
-    if text.get("embed_cls") and name == "CLIP":
+    if text_cfg.get("embed_cls") and name == "CLIP":
         raise _refusal(name, "its TextTransformer has a class token (embed_cls), which CLIP leaves out")
     for section, key, reason in _FOREIGN:
-        if config[section].get(key):
+        if object_in(config, section, _ORIGIN).get(key):
             raise _refusal(name, reason)
-    problems = [
-        f"{section} has {shown(layers)} layers"
-        for section in SECTIONS
-        if type(layers := config[section].get("layers", 12)) is not int or not 0 < layers <= _MOST_LAYERS
-    ]
-    length = text.get("context_length", 77)
-    if type(length) is not int or not 2 <= length <= _MOST_TOKENS:
-        problems.append(f"text_cfg has a context of {shown(length)} tokens")
+    problems = _problems_of_sizes(config)
     if problems:
         raise InputError(f"open_clip cannot build this model: {problems[0]}", problems=problems)
-    if text.get("hf_model_name") and (problem := check_config(config.get("hf_config"))) is not None:
-        raise _refusal(name, problem)
-    if not own_tokenizer(config):
-        return
-    vocabulary, known = text.get("vocab_size", 49408), tokenizer_of(config).vocab_size
-    if type(vocabulary) is not int or vocabulary < known:
-        raise _refusal(name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {known}")
+    if text_cfg.get("hf_model_name"):
+        problem = problem_of_hf_config(config.get("hf_config"))
+        if problem is not None:
+            raise _refusal(name, problem)
+    if own_tokenizer(config):
+        vocabulary = text_cfg.get("vocab_size", VOCABULARY)
+        known = simple_tokenizer(config).vocab_size
+        if type(vocabulary) is not int or vocabulary < known:
+            raise _refusal(name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {known}")
 
 
-def _obstacles(model: Any, config: Mapping[str, Any]) -> Iterator[str]:
+def _problems_of_sizes(config: LibraryConfig) -> list[str]:
+    """List numbers of layers and tokens that no model has."""
+    problems = []
+    for section in SECTIONS:
+        layers = object_in(config, section, _ORIGIN).get("layers", 12)
+        if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
+            problems.append(f"{section} has {shown(layers)} layers")
+    length = text_cfg_of(config).get("context_length", CONTEXT_LENGTH)
+    if type(length) is not int or not 2 <= length <= _MOST_TOKENS:
+        problems.append(f"text_cfg has a context of {shown(length)} tokens")
+    return problems
+
+
+def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
     """Yield the reasons why the heads of a built model cannot be separated, or its features not be compared."""
-    visual, width = model.visual, config["embed_dim"]
+    visual = model.visual
     if isinstance(visual, TimmModel):
-        yield from _trunk_obstacles(visual, width)
+        yield from _trunk_obstacles(visual, config["embed_dim"])
     elif type(visual) is not VisionTransformer:
         yield f"its visual tower is a {type(visual).__name__}"
         return
     elif visual.pool_type == "none":
         what = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
         yield f"its VisionTransformer has {what}, so there is no one feature of an image"
-    if (encoder := hf_text(model)) is not None:
-        yield from obstacles(encoder)
+    encoder = hf_text(model)
+    if encoder is not None:
+        yield from hf_text_obstacles(encoder)
     else:
         yield from _text_obstacles(text_tower(model), config)
     for path, block in blocks_of(model):
@@ -185,31 +226,34 @@ def _obstacles(model: Any, config: Mapping[str, Any]) -> Iterator[str]:
             yield from _block_obstacles(path, block)
 
 
-def _text_obstacles(text: TextTower, config: Mapping[str, Any]) -> Iterator[str]:
+def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
     if text.pool == "none":
         yield "its TextTransformer does not pool, so there is no one feature of a text"
-    eos = tokenizer_of({"text_cfg": {}}).eot_token_id
-    if text.pool == "eos" and text.eos != eos and own_tokenizer(config):
-        yield f"its TextTransformer pools at token {text.eos}, open_clip's SimpleTokenizer ends a text with {eos}"
-    if text.module.text_projection is None and text.module.ln_final.weight.shape[0] != config["embed_dim"]:
+    if text.pool == "eos" and own_tokenizer(config):
+        eos = simple_tokenizer({"text_cfg": {}}).eot_token_id
+        if text.eos != eos:
+            yield f"its TextTransformer pools at token {text.eos}, open_clip's SimpleTokenizer ends a text with {eos}"
+    width = text.module.ln_final.weight.shape[0]
+    if text.module.text_projection is None and width != config["embed_dim"]:
         yield "its TextTransformer has no projection, and another width than the features of images"
 
 
-def _trunk_obstacles(visual: TimmModel, width: int) -> Iterator[str]:
+def _trunk_obstacles(visual: TimmModel, width: object) -> Iterator[str]:
     """Yield the reasons why an image tower of timm cannot be used as the family of timm reads it.
 
     Args:
         width: of the features.
     """
     try:
-        timm.check_model(visual.trunk)
+        timm.check_timm_model(visual.trunk)
     except InputError as error:
         yield f"its visual tower is a TimmModel: {error.message}"
         return
     size = visual.trunk.patch_embed.img_size
     if size is not None and tuple(size) != tuple(visual.image_size):
         yield f"its image_size is {shown(list(visual.image_size))}, its timm tower takes {list(size)}"
-    if not len(visual.head) and not visual.trunk.num_classes and visual.trunk.num_features != width:
+    has_projection = len(visual.head) or visual.trunk.num_classes
+    if not has_projection and visual.trunk.num_features != width:
         yield f"its timm tower has features of {visual.trunk.num_features} numbers and no projection to {width}"
 
 
@@ -233,14 +277,21 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
     """List open_clip's own transformer blocks and those of a text tower of transformers, visual first, by path."""
-    own = not isinstance(model.visual, TimmModel)
-    images = "visual.transformer.resblocks", model.visual.transformer.resblocks if own else ()
-    if (encoder := hf_text(model)) is not None:
-        texts = f"{TRANSFORMER}{LAYOUT.layers}", encoder.transformer.encoder.layer
+    blocks: list[tuple[str, Any]] = []
+    if not isinstance(model.visual, TimmModel):
+        blocks += _numbered("visual.transformer.resblocks", model.visual.transformer.resblocks)
+    encoder: Any = hf_text(model)
+    if encoder is not None:
+        blocks += _numbered(f"{TRANSFORMER}{LAYOUT.layers}", encoder.transformer.encoder.layer)
     else:
         tower = text_tower(model)
-        texts = f"{tower.prefix}transformer.resblocks", tower.module.transformer.resblocks
-    return [(f"{start}.{index}", block) for start, blocks in (images, texts) for index, block in enumerate(blocks)]
+        blocks += _numbered(f"{tower.prefix}transformer.resblocks", tower.module.transformer.resblocks)
+    return blocks
+
+
+def _numbered(path: str, blocks: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return the modules of a list with their paths."""
+    return [(f"{path}.{index}", block) for index, block in enumerate(blocks)]
 
 
 def _refusal(name: str, reason: str) -> InputError:
@@ -271,6 +322,7 @@ def visual_stages(model: Any) -> Stages:
         return visual._pool(state.hidden)[0]
 
     blocks = visual.transformer.resblocks
+    reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
     return Stages(
         stem=lambda images: State(visual._embeds(images)),
         blocks=[partial(_run, block) for block in blocks],
@@ -279,7 +331,7 @@ def visual_stages(model: Any) -> Stages:
         readout=lambda state: F.normalize(pooled(state) @ visual.proj, dim=-1),
         projection=Projection(lambda state: pooled(state)[:, None], lambda: (visual.proj.T, None)),
         attention_inputs=[partial(_attention_input, block) for block in blocks],
-        reads=first_tokens(1) if visual.attn_pool is None and visual.pool_type == "tok" else None,
+        reads=first_tokens(1) if reads_class_token else None,
         tower="visual",
         prefixes=("visual.",),
     )
@@ -301,29 +353,19 @@ def _trunk_stages(visual: TimmModel) -> Stages:
 
 def text_stages(model: Any) -> Stages:
     """Cut the text tower: the library's ``encode_text``, and ``build_zero_shot_classifier`` over a class's prompts."""
-    if (encoder := hf_text(model)) is not None:
-        return stages(encoder)
+    encoder = hf_text(model)
+    if encoder is not None:
+        return hf_text_stages(encoder)
     tower = text_tower(model)
-    holder, prefix = tower.module, tower.prefix
-    own_end = getattr(holder, "cls_emb", None)
-
-    def stem(inputs: Mapping[str, Tensor]) -> State:
-        text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
-        # Written out, because the library's own stem asks the first block for its dtype, which may be another's.
-        hidden = holder.token_embedding(text)
-        if own_end is not None:
-            hidden = torch.cat([hidden, own_end.expand(len(text), 1, -1)], dim=1)
-        tokens = hidden.shape[1]
-        hidden, mask = hidden + holder.positional_embedding[:tokens], holder.attn_mask
-        mask = None if mask is None else mask[:tokens, :tokens].to(hidden.dtype)
-        if own_end is not None:  # no token sees padding: the library's mask, which is the same for every head
-            padding = holder._build_additive_mask(text, tokens, hidden.dtype).unflatten(0, (len(text), -1))[:, :1]
-            mask = padding if mask is None else mask + padding
-        return State(hidden, {"text": inputs["text"], "attn_mask": mask})
-
-    blocks = holder.transformer.resblocks
+    prefix = tower.prefix
+    blocks = tower.module.transformer.resblocks
+    has_class_token = getattr(tower.module, "cls_emb", None) is not None
+    if prefix:
+        prefixes: tuple[str, ...] = (prefix,)
+    else:
+        prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
     return Stages(
-        stem=stem,
+        stem=partial(_text_stem, tower.module),
         blocks=[partial(_run, block) for block in blocks],
         block_paths=[f"{prefix}transformer.resblocks.{index}" for index in range(len(blocks))],
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
@@ -331,20 +373,43 @@ def text_stages(model: Any) -> Stages:
         projection=_text_projection(tower),
         attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=lambda state: _pooled_tokens(tower, state),
-        per_sample=("text",) if own_end is None else ("text", "attn_mask"),
+        per_sample=("text", "attn_mask") if has_class_token else ("text",),
         tower="text",
         of_labels=True,
-        prefixes=(
-            ("text.",)
-            if prefix
-            else ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
-        ),
+        prefixes=prefixes,
     )
+
+
+def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
+    """Run the library's own stem.
+
+    It is written out, because that asks the first block for its dtype, which may be another's.
+
+    Args:
+        holder: of ``token_embedding`` and so on, see :class:`TextTower`.
+        inputs: ``text`` ``[classes, prompts, T]``.
+    """
+    text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
+    hidden = holder.token_embedding(text)
+    class_token = getattr(holder, "cls_emb", None)
+    if class_token is not None:
+        hidden = torch.cat([hidden, class_token.expand(len(text), 1, -1)], dim=1)
+    tokens = hidden.shape[1]
+    hidden = hidden + holder.positional_embedding[:tokens]
+    mask = None
+    if holder.attn_mask is not None:
+        mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
+    if class_token is not None:  # no token sees padding: the library's mask, which is the same for every head
+        of_heads = holder._build_additive_mask(text, tokens, hidden.dtype)
+        padding = of_heads.unflatten(0, (len(text), -1))[:, :1]
+        mask = padding if mask is None else mask + padding
+    return State(hidden, {"text": inputs["text"], "attn_mask": mask})
 
 
 def _class_features(tower: TextTower, state: State) -> Tensor:
     """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
-    features, projection = _pooled_texts(tower, state), tower.module.text_projection
+    features = _pooled_texts(tower, state)
+    projection = tower.module.text_projection
     if isinstance(projection, nn.Linear):
         features = projection(features)
     elif projection is not None:
@@ -354,21 +419,28 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
 
 def _pooled_texts(tower: TextTower, state: State) -> Tensor:
     """Compute ``[classes * prompts, d_model]``, the pooled features of the prompts."""
-    text, holder = state.context["text"], tower.module
+    norm = tower.module.ln_final
     if "read" in state.context:
-        return holder.ln_final(state.hidden[:, 0])
-    return text_global_pool(holder.ln_final(state.hidden), text.flatten(0, 1), tower.pool, eos_token_id=tower.eos)
+        return norm(state.hidden[:, 0])
+    text = state.context["text"].flatten(0, 1)
+    return text_global_pool(norm(state.hidden), text, tower.pool, eos_token_id=tower.eos)
 
 
 def _text_projection(tower: TextTower) -> Projection | None:
     layer = tower.module.text_projection
     if layer is None:
         return None
-    linear = isinstance(layer, nn.Linear)
-    return Projection(
-        lambda state: _pooled_texts(tower, state).unflatten(0, (-1, state.context["text"].shape[1])),
-        lambda: (layer.weight, layer.bias) if linear else (layer.T, None),
-    )
+
+    def inputs(state: State) -> Tensor:
+        prompts = state.context["text"].shape[1]
+        return _pooled_texts(tower, state).unflatten(0, (-1, prompts))
+
+    def parameters() -> tuple[Tensor, Tensor | None]:
+        if isinstance(layer, nn.Linear):
+            return layer.weight, layer.bias
+        return layer.T, None
+
+    return Projection(inputs, parameters)
 
 
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:

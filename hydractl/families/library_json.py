@@ -1,0 +1,96 @@
+"""What a library writes of a model in JSON. Values come from files of others: each is checked where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hydractl.errors import InputError
+from hydractl.jsonio import shown
+
+LibraryConfig = Mapping[str, object]
+"""The configuration that a library builds a model of, in the words of that library."""
+
+Preprocessing = Mapping[str, object]
+"""How raw samples become the inputs of a model, in the words of its library; ``kind`` is ``text`` or ``image``."""
+
+
+def object_in(values: Mapping[str, object], key: str, origin: str) -> Mapping[str, object]:
+    """Return the object at a key.
+
+    Raises:
+        InputError: naming ``origin``, for anything else.
+    """
+    value = values.get(key)
+    if not isinstance(value, Mapping):
+        raise InputError(f"{origin} has the {key} {shown(value)}, no object")
+    return value
+
+
+def object_or_empty(values: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """Return the object at a key; an empty one where there is none."""
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def list_in(values: Mapping[str, object], key: str, origin: str) -> list[object]:
+    """Return the list at a key.
+
+    Raises:
+        InputError: naming ``origin``, for anything else.
+    """
+    value = values.get(key)
+    if not isinstance(value, (list, tuple)):
+        raise InputError(f"{origin} has the {key} {shown(value)}, no list")
+    return list(value)
+
+
+def integer_in(values: Mapping[str, object], key: str, origin: str) -> int:
+    """Return the whole number at a key.
+
+    Raises:
+        InputError: naming ``origin``, for anything else.
+    """
+    value = values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{origin} has the {key} {shown(value)}, no whole number")
+    return value
+
+
+def text_in(values: Mapping[str, object], key: str, origin: str) -> str:
+    """Return the text at a key.
+
+    Raises:
+        InputError: naming ``origin``, for anything else.
+    """
+    value = values.get(key)
+    if not isinstance(value, str):
+        raise InputError(f"{origin} has the {key} {shown(value)}, no text")
+    return value
+
+
+def integers_in(values: Mapping[str, object], key: str, origin: str) -> list[int]:
+    """Return the list of whole numbers at a key.
+
+    Raises:
+        InputError: naming ``origin``, for anything else.
+    """
+    numbers = []
+    for value in list_in(values, key, origin):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InputError(f"{origin} has the {key} {shown(values[key])}, no whole numbers")
+        numbers.append(value)
+    return numbers
+
+
+def numbers_in(values: Mapping[str, object], key: str, origin: str) -> list[float]:
+    """Return the list of numbers at a key, as they are written.
+
+    Raises:
+        InputError: naming ``origin``, for anything else.
+    """
+    numbers: list[float] = []
+    for value in list_in(values, key, origin):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise InputError(f"{origin} has the {key} {shown(values[key])}, no numbers")
+        numbers.append(value)
+    return numbers
