@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydractl.errors import InputError
-from hydractl.exports.program import Refused, check_model, check_payload
+from hydractl.exports.program import Refused, check_payload, check_program
 from hydractl.files.header import MAX_TENSORS
 from hydractl.jsonio import parse_json, shown
 
@@ -63,12 +63,17 @@ class Archive:
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
         self._entries = _entries(archive)
-        self.metadata = {
-            match["name"]: self._text(name) for name in self._entries if (match := _EXTRA.fullmatch(name)) is not None
-        }
+        self.metadata = {}
+        for name in self._entries:
+            extra = _EXTRA.fullmatch(name)
+            if extra is not None:
+                self.metadata[extra["name"]] = self._text(name)
         self._check_entries()
-        self._documents = {name: self._document(name) for name in (_MODEL, *_PAYLOADS) if name in self._entries}
-        check_model(self._documents.get(_MODEL))
+        self._documents = {}
+        for name in (_MODEL, *_PAYLOADS):
+            if name in self._entries:
+                self._documents[name] = self._document(name)
+        check_program(self._documents.get(_MODEL))
         sizes = {name: entry.file_size for name, entry in self._entries.items()}
         for name, stem in _PAYLOADS.items():
             if name in self._documents:
@@ -83,9 +88,9 @@ class Archive:
                 if document is not None:
                     archive.writestr(_ROOT + name, json.dumps(document))
                     continue
-                whole = zipfile.ZipInfo(_ROOT + name)
-                whole.file_size = entry.file_size
-                with self._archive.open(entry) as source, archive.open(whole, "w") as target:
+                info = zipfile.ZipInfo(_ROOT + name)
+                info.file_size = entry.file_size
+                with self._archive.open(entry) as source, archive.open(info, "w") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
         handle.flush()
         handle.seek(0)
@@ -98,11 +103,15 @@ class Archive:
             elif name in _PICKLES:
                 self._check_pickle(name)
             elif name in _FIXED:
-                content = self._read(name, 64)
-                if _FIXED[name].fullmatch(content) is None:
-                    raise Refused(f"the entry {name} with {shown(content)}")
+                self._check_fixed(name)
             elif not _is_data(name):
                 raise Refused(f"the entry {shown(name)}")
+
+    def _check_fixed(self, name: str) -> None:
+        """Refuse a small entry that holds something else than torch writes into it."""
+        content = self._read(name, 64)
+        if _FIXED[name].fullmatch(content) is None:
+            raise Refused(f"the entry {name} with {shown(content)}")
 
     def _check_pickle(self, name: str) -> None:
         """Refuse a pickle that holds more than tensors by name. torch, which opens it next, begins in the same way."""
@@ -132,14 +141,14 @@ class Archive:
 
 
 def _is_data(name: str) -> bool:
-    """Whether an entry holds bytes that are checked elsewhere, or that are numbers alone."""
+    """Return whether an entry holds bytes that are checked elsewhere, or that are numbers alone."""
     if name == _MODEL or name in _PAYLOADS:
         return True
     return _TENSOR.fullmatch(name) is not None or _EXTRA.fullmatch(name) is not None
 
 
 def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The entries of an archive by their names below its root, each there once and unpacked."""
+    """Return the entries of an archive by their names below its root, each there once and unpacked."""
     infos = archive.infolist()
     if len(infos) > _MOST_ENTRIES:
         raise Refused(f"{len(infos)} entries (the limit is {_MOST_ENTRIES})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,64 @@ from hydractl.metrics.samples import samples_of
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.runtime import HydraModel
 
-Answers = list[tuple[np.ndarray, np.ndarray]]
-"""The predicted class and the OOD score of every sample, ``[N]`` each, for each data set, ID first."""
+
+class SetAnswers(NamedTuple):
+    """The answers to all samples of a data set.
+
+    Attributes:
+        predicted: the predicted class of every sample, ``[N]``.
+        scores: its OOD score, ``[N]``.
+    """
+
+    predicted: np.ndarray
+    scores: np.ndarray
+
+
+Answers = list[SetAnswers]
+"""Those to each data set, ID first."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What answers are worth: the accuracy, and by OOD set the AUROC, None where it cannot be told."""
+
+    accuracy: float
+    auroc: Mapping[str, float | None]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figures as a document."""
+        return {"accuracy": self.accuracy, "auroc": dict(self.auroc)}
+
+
+@dataclass(frozen=True)
+class DataComparison:
+    """The answers of a model and of a file, compared.
+
+    Attributes:
+        data: the fingerprint of the ID data.
+        samples: their number.
+        score: the OOD score that was taken.
+        agreement: the share of ID samples of the same predicted class.
+        before, after: of the model, and of the file.
+    """
+
+    data: str
+    samples: int
+    score: str
+    agreement: float
+    before: Figures
+    after: Figures
+
+    def to_json(self) -> dict[str, object]:
+        """Return the comparison as a document."""
+        return {
+            "data": self.data,
+            "n": self.samples,
+            "score": self.score,
+            "agreement": self.agreement,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+        }
 
 
 @dataclass(frozen=True)
@@ -47,45 +103,50 @@ class CheckData:
             run: from inputs to member logits ``[M, B, classes]``.
             log: receives the progress.
         """
-        extra, answers = model.description.extra, []
-        how: dict[str, Any] = {"score": score_of(model), "pairs": False}
-        if extra.get("calibration"):
-            how["calibration"] = Calibration.from_json(extra["calibration"])
+        score = score_of(model)
+        stored = model.description.extra.get("calibration")
+        calibration = Calibration.from_json(stored) if stored else None
         sets = [self.inside, *self.outside.values()]
+        answers = []
         with log.progress("check on data", sum(map(len, sets)), "samples") as progress:
-            for one in sets:
-                predicted, scores = np.empty(len(one), np.int64), np.empty(len(one))
-                for batch in batches(one, model.preprocess, self.batch_size, workers=self.workers):
-                    samples = samples_of(run(batch.inputs).numpy(), **how)
-                    predicted[batch.indices], scores[batch.indices] = samples.predicted, samples.score
+            for dataset in sets:
+                predicted = np.empty(len(dataset), np.int64)
+                scores = np.empty(len(dataset))
+                for batch in batches(dataset, model.preprocess, self.batch_size, workers=self.workers):
+                    logits = run(batch.inputs).numpy()
+                    samples = samples_of(logits, score=score, pairs=False, calibration=calibration)
+                    # Longer texts run first, so that samples come in another order than that of the data.
+                    predicted[batch.indices] = samples.predicted
+                    scores[batch.indices] = samples.score
                     progress.advance(len(samples))
-                answers.append((predicted, scores))
+                answers.append(SetAnswers(predicted, scores))
         return answers
 
-    def compared(self, model: HydraModel, before: Answers, after: Answers) -> dict[str, Any]:
-        """Compare the answers of a model before and after.
+    def compared(self, model: HydraModel, before: Answers, after: Answers) -> DataComparison:
+        """Compare the answers of a model before and after."""
+        same = before[0].predicted == after[0].predicted
+        return DataComparison(
+            data=self.inside.fingerprint(),
+            samples=len(self.inside),
+            score=score_of(model),
+            agreement=float(same.mean()),
+            before=self._figures(before),
+            after=self._figures(after),
+        )
 
-        Returns:
-            ``data`` (fingerprint), ``n`` and ``score``; ``agreement``, the share of ID samples of the same predicted
-            class; ``before`` and ``after``, each with ``accuracy`` and by OOD set ``auroc``.
-        """
-        return {
-            "data": self.inside.fingerprint(),
-            "n": len(self.inside),
-            "score": score_of(model),
-            "agreement": float((before[0][0] == after[0][0]).mean()),
-            "before": self._figures(before),
-            "after": self._figures(after),
-        }
-
-    def _figures(self, answers: Answers) -> dict[str, Any]:
-        (predicted, inside), *rest = answers
-        curves = {name: curve_of(inside, scores) for name, (_, scores) in zip(self.outside, rest, strict=True)}
-        ood = {name: None if curve is None else auroc(curve) for name, curve in curves.items()}
-        return {"accuracy": float((predicted == self.inside.labels).mean()), "auroc": ood}
+    def _figures(self, answers: Answers) -> Figures:
+        inside, *outside = answers
+        aurocs: dict[str, float | None] = {}
+        for name, ood_answers in zip(self.outside, outside, strict=True):
+            curve = curve_of(inside.scores, ood_answers.scores)
+            aurocs[name] = None if curve is None else auroc(curve)
+        correct = inside.predicted == self.inside.labels
+        return Figures(accuracy=float(correct.mean()), auroc=aurocs)
 
 
 def score_of(model: HydraModel) -> str:
     """Return the OOD score of its checkpoint, where that says something of so many members, else ``msp``."""
     score = stored_score(model.description.extra) or "msp"
-    return "msp" if says_nothing(score, model.members) else score
+    if says_nothing(score, model.members):
+        return "msp"
+    return score

@@ -11,12 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.families.reading import refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.jsonio import parse_json
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 CARD = "README.md"
 _WEIGHTS = "model.safetensors"
@@ -37,7 +40,7 @@ _LICENCE = re.compile(r"(LICEN[CS]E|NOTICE|COPYING)([._-][A-Za-z0-9._-]{1,40})?"
 
 @dataclass(frozen=True)
 class Destination:
-    """Where to, and how.
+    """A repository of the Hub, and how files are uploaded to it.
 
     Attributes:
         repo: ``ORG/NAME``.
@@ -55,8 +58,8 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What is pushed of a folder, and what is not.
+class PushedFiles:
+    """The files of a checkpoint or a folder that are pushed, and those that are not.
 
     Attributes:
         files: paths by their names in the repository.
@@ -67,7 +70,7 @@ class Contents:
     left_out: Mapping[str, int]
 
 
-def contents_of(path: Path, include: Sequence[str] = ()) -> Contents:
+def contents_of(path: Path, include: Sequence[str] = ()) -> PushedFiles:
     """Choose the files of a checkpoint or of a published folder that belong to the model.
 
     A folder may hold anything beside the model: notes, states of optimizers, other checkpoints. Of it, only files are
@@ -85,54 +88,63 @@ def contents_of(path: Path, include: Sequence[str] = ()) -> Contents:
     if not path.is_dir():
         if include:
             raise UsageError(f"--include {include[0]}: {path} is one file", hint="push the folder that holds both")
-        return Contents({path.name: path}, {})
-    there = _files_below(path)
-    unknown = [name for name in include if name not in there]
+        return PushedFiles({path.name: path}, {})
+    names = _files_below(path)
+    unknown = [name for name in include if name not in names]
     if unknown:
         raise InputError(f"{path} holds no file {unknown[0]}", hint=f"names are those below {path}, such as {CARD}")
-    indexed = _shards(path)
-    chosen = [name for name in there if name in include or name in indexed or _belongs(name)]
-    outside = [name for name in chosen if not _lies_in(path / name, path)]
+    wanted = {*include, *_shards(path)}
+    files: dict[str, Path] = {}
+    left_out: dict[str, int] = {}
+    for name in names:
+        file = path / name
+        if name in wanted or _belongs(name):
+            files[name] = file
+        else:
+            left_out[name] = file.lstat().st_size
+    outside = [name for name, file in files.items() if not _lies_in(file, path)]
     if outside:
         raise InputError(
             f"{path / outside[0]} is a link to a file outside of the folder, which is not pushed",
             hint="put a copy of the file in its place",
             problems=outside if len(outside) > 1 else (),
         )
-    left_out = {name: (path / name).lstat().st_size for name in there if name not in chosen}
-    return Contents({name: path / name for name in chosen}, left_out)
+    return PushedFiles(files, left_out)
 
 
 def _files_below(folder: Path) -> list[str]:
-    """Names of all files of a folder and of those in it; folders that are links are not followed."""
+    """List all files of a folder and of those in it by name; folders that are links are not followed."""
     names = []
     for place, _, files in os.walk(folder):
-        names += [Path(place, file).relative_to(folder).as_posix() for file in files]
+        for file in files:
+            names.append(Path(place, file).relative_to(folder).as_posix())
     return sorted(names)
 
 
 def _belongs(name: str) -> bool:
-    """Whether a file of this name is read with a model, or says what may be done with it."""
+    """Return whether a file of this name is read with a model, or says what may be done with it."""
     return name in _OF_MODELS or _LICENCE.fullmatch(name) is not None
 
 
 def _shards(folder: Path) -> set[str]:
-    """Names of the files of weights that the index of a folder lists."""
+    """Return the names of the files of weights that the index of a folder lists."""
     index = folder / f"{_WEIGHTS}.index.json"
     if not index.is_file() or (folder / _WEIGHTS).is_file():
         return set()
     document = parse_json(index.read_bytes(), str(index))
-    names = document.get("weight_map") if isinstance(document, dict) else None
-    listed = {str(name) for name in names.values()} if isinstance(names, dict) else set()
-    return {name for name in listed if name.endswith(".safetensors")}
+    file_of_tensor = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(file_of_tensor, dict):
+        return set()
+    return {str(name) for name in file_of_tensor.values() if str(name).endswith(".safetensors")}
 
 
 def _lies_in(file: Path, folder: Path) -> bool:
-    target = os.path.realpath(file)
-    return os.path.commonpath([target, os.path.realpath(folder)]) == os.path.realpath(folder)
+    """Return whether a file, which may be a link, is in a folder."""
+    root = os.path.realpath(folder)
+    return os.path.commonpath([os.path.realpath(file), root]) == root
 
 
-def push(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, list[str]]:
+def upload(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, list[str]]:
     """Upload what the repository does not have yet; all of it or nothing.
 
     Args:
@@ -154,29 +166,47 @@ def push(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, list[
         if to.branch is not None:
             api.create_branch(to.repo, branch=to.branch, exist_ok=True)
         head = api.model_info(to.repo, revision=to.branch).sha
-        there = {one.path: one for one in api.get_paths_info(to.repo, list(files), revision=to.branch)}
-        wanted = {name: content for name, content in files.items() if not _same(there.get(name), content)}
-        taken = sorted(set(wanted) & set(there))
-        if taken and not to.force:
-            raise OutputError(f"{to.repo} has another {' and another '.join(taken)}", hint="--force replaces it")
+        wanted = _files_to_upload(api, files, to)
         if not wanted:
             return str(head), []
-        added = [
-            CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
-            for name, content in wanted.items()
-        ]
+        operations = []
+        for name, content in wanted.items():
+            source = content if isinstance(content, bytes) else str(content)
+            operations.append(CommitOperationAdd(name, source))
         commit = api.create_commit(
-            to.repo, added, commit_message=to.message, revision=to.branch, parent_commit=head, num_threads=1
+            to.repo, operations, commit_message=to.message, revision=to.branch, parent_commit=head, num_threads=1
         )
         return commit.oid, sorted(wanted)
 
 
-def _same(there: Any, content: Path | bytes) -> bool:
-    """Whether a file of a repository has these contents: by SHA-256 where it is a large one, else by git's own hash."""
-    if there is None:
-        return False
-    if there.lfs is not None:
-        found = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_file(content)
-        return bool(there.lfs.sha256 == found)
+def _files_to_upload(api: HfApi, files: Mapping[str, Path | bytes], to: Destination) -> dict[str, Path | bytes]:
+    """Return the files that the repository does not have yet.
+
+    Raises:
+        OutputError: files of these names are there with other contents, and ``force`` is not set.
+    """
+    stored = {entry.path: entry for entry in api.get_paths_info(to.repo, list(files), revision=to.branch)}
+    wanted = {}
+    taken = []
+    for name, content in files.items():
+        if name not in stored:
+            wanted[name] = content
+        elif not _has_contents(stored[name], content):
+            wanted[name] = content
+            taken.append(name)
+    if taken and not to.force:
+        raise OutputError(f"{to.repo} has another {' and another '.join(sorted(taken))}", hint="--force replaces it")
+    return wanted
+
+
+def _has_contents(entry: Any, content: Path | bytes) -> bool:
+    """Return whether a file of a repository has these contents.
+
+    A large one is known by SHA-256, others by git's own hash.
+    """
+    if entry.lfs is not None:
+        digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_file(content)
+        return bool(entry.lfs.sha256 == digest)
     data = content if isinstance(content, bytes) else content.read_bytes()
-    return bool(there.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest())
+    digest = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return bool(entry.blob_id == digest)

@@ -86,7 +86,8 @@ def _files_outside(model: ModelProto, path: Path) -> list[str]:
 
 def _outside(location: str, path: Path) -> str | None:
     """Return the problem with a file of weights; None for a regular file beside the graph."""
-    if location in ("", ".", "..") or "\\" in location or "\0" in location or os.path.basename(location) != location:
+    is_file_name = location not in ("", ".", "..") and os.path.basename(location) == location
+    if not is_file_name or "\\" in location or "\0" in location:
         return f"weights in {shown(location)}, outside its folder"
     beside = path.with_name(location)
     if not os.path.exists(beside):
@@ -114,5 +115,7 @@ def _messages(message: Any, name: str) -> Iterator[Any]:
 
 
 def _items(value: Any) -> Any:
-    """The messages of a field, which is one or a list of them."""
-    return [value] if hasattr(value, "DESCRIPTOR") else value
+    """Return the messages of a field, which is one or a list of them."""
+    if hasattr(value, "DESCRIPTOR"):
+        return [value]
+    return value

@@ -12,9 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.exports.formats import FORMATS, Named, Runner, kind_of, named, read_metadata
+from hydractl.exports.formats import FORMATS, Runner, kind_of
+from hydractl.exports.graph import NamedTensors, named_inputs
+from hydractl.exports.metadata import read_metadata
 from hydractl.families import get_family
 from hydractl.families.base import ModelFamily
+from hydractl.families.library_json import Preprocessing
 from hydractl.families.reading import first_line, refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.model.source import Source, split_model
@@ -29,20 +32,22 @@ class ExportedModel(nn.Module):
         preprocess: how samples become inputs.
     """
 
-    def __init__(self, run: Runner, family: ModelFamily, preprocess: Mapping[str, Any]) -> None:
+    def __init__(self, run: Runner, family: ModelFamily, preprocess: Preprocessing) -> None:
         super().__init__()
-        self._run, self.family, self._preprocess = run, family, preprocess
+        self._run = run
+        self.family = family
+        self._preprocess = preprocess
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Logits of every member, ``[M, B, classes]``."""
-        return self._run(named(inputs))["member_logits"]
+        """Return the logits of every member, ``[M, B, classes]``."""
+        return self._run(named_inputs(inputs))["member_logits"]
 
     def forward(self, inputs: Any) -> Tensor:
-        """Averaged prediction: probabilities ``[B, classes]``, and no logarithm of them as of other models."""
-        return self._run(named(inputs))["probabilities"]
+        """Return the mean prediction: probabilities ``[B, classes]``, and no logarithm of them as of other models."""
+        return self._run(named_inputs(inputs))["probabilities"]
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
-        """Random inputs of the right shape."""
+        """Draw random inputs of the right shape."""
         return self.family.example_inputs(self._preprocess, batch, seed)
 
 
@@ -75,10 +80,12 @@ class ExportedFile:
         return get_family(self.metadata["family"])
 
     @property
-    def preprocess(self) -> dict[str, Any]:
+    def preprocess(self) -> Preprocessing:
         """How samples become inputs."""
-        own: dict[str, Any] = json.loads(self.metadata["preprocess"])
-        return own if self.max_length is None else {**own, "max_length": self.max_length}
+        preprocess: dict[str, object] = json.loads(self.metadata["preprocess"])
+        if self.max_length is not None:
+            preprocess["max_length"] = self.max_length
+        return preprocess
 
     @property
     def members(self) -> int:
@@ -88,7 +95,9 @@ class ExportedFile:
     @property
     def macs(self) -> int | None:
         """Multiply-adds of one sample; None for texts of another length than they were counted for."""
-        return int(self.metadata["macs"]) if self.max_length is None else None
+        if self.max_length is not None:
+            return None
+        return int(self.metadata["macs"])
 
     @cached_property
     def sha256(self) -> str:
@@ -99,17 +108,20 @@ class ExportedFile:
     def file_bytes(self) -> int:
         """Its size, with the weights beside it."""
         beside = self.path.with_name(f"{self.path.name}.data")
-        return sum(path.stat().st_size for path in (self.path, beside) if path.exists())
+        files = (self.path, beside)
+        return sum(path.stat().st_size for path in files if path.exists())
 
     def at_length(self, tokens: int) -> ExportedFile:
-        """The file on texts of at most so many tokens."""
-        return self if self.preprocess.get("max_length") == tokens else replace(self, max_length=tokens)
+        """Return the file on texts of at most so many tokens."""
+        if self.preprocess.get("max_length") == tokens:
+            return self
+        return replace(self, max_length=tokens)
 
     def build(self) -> ExportedModel:
         """Load the file."""
         run, runtime = FORMATS[self.kind].runner(self.path)
 
-        def answer(inputs: Named) -> Mapping[str, Tensor]:
+        def run_or_refuse(inputs: NamedTensors) -> NamedTensors:
             try:
                 return run(inputs)
             except MemoryError:
@@ -119,7 +131,7 @@ class ExportedFile:
                     raise
                 raise InputError(f"{runtime} cannot run {self.path}: {first_line(error)}") from error
 
-        return ExportedModel(answer, self.family, self.preprocess)
+        return ExportedModel(run_or_refuse, self.family, self.preprocess)
 
     def example_inputs(self) -> Any:
         """Return random inputs of one sample.
@@ -145,17 +157,16 @@ class ExportedFile:
 
 
 def exported_file(text: str) -> ExportedFile | None:
-    """A MODEL argument that is an exported file; None for any other.
+    """Return a MODEL argument that is an exported file; None for any other.
 
     Raises:
         InputError: there is no such file, or it is of another program.
         UsageError: the libraries that run it are not installed.
     """
     name, refs = split_model(text)
-    kind, path = kind_of(refs[0]), Path(refs[0])
-    if len(refs) > 1 or kind is None:
+    if len(refs) > 1 or kind_of(refs[0]) is None:
         return None
-    return exported_at(path, name)
+    return exported_at(Path(refs[0]), name)
 
 
 def exported_at(path: Path, name: str | None = None) -> ExportedFile:

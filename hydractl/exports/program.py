@@ -28,8 +28,8 @@ Form = Callable[[Any], None]
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 _PATH = re.compile(r"[A-Za-z0-9_.-]{0,2048}")
 _RESERVED = frozenset(keyword.kwlist)
-_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
-_LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+_EMPTY: tuple[object, ...] = (None, False, "", [], {})
+_LEAF: dict[str, object] = {"type": None, "context": None, "children_spec": []}
 
 
 def _refuse(what: str, value: Any) -> Refused:
@@ -55,19 +55,17 @@ def _number(value: Any) -> None:
 
 
 def _name(value: Any) -> None:
-    """Names become names in Python code."""
+    """Refuse what cannot be a name in Python code, which names of nodes become."""
     if not isinstance(value, str) or _IDENTIFIER.fullmatch(value) is None or value in _RESERVED:
         raise _refuse("the name", value)
 
 
 def _path(value: Any) -> None:
-    """Names of parameters and modules: parts between dots, none of them special to Python."""
-    if not isinstance(value, str) or _PATH.fullmatch(value) is None or "__" in _starts(value):
+    """Refuse what is no name of a parameter or module: parts between dots, none of them special to Python."""
+    if not isinstance(value, str) or _PATH.fullmatch(value) is None:
         raise _refuse("the name", value)
-
-
-def _starts(path: str) -> list[str]:
-    return [part[:2] for part in path.split(".")]
+    if any(part.startswith("__") for part in value.split(".")):
+        raise _refuse("the name", value)
 
 
 def _matching(pattern: str) -> Form:
@@ -123,7 +121,7 @@ def _map_of(key_form: Form, form: Form) -> Form:
 
 
 def _record(**forms: Form) -> Form:
-    """An object of these fields, some of which older versions of torch leave out; of any other, an empty value."""
+    """Accept an object of these fields, of which older versions of torch leave some out; other fields are empty."""
 
     def record(value: Any) -> None:
         if not isinstance(value, dict):
@@ -138,7 +136,7 @@ def _record(**forms: Form) -> Form:
 
 
 def _either(**forms: Form) -> Form:
-    """An object of exactly one of these fields."""
+    """Accept an object of exactly one of these fields."""
 
     def either(value: Any) -> None:
         if not isinstance(value, dict) or len(value) != 1:
@@ -203,7 +201,7 @@ def _is_whole(node: ast.expr) -> bool:
 
 
 def _is_symbol(node: ast.Call) -> bool:
-    """``Symbol('s0', positive=True, integer=True)``."""
+    """Return whether this is like ``Symbol('s0', positive=True, integer=True)``."""
     for assumption in node.keywords:
         if assumption.arg not in _ASSUMPTIONS:
             return False
@@ -216,18 +214,21 @@ def _is_symbol(node: ast.Call) -> bool:
 
 
 def _is_power(arguments: Sequence[ast.expr]) -> bool:
-    """A low power of a symbol: powers of numbers and of powers have no bound."""
+    """Return whether this is a low power of a symbol: powers of numbers and of powers have no bound."""
     if len(arguments) != 2:
         return False
     base, exponent = arguments
-    if not (isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "Symbol"):
+    if not _is_call_of(base, "Symbol") or not _is_size(base):
         return False
-    if not (isinstance(exponent, ast.Call) and isinstance(exponent.func, ast.Name) and exponent.func.id == "Integer"):
+    if not _is_call_of(exponent, "Integer") or not _is_size(exponent):
         return False
-    if not _is_size(base) or not _is_size(exponent):
-        return False
+    assert isinstance(exponent, ast.Call)
     power = exponent.args[0]
     return isinstance(power, ast.Constant) and power.value in range(_HIGHEST_POWER + 1)
+
+
+def _is_call_of(node: ast.expr, function: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function
 
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -269,12 +270,15 @@ def _operator(value: Any) -> None:
     if _PYTHON.fullmatch(value) is not None:
         return
     match = _ATEN.fullmatch(value)
-    if match is None or not (match["name"] in _OPERATORS or _is_core(match["name"], match["overload"])):
+    if match is None:
+        raise _refuse("the operator", value)
+    name = match["name"]
+    if name not in _OPERATORS and not _is_core(name, match["overload"]):
         raise _refuse("the operator", value)
 
 
 def _is_core(name: str, overload: str) -> bool:
-    """Whether torch counts an operator among the core ones, which only compute."""
+    """Return whether torch counts an operator among the core ones, which only compute."""
     import torch
 
     operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
@@ -355,13 +359,13 @@ _INPUT = _either(
 _OUTPUT = _either(user_output=_record(arg=_either(as_tensor=_OF_TENSOR)))
 
 
-def _tree(names: Sequence[str]) -> dict[str, Any]:
-    """A mapping of these names to tensors, as torch writes the tree of it."""
+def _tree(names: Sequence[str]) -> dict[str, object]:
+    """Return the tree of a mapping of these names to tensors, as torch writes it."""
     return {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [_LEAF] * len(names)}
 
 
 def _signature(value: Any) -> None:
-    """Inputs and outputs are mappings of names to tensors; of other trees torch would import what makes them."""
+    """Refuse inputs and outputs that are no mappings of names to tensors: torch imports what makes other trees."""
     _record(
         inputs=_nothing,
         outputs=_nothing,
@@ -369,10 +373,10 @@ def _signature(value: Any) -> None:
         out_spec=_matching(r"(?s).{0,4096}"),
         forward_arg_names=_list_of(_name),
     )(value)
-    nothing = {"type": "builtins.tuple", "context": "null", "children_spec": []}
-    names = value.get("forward_arg_names")
-    given = {"type": "builtins.tuple", "context": "null", "children_spec": [nothing, _tree(names or [])]}
-    if parse_json(value.get("in_spec", ""), "the tree of inputs") != [1, given]:
+    no_positional = {"type": "builtins.tuple", "context": "null", "children_spec": []}
+    by_name = _tree(value.get("forward_arg_names") or [])
+    inputs = {"type": "builtins.tuple", "context": "null", "children_spec": [no_positional, by_name]}
+    if parse_json(value.get("in_spec", ""), "the tree of inputs") != [1, inputs]:
         raise _refuse("the tree of inputs", value.get("in_spec"))
     outputs = parse_json(value.get("out_spec", ""), "the tree of outputs")
     if outputs != [1, _tree(["probabilities", "member_logits"])]:
@@ -397,7 +401,7 @@ _PROGRAM = _record(
 _REQUIRED: Collection[str] = ("graph_module", "opset_version", "range_constraints", "schema_version")
 
 
-def check_model(document: Any) -> None:
+def check_program(document: Any) -> None:
     """Check what an archive says of its graph.
 
     Raises:
@@ -428,7 +432,8 @@ def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int
     for name, entry in document.get("config", {}).items():
         if not {"path_name", "tensor_meta"} <= entry.keys():
             raise Refused(f"{shown(name)} without numbers")
-        numbers = math.prod(size.get("as_int", 1) for size in entry["tensor_meta"].get("sizes", []))
+        sizes_of_tensor = entry["tensor_meta"].get("sizes", [])
+        numbers = math.prod(size.get("as_int", 1) for size in sizes_of_tensor)
         # Of an empty entry, torch would make as many zeros as are asked for.
         if numbers and not sizes.get(f"{folder}/{entry['path_name']}"):
             raise Refused(f"{shown(name)} without numbers")

@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import UsageError
-from hydractl.exports.checking import CheckData
-from hydractl.exports.formats import (
-    FORMATS,
-    Graph,
-    Weights,
-    compare,
-    expectations,
-    kind_of,
-    metadata_of,
-    relocated,
-    traced,
-)
+from hydractl.exports.checking import Answers, CheckData
+from hydractl.exports.comparison import compare_with_model
+from hydractl.exports.formats import FORMATS, WeightsFile, kind_of, relocated
+from hydractl.exports.graph import Expectation, Graph, expectations, traced
+from hydractl.exports.metadata import metadata_of
 from hydractl.exports.opened import ExportedModel
 from hydractl.families import classes_of
 from hydractl.files.atomic import Output
@@ -52,11 +45,16 @@ class Target:
     @property
     def files(self) -> list[Path]:
         """All files of it."""
-        return [self.path] if self.data is None else [self.data, self.path]
+        if self.data is None:
+            return [self.path]
+        return [self.data, self.path]
 
     def to_json(self) -> dict[str, Any]:
-        """The planned export as JSON, before it is written."""
-        return {"format": self.kind, "path": str(self.path), **({} if self.data is None else {"data": str(self.data)})}
+        """Return the planned export as JSON, before it is written."""
+        document = {"format": self.kind, "path": str(self.path)}
+        if self.data is not None:
+            document["data"] = str(self.data)
+        return document
 
 
 def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> list[Target]:
@@ -81,7 +79,8 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             f"--export: {description.arch} has no classes of its own, and a file needs them",
             hint="name them: --labels FILE",
         )
-    if (score := stored_score(description.extra)) in ON_FEATURES:
+    score = stored_score(description.extra)
+    if score in ON_FEATURES:
         raise UsageError(
             f"--export: the OOD score {score} of this checkpoint is taken of features, which a file cannot give",
             hint="export the checkpoint as it was before eval --calibrated, or with a score on logits",
@@ -91,16 +90,26 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
 
 
 def _target(kind: str, stem: Path, weights: int) -> Target:
-    form = FORMATS[kind]
-    path = stem.with_name(f"{stem.name}{form.ending}")
-    fits = form.bytes_per_weight * weights <= MOST_IN_ONE_FILE
+    """Return the target of a format.
+
+    Args:
+        kind: the format.
+        stem: the path of the file without its ending.
+        weights: the number of weights of the model.
+    """
+    export_format = FORMATS[kind]
+    path = stem.with_name(f"{stem.name}{export_format.ending}")
+    fits = export_format.bytes_per_weight * weights <= MOST_IN_ONE_FILE
     if kind == "onnx-int8" and not fits:
         raise UsageError(f"--export {kind}: {weights:,} weights do not fit into one file", hint="--export onnx")
-    return Target(kind, path, path.with_name(f"{path.name}.data") if form.apart and not fits else None)
+    data = None
+    if export_format.has_weights_beside and not fits:
+        data = path.with_name(f"{path.name}.data")
+    return Target(kind, path, data)
 
 
 def stem_beside(path: Path, kinds: Sequence[str]) -> Path:
-    """The path of a fused checkpoint without its ending; where nothing is exported beside it, any will do.
+    """Return the path of a fused checkpoint without its ending; where nothing is exported beside it, any will do.
 
     Raises:
         UsageError: for the ending of an exported file.
@@ -122,15 +131,36 @@ def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
         OutputError: as :class:`hydractl.files.atomic.Output` does.
     """
     with contextlib.ExitStack() as stack:
-        files = [file for target in targets for file in target.files]
-        yield Claim(targets, {file: stack.enter_context(Output(file, force=force)) for file in files})
+        outputs = {}
+        for target in targets:
+            for file in target.files:
+                outputs[file] = stack.enter_context(Output(file, force=force))
+        yield Claim(targets, outputs)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What the files of a model are checked against.
+
+    Attributes:
+        model: whose preprocessing and score are taken.
+        expected: inputs, and what it makes of them.
+        data: what files that are not exact are measured on; None for nothing.
+        answers: of the model to these data.
+    """
+
+    model: HydraModel
+    expected: Sequence[Expectation]
+    data: CheckData | None
+    answers: Answers
 
 
 class Claim:
     """Exported files on their way."""
 
     def __init__(self, targets: Sequence[Target], outputs: dict[Path, Output]) -> None:
-        self._targets, self._outputs = targets, outputs
+        self._targets = targets
+        self._outputs = outputs
 
     def write(
         self,
@@ -164,36 +194,59 @@ class Claim:
             log.warn("in an exported file all members run for all samples: a graph has no cascade")
             model.cascade = None
         longest = model.family.longest_text(model.description.preprocess)
-        expected = expectations(model, longest, seed)
-        before = None if data is None else data.measure(model, model.member_logits, log)
+        reference = _Reference(
+            model=model,
+            expected=expectations(model, longest, seed),
+            data=data,
+            answers=[] if data is None else data.measure(model, model.member_logits, log),
+        )
         metadata = metadata_of(model.description, origins, macs)
         graph = traced(model, longest)
         written = []
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
-                form = FORMATS[target.kind]
-                self._fill(target, graph, metadata | {"format": target.kind})
-                run, runtime = form.runner(self._outputs[target.path].temporary)
-                check = compare(target.path, run, runtime, expected, exact=form.exact)
-                if data is not None and before is not None and not form.exact:
-                    rounded = ExportedModel(run, model.family, model.description.preprocess)
-                    after = data.measure(model, rounded.member_logits, log)
-                    check["on_data"] = data.compared(model, before, after)
+                self._fill(target, graph, {**metadata, "format": target.kind})
+                check = self._check(target, reference, log)
                 self._settle(target)
-                log.detail(f"{target.path}: {runtime} runs it as the model does")
                 size = sum(self._outputs[file].temporary.stat().st_size for file in target.files)
-                facts = {"bytes": size, "sha256": sha256_file(self._outputs[target.path].temporary)}
-                written.append({**target.to_json(), **facts, "inputs": graph.inputs(), "check": check})
+                written.append(
+                    {
+                        **target.to_json(),
+                        "bytes": size,
+                        "sha256": sha256_file(self._outputs[target.path].temporary),
+                        "inputs": graph.inputs(),
+                        "check": check,
+                    }
+                )
                 progress.advance()
         return written
+
+    def _check(self, target: Target, reference: _Reference, log: Log) -> dict[str, object]:
+        """Run a written file, compare it with its model, and return the result as a document.
+
+        Raises:
+            HydraError: where it does not run, or differs from the model.
+        """
+        exact = FORMATS[target.kind].exact
+        run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
+        check = compare_with_model(target.path, run, runtime, reference.expected, exact=exact)
+        document = check.to_json()
+        if reference.data is not None and not exact:
+            model = reference.model
+            rounded = ExportedModel(run, model.family, model.description.preprocess)
+            answers = reference.data.measure(model, rounded.member_logits, log)
+            document["on_data"] = reference.data.compared(model, reference.answers, answers).to_json()
+        log.detail(f"{target.path}: {runtime} runs it as the model does")
+        return document
 
     def _fill(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
         """Write the files of one target under their temporary names, by which they also find each other."""
         with contextlib.ExitStack() as stack:
-            handle, data = stack.enter_context(self._outputs[target.path].opened()), None
+            handle = stack.enter_context(self._outputs[target.path].opened())
+            data = None
             if target.data is not None:
                 beside = self._outputs[target.data]
-                data = Weights(stack.enter_context(beside.opened()), beside.temporary.name)
+                data = WeightsFile(stack.enter_context(beside.opened()), beside.temporary.name)
             FORMATS[target.kind].write(graph, metadata, handle, data)
             handle.flush()
             if data is not None:
@@ -210,5 +263,9 @@ class Claim:
             handle.flush()
 
     def commit(self) -> list[Path]:
-        """Put every file in its place; returns them."""
-        return [self._outputs[file].commit() for target in self._targets for file in target.files]
+        """Put every file in its place; return them."""
+        paths = []
+        for target in self._targets:
+            for file in target.files:
+                paths.append(self._outputs[file].commit())
+        return paths

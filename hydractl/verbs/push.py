@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
-from hydractl.exports.hub import CARD, Contents, Destination, contents_of, push
+from hydractl.exports.hub import CARD, Destination, PushedFiles, contents_of, upload
 from hydractl.families.reading import parse_hub_name, refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.log import Log
@@ -46,11 +46,11 @@ def run(settings: PushSettings, log: Log) -> Outcome:
         return Outcome({**document, "dry_run": True})
     log.info(f"uploading {', '.join(files)} to {repo}")
     message = settings.message or f"Add {what.name}"
-    commit, uploaded = push(files, Destination(repo, branch, settings.private, message, settings.force))
+    commit, uploaded = upload(files, Destination(repo, branch, settings.private, message, settings.force))
     return Outcome({**document, "commit": commit, "uploaded": uploaded, "pinned": f"hf:{repo}@{commit}"})
 
 
-def _card(settings: PushSettings, source: Source, repo: str, contents: Contents) -> bytes:
+def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFiles) -> bytes:
     """The card of the repository: written anew, or the one that was named or lies in the folder."""
     written = None
     card = settings.card or contents.files.get(CARD)

@@ -28,7 +28,7 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.exports import formats as export_files
 from hydractl.exports import targets as export
-from hydractl.exports.formats import traced
+from hydractl.exports.graph import traced
 from hydractl.exports.targets import claimed, plan_exports
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.log import Log

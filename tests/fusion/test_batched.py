@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydractl.exports.formats import traced
+from hydractl.exports.graph import traced
 from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.fusion.selfcheck import float32_model
