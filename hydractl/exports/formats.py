@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -18,7 +17,7 @@ from hydractl.errors import HydraError, UsageError
 from hydractl.exports import archive
 from hydractl.exports.graph import OUTPUTS, Graph, NamedTensors
 from hydractl.exports.onnx_graph import read_onnx
-from hydractl.families.reading import first_line, refused_as
+from hydractl.families.reading import first_line, quiet_logger, refused_as
 from hydractl.files.version import __version__
 
 Runner = Callable[[NamedTensors], NamedTensors]
@@ -103,7 +102,11 @@ class Pt2:
     def runner(self, path: Path) -> tuple[Runner, str]:
         with archive.opened(path) as checked, tempfile.TemporaryFile() as copy:
             checked.copy(copy)
-            with refused_as(f"cannot read {path}"), _quiet("torch.export"), warnings.catch_warnings(action="ignore"):
+            with (
+                refused_as(f"cannot read {path}"),
+                quiet_logger("torch.export"),
+                warnings.catch_warnings(action="ignore"),
+            ):
                 module = torch.export.load(copy).module()
 
         def run(inputs: NamedTensors) -> NamedTensors:
@@ -223,25 +226,13 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     return max(kinds, key=lambda kind: len(FORMATS[kind].ending), default=None)
 
 
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keep a library from giving warnings."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _with_constants_computed(proto: Any) -> Any:
     """Return a message in which weights behind a transposition are constants: it has been carried out."""
     import onnx_ir
     import onnxscript.optimizer
 
     model = onnx_ir.serde.deserialize_model(proto)
-    with _quiet("onnxscript"):  # it warns of what it leaves as it is
+    with quiet_logger("onnxscript"):  # it warns of what it leaves as it is
         onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
     _clean(model)
     return onnx_ir.serde.serialize_model(model)

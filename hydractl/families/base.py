@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydractl.errors import UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.families.library_json import LibraryConfig, Preprocessing, numbers_in, text_in
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
@@ -127,6 +129,19 @@ class ImageFormat:
             std=tuple(numbers_in(preprocess, "std", origin)),
             interpolation=interpolation.replace("random", "bilinear"),
         )
+
+
+ResultT = TypeVar("ResultT")
+
+
+def for_each(function: Callable[[Any, State], ResultT], blocks: Iterable[Any]) -> list[Callable[[State], ResultT]]:
+    """Return a function of a state for each block: ``function``, given that block first."""
+    return [partial(function, block) for block in blocks]
+
+
+def numbered_paths(path: str, modules: Iterable[Any]) -> list[str]:
+    """Return the paths of the modules of a list."""
+    return [f"{path}.{index}" for index, _ in enumerate(modules)]
 
 
 def first_tokens(count: int) -> Callable[[State], Tensor]:
@@ -525,8 +540,7 @@ class ModelFamily(ABC):
 
     def initial(self, config: LibraryConfig, seed: int) -> dict[str, Tensor]:
         """Draw weights as the library does for a model that is trained from scratch, with all heads."""
-        with torch.random.fork_rng(devices=[]):  # the caller's own random numbers go on as if nothing had been drawn
-            torch.manual_seed(seed)
+        with seeded(seed):
             return dict(self.drawn(config).state_dict())
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
@@ -566,6 +580,15 @@ class ModelFamily(ABC):
         """
         return None
 
+    def _with_heads_alone(self, config: LibraryConfig, small: LibraryConfig, heads: int) -> LibraryConfig | None:
+        """Return ``small`` where it is the same model with so many heads of the same width at every site, else None."""
+        wanted = [replace(site, heads=heads) for site in self.sites(config)]
+        try:
+            sites = self.sites(small)
+        except InputError:  # the library builds no such model
+            return None
+        return small if sites == wanted else None
+
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Return the configuration of the same model with a share of its width, of its heads and of its MLPs.
 
@@ -583,6 +606,28 @@ class ModelFamily(ABC):
     def add_dropout(self, model: nn.Module, rate: float) -> None:
         """Put dropout behind attention and behind the MLP of each block that reads samples, off until turned on."""
         raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw random numbers by a seed; those of the caller go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class MultiheadStandIn(nn.Module):
+    """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of ``nn.MultiheadAttention``."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """Attend from ``query`` ``[M * B, T, d_model]`` to itself: the blocks give it as key and value too."""
+        return self.attention(query, attn_mask=attn_mask), None
 
 
 class _UnitLength(nn.Module):

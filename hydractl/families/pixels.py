@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -93,6 +93,25 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode:
         return image
     return image.convert(mode)
+
+
+def stacked(
+    transform: Callable[[Image.Image], Tensor], prepare: Callable[[Image.Image], Image.Image]
+) -> Callable[[list[Any]], Tensor]:
+    """Return the function from images to the pixels ``[B, C, H, W]`` that a library's transform makes of them.
+
+    Args:
+        transform: of the library, of one image.
+        prepare: comes before it.
+    """
+
+    def collate(samples: list[Any]) -> Tensor:
+        import torch
+
+        pixels = [transform(prepare(image)) for image in images_of(samples)]
+        return torch.stack(pixels)
+
+    return collate
 
 
 def mode_of(channels: int) -> str:

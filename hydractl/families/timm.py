@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import difflib
 import json
-import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -23,13 +20,25 @@ from torch.nn import BatchNorm2d
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families import timm_eva, timm_relative
-from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.base import (
+    AttentionLayout,
+    ImageFormat,
+    LoadedModel,
+    ModelFamily,
+    Stages,
+    State,
+    first_tokens,
+    for_each,
+    numbered_paths,
+    seeded,
+)
 from hydractl.families.library_json import LibraryConfig, Preprocessing, object_or_empty
-from hydractl.families.pixels import images_of, in_mode, input_size, mode_of, random_pixels
+from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels, stacked
 from hydractl.families.reading import (
     cached_by_config,
     from_hub,
     published_weights,
+    quiet_logger,
     read_config,
     refuse_options,
     refused_as,
@@ -123,9 +132,7 @@ class TimmViT(ModelFamily):
         _check_depth(name, options)
         crop = 1.0 if "img_size" in options else None
         with refused_as(f"timm cannot build {name} with {options}"):
-            # The caller's own random numbers go on as if nothing had been drawn.
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 model = timm.create_model(name, pretrained=False, **options).eval()
             check_timm_model(model)
             config = _published_config(model, options)
@@ -260,11 +267,11 @@ class TimmViT(ModelFamily):
 
         tower = Stages(
             stem=lambda images: State(stem_model.forward_features(images), timm_relative.shared_table(model)),
-            blocks=[partial(_run, block) for block in model.blocks],
-            block_paths=[f"blocks.{index}" for index in range(len(model.blocks))],
+            blocks=for_each(_run, model.blocks),
+            block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=lambda state: model.forward_head(model.norm(state.hidden)),
-            attention_inputs=[partial(_attention_input, block) for block in model.blocks],
+            attention_inputs=for_each(_attention_input, model.blocks),
             reads=_reads(model),
             per_member=(timm_relative.SHARED_TABLE,) if shares_table else (),
         )
@@ -282,11 +289,7 @@ class TimmViT(ModelFamily):
         with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
             transform = timm.data.create_transform(**settings, is_training=False)
             transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
-
-        def pixels(samples: list[Any]) -> Tensor:
-            return torch.stack([transform(in_mode(image, mode)) for image in images_of(samples)])
-
-        return pixels
+        return stacked(transform, partial(in_mode, mode=mode))
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, C, H, W]``."""
@@ -318,18 +321,12 @@ class TimmViT(ModelFamily):
 
     def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
         """Set the number of heads, with ``head_dim``, in each stage of a Swin; None for timm's other models."""
-        sites = self.sites(config)
         head_dims = {}
-        for site in sites:
+        for site in self.sites(config):
             stage = site.path.split(".")[1]
             head_dims[stage] = site.head_dim
         small = _with_arguments(config, {"num_heads": [heads] * len(head_dims), "head_dim": list(head_dims.values())})
-        try:
-            small_sites = self.sites(small)
-        except InputError:  # the model takes no such argument
-            return None
-        wanted_sites = [replace(site, heads=heads) for site in sites]
-        return small if small_sites == wanted_sites else None
+        return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Scale ``embed_dim`` and ``num_heads`` of a plain ViT."""
@@ -526,22 +523,10 @@ def _published_config(model: nn.Module, options: Mapping[str, object]) -> Librar
     Rates of dropout are no part of it, as timm has it.
     """
     arguments = {name: value for name, value in options.items() if not name.endswith("drop_rate")}
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet_logger("timm"):
         path = Path(folder) / "config.json"
         save_config_for_hf(model, path, model_args=arguments)
         return json.loads(path.read_text(encoding="utf-8"))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence timm's warnings for calls whose warnings say what is handled here."""
-    logger = logging.getLogger("timm")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
@@ -552,7 +537,7 @@ def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
         name: for messages.
         crop: the share of an image that is cut out; None: the library's.
     """
-    with _quiet():  # it warns of what is done below: one mean for all channels
+    with quiet_logger("timm"):  # it warns of what is done below: one mean for all channels
         data_config = timm.data.resolve_model_data_config(model)
     size = model.patch_embed.img_size or data_config["input_size"][1:]
     channels = int(model.in_chans)

@@ -5,6 +5,7 @@ They turn queries and keys by the positions of their tokens, which the blocks ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.families.base import AttentionLayout, Stages, State, first_tokens
+from hydractl.families.base import AttentionLayout, Stages, State, first_tokens, for_each, numbered_paths
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.heads.rotary import Rotary
@@ -126,28 +127,31 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         hidden, rope = model._pos_embed(model.patch_embed(images))
         return State(model.norm_pre(hidden), {"rope": rope})
 
-    has_angles_of_blocks = model.rope_mixed
-    blocks = []
-    for index, block in enumerate(model.blocks):
-        blocks.append(partial(_run, block, index if has_angles_of_blocks else None))
+    blocks: list[Callable[[State], State]]
+    if model.rope_mixed:
+        blocks = [partial(_run_by_index, index, block) for index, block in enumerate(model.blocks)]
+    else:
+        blocks = for_each(_run, model.blocks)
     tower = Stages(
         stem=stem,
         blocks=blocks,
-        block_paths=[f"blocks.{index}" for index in range(len(model.blocks))],
+        block_paths=numbered_paths("blocks", model.blocks),
         stem_prefixes=prefixes,
         readout=lambda state: model.forward_head(model.norm(state.hidden)),
-        attention_inputs=[partial(_attention_input, block) for block in model.blocks],
+        attention_inputs=for_each(_attention_input, model.blocks),
         reads=first_tokens(1) if model.global_pool == "token" else None,
-        per_member=("rope",) if has_angles_of_blocks else (),
+        per_member=("rope",) if model.rope_mixed else (),
     )
     return [tower]
 
 
-def _run(block: nn.Module, index: int | None, state: State) -> State:
+def _run(block: nn.Module, state: State) -> State:
+    return State(block(state.hidden, rope=state.context["rope"]), state.context)
+
+
+def _run_by_index(index: int, block: nn.Module, state: State) -> State:
     """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its index."""
-    rope = state.context["rope"]
-    if index is not None:
-        rope = rope.select(-4, index)
+    rope = state.context["rope"].select(-4, index)
     return State(block(state.hidden, rope=rope), state.context)
 
 

@@ -13,9 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.base import (
+    AttentionLayout,
+    ImageFormat,
+    LoadedModel,
+    ModelFamily,
+    MultiheadStandIn,
+    Stages,
+    State,
+    first_tokens,
+    for_each,
+)
 from hydractl.families.library_json import LibraryConfig, Preprocessing
-from hydractl.families.pixels import images_of, in_mode, input_size, random_pixels
+from hydractl.families.pixels import in_mode, input_size, random_pixels, stacked
 from hydractl.families.reading import cached_by_config, published_weights, read_config, refused_as, write_config
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors
@@ -74,18 +84,6 @@ class _Sizes:
 
 
 _SIZE_NAMES = tuple(field.name for field in fields(_Sizes))
-
-
-class _InPlace(nn.Module):
-    """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of ``nn.MultiheadAttention``."""
-
-    def __init__(self, attention: nn.Module) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
-        """Attend from ``query`` ``[M * B, T, d_model]`` to itself: the blocks give it as key and value too."""
-        return self.attention(query), None
 
 
 class TorchvisionViT(ModelFamily):
@@ -210,7 +208,7 @@ class TorchvisionViT(ModelFamily):
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace ``nn.MultiheadAttention``."""
-        super().install(model, site, _InPlace(attention))
+        super().install(model, site, MultiheadStandIn(attention))
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model. Stem: patches, class token, positions. Readout: final norm, class token, classifier."""
@@ -223,11 +221,11 @@ class TorchvisionViT(ModelFamily):
         blocks = list(model.encoder.layers)
         tower = Stages(
             stem=stem,
-            blocks=[partial(_run, block) for block in blocks],
+            blocks=for_each(_run, blocks),
             block_paths=[_block_path(index) for index in range(len(blocks))],
             stem_prefixes=("conv_proj.", "class_token", "encoder.pos_embedding"),
             readout=lambda state: model.heads(model.encoder.ln(state.hidden)[:, 0]),
-            attention_inputs=[partial(_attention_input, block) for block in blocks],
+            attention_inputs=for_each(_attention_input, blocks),
             reads=first_tokens(1),
         )
         return [tower]
@@ -245,11 +243,7 @@ class TorchvisionViT(ModelFamily):
                 std=preprocess["std"],
                 interpolation=InterpolationMode(preprocess["interpolation"]),
             )
-
-        def pixels(samples: list[Any]) -> Tensor:
-            return torch.stack([transform(in_mode(image, "RGB")) for image in images_of(samples)])
-
-        return pixels
+        return stacked(transform, partial(in_mode, mode="RGB"))
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, 3, H, W]``."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hydractl.errors import InputError
-from hydractl.families.base import Projection, Stages, State, first_tokens
+from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, numbered_paths
 from hydractl.families.hf.architectures import EncoderTower, towers_of
 from hydractl.families.hf.inputs import prompt_tokens, text_preprocess
 from hydractl.families.library_json import Preprocessing
@@ -73,11 +73,11 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
     layers = tower.base.encoder.layers
     return Stages(
         stem=stem,
-        blocks=[partial(_run, layer) for layer in layers],
-        block_paths=[f"{tower.prefix}.{tower.layout.layers}.{index}" for index in range(len(layers))],
+        blocks=for_each(_run, layers),
+        block_paths=numbered_paths(f"{tower.prefix}.{tower.layout.layers}", layers),
         stem_prefixes=(f"{tower.prefix}.embeddings.", f"{tower.prefix}.pre_layrnorm."),
         readout=readout,
-        attention_inputs=[partial(_attention_input, layer) for layer in layers],
+        attention_inputs=for_each(_attention_input, layers),
         tower=NAMES[tower.prefix],
     )
 

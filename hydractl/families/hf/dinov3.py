@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydractl.families.base import Stages, State, first_tokens
+from hydractl.families.base import Stages, State, first_tokens, for_each, numbered_paths
 
 NAME = "DINOv3ViTModel"
 
@@ -20,11 +20,11 @@ def dinov3_stages(model: Any) -> list[Stages]:
     return [
         Stages(
             stem=partial(_stem, model),
-            blocks=[partial(_run, layer) for layer in layers],
-            block_paths=[f"model.layer.{index}" for index in range(len(layers))],
+            blocks=for_each(_run, layers),
+            block_paths=numbered_paths("model.layer", layers),
             stem_prefixes=("embeddings.",),
             readout=lambda state: model.norm(state.hidden)[:, 0],
-            attention_inputs=[partial(_attention_input, layer) for layer in layers],
+            attention_inputs=for_each(_attention_input, layers),
             reads=first_tokens(1),
         )
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.base import (
+    AttentionLayout,
+    ImageFormat,
+    LoadedModel,
+    ModelFamily,
+    Stages,
+    State,
+    first_tokens,
+    for_each,
+)
 from hydractl.families.hf import clip, dinov3, relative
 from hydractl.families.hf.architectures import (
     LAYOUTS,
@@ -309,28 +317,28 @@ class HFEncoder(ModelFamily):
         prefix = tower.prefix
         base = tower.base
         layout = tower.layout
-        layers = layers_of(base, layout)
+        layers = [layer for _, layer in layers_of(base, layout)]
         readout, first_count = readout_of(model)
         stem: Callable[[Any], State]
         blocks: list[Callable[[State], State]]
         reads = None if first_count is None else first_tokens(first_count)
         if hasattr(base, "embeddings"):
             stem = partial(encoder_stem, base)
-            blocks = [partial(run_encoder_layer, layer) for _, layer in layers]
+            blocks = for_each(run_encoder_layer, layers)
         else:
             stem = partial(decoder_stem, base, is_decoder(model))
             blocks = []
-            for (_, layer), kind in zip(layers, kinds_of_layers(base.config), strict=True):
+            for layer, kind in zip(layers, kinds_of_layers(base.config), strict=True):
                 blocks.append(partial(run_decoder_layer, layer, kind))
         if is_decoder(model):
             reads = _last_of
         stages = Stages(
             stem=stem,
             blocks=blocks,
-            block_paths=[f"{prefix}.{path}" for path, _ in layers],
+            block_paths=[f"{prefix}.{path}" for path, _ in layers_of(base, layout)],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=lambda state: readout(model, base, state),
-            attention_inputs=[partial(_attention_input, layout.norm, layer) for _, layer in layers],
+            attention_inputs=for_each(partial(_attention_input, layout.norm), layers),
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
             per_member=relative.entries_of_weights(base),
@@ -421,14 +429,9 @@ class HFEncoder(ModelFamily):
 
         None where the heads would get other widths.
         """
-        sites = self.sites(config)
-        small = {**config, "num_attention_heads": heads, "head_dim": sites[0].head_dim}
-        try:
-            small_sites = self.sites(small)
-        except InputError:  # the width of the model is no multiple of the number of heads
-            return None
-        wanted_sites = [replace(site, heads=heads) for site in sites]
-        return small if small_sites == wanted_sites else None
+        head_dim = self.sites(config)[0].head_dim
+        small = {**config, "num_attention_heads": heads, "head_dim": head_dim}
+        return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Scale width, heads (of keys as well) and MLP, by the library's names for them."""

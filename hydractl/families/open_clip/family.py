@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families import timm
-from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
+from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, MultiheadStandIn, Stages
 from hydractl.families.hf import family as hf
 from hydractl.families.hf.inputs import TOKENIZER_FILES, text_collate, write_tokenizer
 from hydractl.families.library_json import LibraryConfig, Preprocessing, object_in, object_or_empty
@@ -59,20 +59,6 @@ from hydractl.heads.mask import Site
 
 _TOP = ("embed_dim", "quick_gelu", "custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
 _BLOCK = r"(visual\.|text\.)?transformer\.resblocks\.\d+\."
-
-
-class _StandIn(nn.Module):
-    """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of ``nn.MultiheadAttention``."""
-
-    def __init__(self, attention: nn.Module) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
-    ) -> tuple[Tensor, None]:
-        """Attend from ``query`` ``[M * B, T, d_model]`` to itself: the blocks give it as key and value too."""
-        return self.attention(query, attn_mask=attn_mask), None
 
 
 class OpenClip(ModelFamily):
@@ -287,7 +273,7 @@ class OpenClip(ModelFamily):
             return
         block = model.get_submodule(site.path.removesuffix(".attn"))
         if isinstance(block, ResidualAttentionBlock):
-            attention = _StandIn(attention)
+            attention = MultiheadStandIn(attention)
         super().install(model, site, attention)
 
     def stages(self, model: Any) -> list[Stages]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hydractl.errors import InputError
-from hydractl.families.base import Stages, State, first_tokens
+from hydractl.families.base import Stages, State, first_tokens, for_each, numbered_paths
 from hydractl.families.hf.architectures import LAYOUTS, check_counts, check_encoder, fill_hf_buffers, without_traces
 from hydractl.families.hf.family import encoder_stem, run_encoder_layer
 from hydractl.families.library_json import LibraryConfig
@@ -105,8 +105,8 @@ def hf_text_stages(text: HFTextEncoder) -> Stages:
     first_count = _POOLERS[type(text.pooler).__name__]
     return Stages(
         stem=partial(_stem, base),
-        blocks=[partial(run_encoder_layer, layer) for layer in layers],
-        block_paths=[f"{TRANSFORMER}{LAYOUT.layers}.{index}" for index in range(len(layers))],
+        blocks=for_each(run_encoder_layer, layers),
+        block_paths=numbered_paths(f"{TRANSFORMER}{LAYOUT.layers}", layers),
         stem_prefixes=(f"{TRANSFORMER}embeddings.",),
         readout=partial(_class_features, text),
         attention_inputs=[lambda state: state.hidden] * len(layers),

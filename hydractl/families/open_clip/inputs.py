@@ -19,7 +19,7 @@ from torch import Tensor
 from hydractl.errors import InputError
 from hydractl.families.hf.inputs import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
 from hydractl.families.library_json import LibraryConfig, Preprocessing, integers_in, object_in
-from hydractl.families.pixels import images_of, in_mode, is_size
+from hydractl.families.pixels import in_mode, is_size, stacked
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import canonical_json, shown
 
@@ -90,11 +90,7 @@ def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor
     expected = size_of_images(preprocess)
     if shape != expected:
         raise InputError(f"open_clip makes images of {shape}, the checkpoint says {expected}")
-
-    def collate(samples: list[Any]) -> Tensor:
-        return torch.stack([transform(_in_eight_bits(image)) for image in images_of(samples)])
-
-    return collate
+    return stacked(transform, _in_eight_bits)
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:

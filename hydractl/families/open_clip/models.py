@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from hydractl.errors import InputError
 from hydractl.families import timm
-from hydractl.families.base import Projection, Stages, State, first_tokens
+from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, numbered_paths
 from hydractl.families.library_json import LibraryConfig, object_in
 from hydractl.families.open_clip.hf_text import (
     LAYOUT,
@@ -49,6 +49,7 @@ _SUPPORTED = (
     "supported are CLIP and CustomTextCLIP of open_clip's own transformers, or with a ViT or Eva of timm for images: "
     "ViT-B-32, PE-Core-B-16, ViT-B-16-SigLIP"
 )
+_VISUAL_BLOCKS = "visual.transformer.resblocks"
 TRUNK = "visual.trunk."
 """The start of the names of what an image tower of timm is built of."""
 DECODER = "text_decoder."
@@ -279,7 +280,7 @@ def blocks_of(model: Any) -> list[tuple[str, Any]]:
     """List open_clip's own transformer blocks and those of a text tower of transformers, visual first, by path."""
     blocks: list[tuple[str, Any]] = []
     if not isinstance(model.visual, TimmModel):
-        blocks += _numbered("visual.transformer.resblocks", model.visual.transformer.resblocks)
+        blocks += _numbered(_VISUAL_BLOCKS, model.visual.transformer.resblocks)
     encoder: Any = hf_text(model)
     if encoder is not None:
         blocks += _numbered(f"{TRANSFORMER}{LAYOUT.layers}", encoder.transformer.encoder.layer)
@@ -289,9 +290,9 @@ def blocks_of(model: Any) -> list[tuple[str, Any]]:
     return blocks
 
 
-def _numbered(path: str, blocks: Iterable[Any]) -> list[tuple[str, Any]]:
+def _numbered(path: str, blocks: nn.ModuleList) -> list[tuple[str, Any]]:
     """Return the modules of a list with their paths."""
-    return [(f"{path}.{index}", block) for index, block in enumerate(blocks)]
+    return list(zip(numbered_paths(path, blocks), blocks, strict=True))
 
 
 def _refusal(name: str, reason: str) -> InputError:
@@ -325,12 +326,12 @@ def visual_stages(model: Any) -> Stages:
     reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
     return Stages(
         stem=lambda images: State(visual._embeds(images)),
-        blocks=[partial(_run, block) for block in blocks],
-        block_paths=[f"visual.transformer.resblocks.{index}" for index in range(len(blocks))],
+        blocks=for_each(_run, blocks),
+        block_paths=numbered_paths(_VISUAL_BLOCKS, blocks),
         stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
         readout=lambda state: F.normalize(pooled(state) @ visual.proj, dim=-1),
         projection=Projection(lambda state: pooled(state)[:, None], lambda: (visual.proj.T, None)),
-        attention_inputs=[partial(_attention_input, block) for block in blocks],
+        attention_inputs=for_each(_attention_input, blocks),
         reads=first_tokens(1) if reads_class_token else None,
         tower="visual",
         prefixes=("visual.",),
@@ -366,12 +367,12 @@ def text_stages(model: Any) -> Stages:
         prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
     return Stages(
         stem=partial(_text_stem, tower.module),
-        blocks=[partial(_run, block) for block in blocks],
-        block_paths=[f"{prefix}transformer.resblocks.{index}" for index in range(len(blocks))],
+        blocks=for_each(_run, blocks),
+        block_paths=numbered_paths(f"{prefix}transformer.resblocks", blocks),
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
         readout=lambda state: _class_features(tower, state),
         projection=_text_projection(tower),
-        attention_inputs=[partial(_attention_input, block) for block in blocks],
+        attention_inputs=for_each(_attention_input, blocks),
         reads=lambda state: _pooled_tokens(tower, state),
         per_sample=("text", "attn_mask") if has_class_token else ("text",),
         tower="text",
