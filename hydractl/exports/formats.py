@@ -222,7 +222,8 @@ FORMATS: dict[str, Format] = {"onnx": Onnx(), "onnx-int8": OnnxInt8(), "pt2": Pt
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
     """Return the format that a path ends in, the longest ending first; None for no exported file."""
-    kinds = [kind for kind, export_format in FORMATS.items() if os.fspath(path).endswith(export_format.ending)]
+    name = os.fspath(path)
+    kinds = [kind for kind, export_format in FORMATS.items() if name.endswith(export_format.ending)]
     return max(kinds, key=lambda kind: len(FORMATS[kind].ending), default=None)
 
 

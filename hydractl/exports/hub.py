@@ -185,7 +185,8 @@ def _files_to_upload(api: HfApi, files: Mapping[str, Path | bytes], to: Destinat
     Raises:
         OutputError: files of these names are there with other contents, and ``force`` is not set.
     """
-    stored = {entry.path: entry for entry in api.get_paths_info(to.repo, list(files), revision=to.branch)}
+    entries = api.get_paths_info(to.repo, list(files), revision=to.branch)
+    stored = {entry.path: entry for entry in entries}
     wanted = {}
     taken = []
     for name, content in files.items():

@@ -148,7 +148,8 @@ def first_tokens(count: int) -> Callable[[State], Tensor]:
     """Return a :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
 
     def reads(state: State) -> Tensor:
-        return torch.arange(count, device=state.hidden.device).expand(state.hidden.shape[0], -1)
+        samples = state.hidden.shape[0]
+        return torch.arange(count, device=state.hidden.device).expand(samples, -1)
 
     return reads
 

@@ -49,8 +49,8 @@ def image_of(sample: Any) -> Image.Image:
     import numpy as np
 
     pixels = _channels_last(sample)
-    is_unit_range = pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1
-    if is_unit_range:
+    has_numbers = pixels.dtype.kind == "f" and pixels.size > 0
+    if has_numbers and pixels.min() >= 0 and pixels.max() <= 1:
         pixels = np.round(pixels * 255).astype(np.uint8)
     is_empty = 0 in pixels.shape
     is_grey = pixels.ndim == 2

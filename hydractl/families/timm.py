@@ -325,7 +325,8 @@ class TimmViT(ModelFamily):
         for site in self.sites(config):
             stage = site.path.split(".")[1]
             head_dims[stage] = site.head_dim
-        small = _with_arguments(config, {"num_heads": [heads] * len(head_dims), "head_dim": list(head_dims.values())})
+        of_stages = {"num_heads": [heads] * len(head_dims), "head_dim": list(head_dims.values())}
+        small = _with_arguments(config, of_stages)
         return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
@@ -370,7 +371,8 @@ def timm_sites(model: Any) -> list[Site]:
     if isinstance(model, _RELATIVE):
         blocks = timm_relative.relative_blocks(model)
         return [timm_relative.relative_site(f"{path}.attn", block.attn) for path, block in blocks.items()]
-    return [timm_eva.rotary_site(f"blocks.{index}.attn", block.attn) for index, block in enumerate(model.blocks)]
+    paths = numbered_paths("blocks", model.blocks)
+    return [timm_eva.rotary_site(f"{path}.attn", model.get_submodule(path).attn) for path in paths]
 
 
 def _run(block: nn.Module, state: State) -> State:
@@ -570,7 +572,9 @@ def _labels(model: Any, config: LibraryConfig) -> list[str] | None:
     if isinstance(names, Mapping):
         names = _in_order(names, model.num_classes)
     if isinstance(names, list):
-        return [str(name) for name in names] if len(names) == model.num_classes else None
+        if len(names) != model.num_classes:
+            return None
+        return [str(name) for name in names]
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
         return None

@@ -215,7 +215,8 @@ class TorchvisionViT(ModelFamily):
 
         def stem(images: Tensor) -> State:
             patches = model._process_input(images)
-            tokens = torch.cat([model.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+            class_tokens = model.class_token.expand(patches.shape[0], -1, -1)
+            tokens = torch.cat([class_tokens, patches], dim=1)
             return State(model.encoder.dropout(tokens + model.encoder.pos_embedding))
 
         blocks = list(model.encoder.layers)

@@ -19,7 +19,14 @@ from transformers.utils import logging as hf_logging
 from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, State
 from hydractl.families.hf import dinov3, relative
-from hydractl.families.hf.decoders import at_last_token, last_norm, last_token_logits, pooled_logits, problem_of
+from hydractl.families.hf.decoders import (
+    at_last_token,
+    last_norm,
+    last_token_logits,
+    mean_of_tokens,
+    pooled_logits,
+    problem_of,
+)
 from hydractl.families.library_json import LibraryConfig
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import shown
@@ -254,7 +261,9 @@ def _mean(model: Any, base: Any, state: State) -> Tensor:
 
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
     hidden = base.layernorm(state.hidden)
-    return (model.cls_classifier(hidden[:, 0, :]) + model.distillation_classifier(hidden[:, 1, :])) / 2
+    of_class = model.cls_classifier(hidden[:, 0, :])
+    of_distillation = model.distillation_classifier(hidden[:, 1, :])
+    return (of_class + of_distillation) / 2
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
@@ -269,10 +278,7 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
     if model.config.classifier_pooling == "cls":
         features = hidden[:, 0]
     else:
-        tokens = state.context["tokens"]
-        if tokens is None:
-            tokens = torch.ones_like(hidden[..., 0])
-        features = _mean_of_tokens(hidden, tokens)
+        features = mean_of_tokens(hidden, state.context["tokens"])
     return model.classifier(model.drop(model.head(features)))
 
 
@@ -284,13 +290,7 @@ def _patches(model: Any, base: Any, state: State) -> Tensor:
     patches = state.context.get("tokens")  # which are none of padding, [B, T]
     if patches is None:
         return model.classifier(hidden.mean(dim=1))
-    return model.classifier(_mean_of_tokens(hidden, patches))
-
-
-def _mean_of_tokens(hidden: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean ``[B, d_model]`` of those of ``hidden [B, T, d_model]`` that ``tokens [B, T]`` marks."""
-    weights = tokens.unsqueeze(-1)
-    return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+    return model.classifier(mean_of_tokens(hidden, patches))
 
 
 Readout = Callable[[Any, Any, State], Tensor]
@@ -563,7 +563,8 @@ def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
 def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
     """Refuse attention of another class or with other projections than the layout says, or that scales otherwise."""
     core = block.get_submodule(layout.core)
-    projections = [block.get_submodule(path) for path in (*layout.heads.qkv, layout.heads.out)]
+    paths = (*layout.heads.qkv, layout.heads.out)
+    projections = [block.get_submodule(path) for path in paths]
     kind = name.partition("For")[0].removesuffix("Model")
     # Attention that several classes have is named after none of them.
     expected = [f"{start}{layout.core_class}" for start in (kind.removesuffix("Text"), kind, "")]

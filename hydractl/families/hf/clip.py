@@ -128,7 +128,9 @@ def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]
     ids = inputs["input_ids"]
     context = {**state.context, "ids": ids}
     if causal:
-        context["attention_mask"] = torch.ones(ids.shape[-1:] * 2, dtype=torch.bool, device=ids.device).tril()  # [T, T]
+        tokens = ids.shape[-1]
+        every_pair = torch.ones((tokens, tokens), dtype=torch.bool, device=ids.device)
+        context["attention_mask"] = every_pair.tril()
     return State(state.hidden, context)
 
 

@@ -144,7 +144,9 @@ def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) 
         window: how many tokens it sees at most, itself included; None: all.
     """
     samples, length = ids.shape
-    unpadded = None if tokens is None else tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
+    unpadded = None
+    if tokens is not None:
+        unpadded = tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
     if not causal:
         return unpadded
     positions = torch.arange(length, device=ids.device)
@@ -185,7 +187,9 @@ def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
 
 
 def _interleaved(angles: Tensor) -> Tensor:
-    return angles[..., : angles.shape[-1] // 2].repeat_interleave(2, dim=-1)
+    """Return the angles of halves of the dimensions as those of neighbours."""
+    half = angles.shape[-1] // 2
+    return angles[..., :half].repeat_interleave(2, dim=-1)
 
 
 def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
@@ -206,8 +210,17 @@ def at_last_token(state: State, values: Tensor) -> Tensor:
     """Return the values of the last token of each sample: ``[B, n]`` of ``[B, T, n]``."""
     if "read" in state.context:
         return values[:, 0]
-    positions = state.context["last"][:, :, None].expand(-1, -1, values.shape[2])
+    last = state.context["last"]  # [B, 1]
+    positions = last[:, :, None].expand(-1, -1, values.shape[2])
     return values.gather(1, positions)[:, 0]
+
+
+def mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
+    """Return the mean ``[B, d_model]`` of ``hidden [B, T, d_model]`` over what ``tokens [B, T]`` marks; None: all."""
+    if tokens is None:
+        tokens = torch.ones_like(hidden[..., 0])
+    weights = tokens.unsqueeze(-1)  # [B, T, 1]
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 def last_token_logits(model: Any, base: Any, state: State) -> Tensor:
@@ -225,8 +238,7 @@ def pooled_logits(model: Any, base: Any, state: State) -> Tensor:
     if model.classifier_pooling == "bos":
         features = hidden[:, 0]
     else:
-        weights = torch.ones_like(hidden[..., :1]) if tokens is None else tokens.unsqueeze(-1)  # [B, T, 1]
-        features = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+        features = mean_of_tokens(hidden, tokens)
     if not pools_late:
         features = model.activation(model.dense(features))
     return model.classifier(features)

@@ -543,10 +543,12 @@ def image_preprocess(
     # Through JSON, so that what is used now is what a checkpoint will say.
     settings = json.loads(processor.to_json_string())
     shape = _shape_of_images(_processor(settings), channels)
-    if size is not None and shape[1:] != list(size):
-        raise InputError(f"{folder} prepares images of {shape[1]}x{shape[2]}, its model takes {size[0]}x{size[1]}")
-    if patch is not None and settings.get("patch_size") != patch:
-        raise InputError(f"{folder} cuts images into patches of {shown(settings.get('patch_size'))}, not of {patch}")
+    _, height, width = shape
+    if size is not None and [height, width] != list(size):
+        raise InputError(f"{folder} prepares images of {height}x{width}, its model takes {size[0]}x{size[1]}")
+    patch_size = settings.get("patch_size")
+    if patch is not None and patch_size != patch:
+        raise InputError(f"{folder} cuts images into patches of {shown(patch_size)}, not of {patch}")
     return {"kind": "image", "input_size": shape, "processor": settings}
 
 

@@ -109,8 +109,8 @@ class OpenClip(ModelFamily):
         )
         tensors: TensorSource = published_weights(weights, hint)
         if is_coca:
-            infos = {name: tensors.info(name) for name in tensors.names() if not name.startswith(DECODER)}
-            tensors = MappedTensors(infos, tensors.read)
+            names = [name for name in tensors.names() if not name.startswith(DECODER)]
+            tensors = MappedTensors({name: tensors.info(name) for name in names}, tensors.read)
         preprocess = open_clip_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {})
         if not own_tokenizer(config):
             preprocess["texts"] = text_settings(folder, config)
@@ -351,7 +351,8 @@ class OpenClip(ModelFamily):
         for path in tower.block_paths:
             block = model.get_submodule(path)
             for name in names:
-                setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(rate).eval()))
+                with_dropout = nn.Sequential(getattr(block, name), nn.Dropout(rate).eval())
+                setattr(block, name, with_dropout)
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------
