@@ -19,7 +19,7 @@ from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.expressions.data_sets import AUTO, FROST
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
-from hydractl.model.agreement import label_differences
+from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
 

@@ -22,7 +22,7 @@ from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import OF_KEYS, PER_HEAD, HeadWeights
-from hydractl.model.agreement import label_differences, length_hint, preprocess_differences
+from hydractl.model.matching import label_differences, length_hint, preprocess_differences
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from hydractl.model.stored import member_name, union

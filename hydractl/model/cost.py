@@ -39,22 +39,22 @@ _staged_before: dict[str, list[tuple[int, int]]] = {}
 
 
 def parameters(tensors: TensorSource) -> int:
-    """Elements of all stored tensors, position embedding and class token included."""
+    """Count the elements of all stored tensors, position embedding and class token included."""
     return sum(tensors.info(name).numel for name in tensors.names())
 
 
 def nonzero_parameters(tensors: TensorSource) -> int:
-    """Elements of all stored tensors that are not zero; reads them."""
+    """Count the elements of all stored tensors that are not zero; reads them."""
     return sum(int(tensors.read(name).count_nonzero()) for name in tensors.names())
 
 
 def weight_bytes(tensors: TensorSource) -> int:
-    """Bytes of all stored tensors in their stored dtypes, without the header of a file."""
+    """Count the bytes of all stored tensors in their stored dtypes, without the header of a file."""
     return sum(tensors.info(name).nbytes for name in tensors.names())
 
 
 def macs(description: Description, tensors: TensorSource, batch: int = 1, *, whole_last_block: bool = False) -> int:
-    """Multiply-adds of one call on ``batch`` samples.
+    """Count the multiply-adds of one call on ``batch`` samples.
 
     Args:
         description: of the model; a fused model counts all its members.
@@ -86,11 +86,13 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
 def staged_macs(
     description: Description, tensors: TensorSource, *, whole_last_block: bool = False
 ) -> list[tuple[int, int]]:
-    """Multiply-adds of one sample, when one member runs first and the others behind it: of either part, for each member
-    as the first one.
+    """Count the multiply-adds of one sample in two parts: one member runs first, the others behind it.
 
     Args:
         description, tensors, whole_last_block: as of :func:`macs`.
+
+    Returns:
+        For each member as the first one, those of the first and those of the others.
     """
     call = _digest_of_call(description, tensors, 1, whole_last_block)
     if call not in _staged_before:
@@ -99,20 +101,29 @@ def staged_macs(
 
 
 def _count_stages(model: HydraModel) -> list[tuple[int, int]]:
-    inputs, found = model.example_inputs(1), []
+    """Count both parts for each member as the first one."""
+    inputs = model.example_inputs(1)
+    stages = []
     for member in range(model.members):
-        rows = [torch.arange(count, device="meta") for count in (0, 1)]
-        none, all_ = (_count(lambda: model.staged_logits(inputs, member, lambda _: which)) for which in rows)  # noqa: B023
-        found.append((none, all_ - none))
-    return found
+        first = _count_staged(model, inputs, member, rows=0)
+        both = _count_staged(model, inputs, member, rows=1)
+        stages.append((first, both - first))
+    return stages
+
+
+def _count_staged(model: HydraModel, inputs: Any, first: int, rows: int) -> int:
+    """Count the multiply-adds where so many samples go on from the first member to the others."""
+    going_on = torch.arange(rows, device="meta")
+    return _count(lambda: model.staged_logits(inputs, first, lambda _logits: going_on))
 
 
 def _counted(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
-    """The model on the meta device, all of its members running."""
+    """Build the model on the meta device, all of its members running."""
     # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
     # device attention is taken apart into its two matrix products.
     model = HydraModel(description, shapes_only(tensors), torch.device("meta")).with_classes()
-    model.whole_last_block, model.cascade = whole_last_block, None
+    model.whole_last_block = whole_last_block
+    model.cascade = None
     # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
     # attention) has none here and would end in an error.
     model.requires_grad_(False)
@@ -123,53 +134,71 @@ def _counted(description: Description, tensors: TensorSource, whole_last_block: 
 
 
 def _count(run: Callable[[], Any]) -> int:
+    """Count the multiply-adds of a call."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops()) // 2
 
 
 def dense_macs(description: Description, *, whole_last_block: bool = False) -> int:
-    """Multiply-adds of one sample through the model with all its heads: what ratios of a fused model refer to."""
-    return macs(*_dense(description), whole_last_block=whole_last_block)
+    """Count the multiply-adds of one sample through the model with all its heads, to which a fused one is compared."""
+    family = get_family(description.family)
+    all_heads = HeadMask.full(family.sites(description.config))
+    dense = replace(description, kind="dense", masks=[all_heads], merge=None, members=(), extra={})
+    return macs(dense, _dense_tensors(description), whole_last_block=whole_last_block)
 
 
 def dense_parameters(description: Description) -> int:
-    """Elements of all tensors of the model with all its heads."""
-    return parameters(_dense(description)[1])
+    """Count the elements of all tensors of the model with all its heads."""
+    return parameters(_dense_tensors(description))
 
 
-def _dense(description: Description) -> tuple[Description, TensorSource]:
-    family = get_family(description.family)
-    whole = [HeadMask.full(family.sites(description.config))]
-    dense = replace(description, kind="dense", masks=whole, merge=None, members=(), extra={})
-    stock = family.build(description.config).state_dict()
-    return dense, MappedTensors({name: tensor_info(t) for name, t in stock.items()}, stock.__getitem__)
+def _dense_tensors(description: Description) -> TensorSource:
+    """Return the shapes of the library's own model."""
+    stock = get_family(description.family).build(description.config).state_dict()
+    infos = {name: tensor_info(tensor) for name, tensor in stock.items()}
+    return MappedTensors(infos, stock.__getitem__)
 
 
 def cost_of(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> dict[str, int]:
-    """The cost of one model.
+    """Return the cost of one model.
 
     Returns:
         ``params``: stored elements; ``macs``: multiply-adds of one sample; ``bytes``: stored weights; where single
         weights were pruned ``params_nonzero``: stored elements that are not zero, which are multiplied like others.
     """
-    multiplied = macs(description, tensors, whole_last_block=whole_last_block)
-    count = description.params_nonzero
-    found = {"params": parameters(tensors), "macs": multiplied, "bytes": weight_bytes(tensors)}
-    return found if count is None else {**found, "params_nonzero": count}
+    cost = {
+        "params": parameters(tensors),
+        "macs": macs(description, tensors, whole_last_block=whole_last_block),
+        "bytes": weight_bytes(tensors),
+    }
+    if description.params_nonzero is not None:
+        cost["params_nonzero"] = description.params_nonzero
+    return cost
 
 
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The cost of models that run one after another: the sums."""
-    each = list(costs)
-    total = {key: sum(cost[key] for cost in each) for key in ("params", "macs", "bytes")}
-    return {**total, **total_nonzero((cost["params"], cost.get("params_nonzero")) for cost in each)}
+    """Return the cost of models that run one after another: the sums."""
+    costs = list(costs)
+    total = {}
+    for key in ("params", "macs", "bytes"):
+        total[key] = sum(cost[key] for cost in costs)
+    nonzero = total_nonzero((cost["params"], cost.get("params_nonzero")) for cost in costs)
+    return total | nonzero
 
 
 def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
-    """``params_nonzero`` of several models, of pairs of their parameters and those other than zero, where one counts
-    these; else nothing."""
-    each = list(counts)
-    if all(count is None for _, count in each):
-        return {}
-    return {"params_nonzero": sum(params if count is None else count for params, count in each)}
+    """Return ``params_nonzero`` of several models together; nothing where no model counts them.
+
+    Args:
+        counts: of each model its parameters, and those other than zero, or None where it does not count these.
+    """
+    total = 0
+    counted = False
+    for params, nonzero in counts:
+        if nonzero is None:
+            total += params
+        else:
+            total += nonzero
+            counted = True
+    return {"params_nonzero": total} if counted else {}

@@ -16,10 +16,9 @@ from hydractl.files.checkpoint import FileTensors
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.threshold import stored_score
-from hydractl.model.agreement import check_agreement
 from hydractl.model.detection import stored_detector
 from hydractl.model.machine import slow_format
-from hydractl.model.matching import named_by_data
+from hydractl.model.matching import check_agreement, named_by_data
 from hydractl.model.runtime import HydraModel, pooled_log_probs
 from hydractl.model.source import ModelOptions, Source, open_sources, split_model, with_labels
 from hydractl.model.stored import check_finite
@@ -34,23 +33,29 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"unknown device {name!r}", hint="one of auto, cpu, cuda, cuda:0, mps") from None
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available() and (device.index or 0) < max(torch.cuda.device_count(), 1),
-        "mps": torch.backends.mps.is_available(),
-    }.get(device.type, False)
-    if not available:
+    if not _is_there(device):
         raise UsageError(f"device {name!r} is not available on this machine", hint="use --device auto or --device cpu")
     return device
 
 
+def _is_there(device: torch.device) -> bool:
+    """Return whether this machine has a device."""
+    if device.type == "cpu":
+        return True
+    if device.type == "cuda":
+        return torch.cuda.is_available() and (device.index or 0) < max(torch.cuda.device_count(), 1)
+    return device.type == "mps" and torch.backends.mps.is_available()
+
+
 def resolve_dtype(name: str) -> torch.dtype:
-    """``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
+    """Return the dtype of ``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
     known = ("float32", "bfloat16", "float16", "float64")
     if name not in known:
         raise UsageError(f"unknown dtype {name!r}, not one of {', '.join(known)}")
@@ -147,7 +152,9 @@ class SequentialEnsemble(nn.Module):
 
     def with_classes(self) -> SequentialEnsemble:
         """Return the ensemble with classes named, as :meth:`HydraModel.with_classes`."""
-        return self if self.classes is not None else SequentialEnsemble([m.with_classes() for m in self._each])
+        if self.classes is not None:
+            return self
+        return SequentialEnsemble([model.with_classes() for model in self._each])
 
     def read_prompts(self, log: Log, name: str) -> None:
         """Read the prompts of every model, see :class:`HydraModel`."""
@@ -175,7 +182,7 @@ class SequentialEnsemble(nn.Module):
             model.side_by_side = together
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Logits of every member, ``[M, B, classes]``, M counted over all models."""
+        """Return the logits of every member, ``[M, B, classes]``, M counted over all models."""
         return torch.cat([model.member_logits(inputs) for model in self._each])
 
     def forward(self, inputs: Any) -> Tensor:
@@ -183,7 +190,7 @@ class SequentialEnsemble(nn.Module):
         return pooled_log_probs(self.member_logits(inputs))
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
-        """Random inputs of the right shape on the models' device and dtype."""
+        """Draw random inputs of the right shape on the models' device and dtype."""
         return self._each[0].example_inputs(batch, seed)
 
 
@@ -215,14 +222,19 @@ class ModelArgument:
     @property
     def file_bytes(self) -> int | None:
         """Bytes of all checkpoint files together; None where a model is no file."""
-        sizes = [source.file_bytes for source in self.sources]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        total = 0
+        for source in self.sources:
+            if source.file_bytes is None:
+                return None
+            total += source.file_bytes
+        return total
 
     @property
     def sha256(self) -> str | list[str]:
         """SHA-256 of the model, or one for each member of an ensemble."""
-        digests = [source.sha256 for source in self.sources]
-        return digests[0] if len(digests) == 1 else digests
+        if len(self.sources) == 1:
+            return self.sources[0].sha256
+        return [source.sha256 for source in self.sources]
 
 
 def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
@@ -237,8 +249,10 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
         InputError: listing what is wrong with every reference, and members that cannot be averaged.
     """
     split = [split_model(text) for text in texts]
-    wanted = list(dict.fromkeys(ref for _, refs in split for ref in refs))
-    opened = dict(zip(wanted, open_sources(wanted, options or ModelOptions()), strict=True))
+    wanted: dict[str, None] = {}  # each reference once, in the order of their first use
+    for _, refs in split:
+        wanted.update(dict.fromkeys(refs))
+    opened = dict(zip(wanted, open_sources(list(wanted), options or ModelOptions()), strict=True))
     arguments = []
     for name, refs in split:
         sources = [opened[ref] for ref in refs]
@@ -262,9 +276,15 @@ def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | Non
     Raises:
         InputError: where the data have no class names either.
     """
-    every = [source for argument in arguments for source in argument.sources]
-    alike = [replace(argument, sources=_named_alike(argument.sources, every)) for argument in arguments]
-    return [replace(a, sources=[named_by_data(source, data, limit) for source in a.sources]) for a in alike]
+    every: list[Source] = []
+    for argument in arguments:
+        every += argument.sources
+    named = []
+    for argument in arguments:
+        sources = _named_alike(argument.sources, every)
+        sources = [named_by_data(source, data, limit) for source in sources]
+        named.append(replace(argument, sources=sources))
+    return named
 
 
 def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
@@ -275,9 +295,10 @@ def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Sou
     first = next((source.description for source in known if source.description.labels is not None), None)
     if first is None:
         return list(sources)
-    return [
-        source
-        if source.classes is not None
-        else with_labels(source, first.labels, source.description.prompt or first.prompt or ())
-        for source in sources
-    ]
+    named = []
+    for source in sources:
+        if source.classes is None:
+            prompt = source.description.prompt or first.prompt or ()
+            source = with_labels(source, first.labels, prompt)
+        named.append(source)
+    return named

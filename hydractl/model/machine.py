@@ -12,9 +12,14 @@ SECONDS = 0.1
 """About how long the matrix product takes whose rate is the peak of the machine."""
 
 _SMALLEST, _LARGEST, _STEP = 64, 16_384, 64
+"""Sizes of the matrices whose product is the peak: from and to, in steps."""
+
 _SIZES = (32, 128, 512)
+"""Sizes of the matrices by which formats are compared."""
 _ENOUGH = 0.05
+"""Seconds that a product may be expected to take for its size to be tried."""
 _NOTICEABLE = 1.1
+"""The slowdown from which on there is a warning."""
 
 
 def wait(device: torch.device) -> None:
@@ -41,7 +46,8 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
         seconds = _best(size, dtype, device, 2)
         while seconds < SECONDS / 2 and size < _LARGEST:
             # A larger product never runs at a lower rate, so the time of the next one is a bound.
-            grown = int(size * (SECONDS / max(seconds, 1e-6)) ** (1 / 3)) // _STEP * _STEP
+            growth = (SECONDS / max(seconds, 1e-6)) ** (1 / 3)
+            grown = int(size * growth) // _STEP * _STEP
             size = min(max(grown, size + _STEP), _LARGEST)
             seconds = _best(size, dtype, device, 1)
         return size**3 / _best(size, dtype, device, 3)
@@ -61,14 +67,18 @@ def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
 
     factor = None
     for size in _SIZES:
+        times, times_in_float32 = [], []
         try:
-            # In turn, so that other work on the machine meets both.
-            pairs = [[_best(size, kind, device, 1) for kind in (dtype, torch.float32)] for _ in range(3)]
+            for _ in range(3):
+                # In turn, so that other work on the machine meets both.
+                times.append(_best(size, dtype, device, 1))
+                times_in_float32.append(_best(size, torch.float32, device, 1))
         except RuntimeError:
             return None
-        seconds, plain = (min(times) for times in zip(*pairs, strict=True))
-        factor = seconds / plain
-        if seconds * (_SIZES[1] / _SIZES[0]) ** 3 > _ENOUGH:
+        seconds = min(times)
+        factor = seconds / min(times_in_float32)
+        time_of_next_size = seconds * (_SIZES[1] / _SIZES[0]) ** 3
+        if time_of_next_size > _ENOUGH:
             break
     return factor
 
@@ -79,7 +89,8 @@ def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
 
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return None
-    name, factor = str(dtype).removeprefix("torch."), slowdown(dtype, device)
+    name = str(dtype).removeprefix("torch.")
+    factor = slowdown(dtype, device)
     if factor is None or factor <= _NOTICEABLE:
         return None
     times = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"

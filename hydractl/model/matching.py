@@ -1,4 +1,7 @@
-"""A model and what a command gives it: the one model of a verb, the heads that are meant, labels that fit."""
+"""A model and what a command gives it: the one model of a verb, the heads that are meant, labels that fit.
+
+And models that belong together: whether they agree in classes and preprocessing, so that they can be averaged.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
-from hydractl.files.description import bases_of
+from hydractl.families import classes_of
+from hydractl.files.description import Description, bases_of
 from hydractl.heads.mask import Site
 from hydractl.log import Log
 from hydractl.model.laplace import KEY
@@ -21,10 +25,11 @@ def only_one(sources: list[Source], verb: str) -> Source:
     """Return the one dense or pruned model of a verb that takes no ensemble."""
     if len(sources) != 1:
         raise UsageError(f"{verb} takes one model, got {len(sources)}")
-    if sources[0].description.kind == "fused":
-        raise InputError(f"{sources[0].name} is a fused model", hint=f"{verb} its members before fusing them")
+    source = sources[0]
+    if source.description.kind == "fused":
+        raise InputError(f"{source.name} is a fused model", hint=f"{verb} its members before fusing them")
     refuse_posterior(sources, verb)
-    return sources[0]
+    return source
 
 
 def refuse_posterior(sources: Sequence[Source], verb: str) -> None:
@@ -68,12 +73,14 @@ def sites_of(source: Source, tower: str | None) -> list[Site]:
         UsageError: for a tower of a model that has only one.
     """
     sites = source.sites
-    there = list(dict.fromkeys(site.tower for site in sites))
-    if tower is None or (tower == "both" and len(there) > 1):
+    towers = {site.tower for site in sites}
+    if tower is None or (tower == "both" and len(towers) > 1):
         return sites
-    if tower not in there:
-        raise UsageError(f"--tower {tower}: {source.name} has one tower" if len(there) == 1 else f"no tower {tower!r}")
-    return [site for site in sites if site.tower == tower]
+    if tower in towers:
+        return [site for site in sites if site.tower == tower]
+    if len(towers) == 1:
+        raise UsageError(f"--tower {tower}: {source.name} has one tower")
+    raise UsageError(f"no tower {tower!r}")
 
 
 def check_base(document: Any, origin: str, source: Source, *, allow_other: bool, log: Log) -> None:
@@ -85,17 +92,22 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
         InputError: it was made from a checkpoint of other weights, and ``allow_other`` is false.
     """
     made_from = bases_of(document.get("source")) if isinstance(document, Mapping) else []
-    own = source.lineage if made_from else []
-    if not made_from or made_from[0] in own or source.sha256 in made_from:
+    if not made_from:
         return
-    other = f"{origin} was made from another checkpoint ({made_from[0][:12]}) than {source.name} ({source.sha256[:12]})"
-    if common := [base for base in made_from if base in own]:
-        log.warn(f"{other}; both go back to {common[0][:12]}")
+    lineage = source.lineage
+    if made_from[0] in lineage or source.sha256 in made_from:
+        return
+    message = (
+        f"{origin} was made from another checkpoint ({made_from[0][:12]}) than {source.name} ({source.sha256[:12]})"
+    )
+    common = [base for base in made_from if base in lineage]
+    if common:
+        log.warn(f"{message}; both go back to {common[0][:12]}")
     elif allow_other:
-        log.warn(other)
+        log.warn(message)
     else:
         hint = "make it from this model, or add --allow-other-base to use it all the same"
-        raise InputError(other, hint=hint)
+        raise InputError(message, hint=hint)
 
 
 def check_labels(dataset: Any, source: Source) -> None:
@@ -126,5 +138,85 @@ def asked_classes(source: Source, tower: str | None) -> dict[str, Any]:
     description = source.description
     facts: dict[str, Any] = {}
     if source.family.classes(description.config) is None:
-        facts = {"labels": list(description.labels or ()) or None, "prompt": list(description.prompt or ()) or None}
-    return facts if tower is None else {**facts, "tower": tower}
+        facts["labels"] = list(description.labels or ()) or None
+        facts["prompt"] = list(description.prompt or ()) or None
+    if tower is not None:
+        facts["tower"] = tower
+    return facts
+
+
+# --- whether models can be averaged, from their descriptions alone ----------------------------------------------------
+
+
+def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """List where two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
+    differences = []
+    for key in dict.fromkeys([*a, *b]):
+        if a.get(key) == b.get(key):
+            continue
+        first = repr(a.get(key))
+        second = repr(b.get(key))
+        if max(len(first), len(second)) <= _SHORT:
+            differences.append(f"preprocessing {key} {second}, not {first}")
+        else:
+            differences.append(f"another {key}")
+    return differences
+
+
+def length_hint(problems: Sequence[str]) -> str | None:
+    """Suggest what to do where models differ in nothing but the length at which they cut texts; else None."""
+    if problems and all(": preprocessing max_length " in problem for problem in problems):
+        return "give all of them one length with --max-length"
+    return None
+
+
+def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
+    """List where two lists of class names differ, in words; empty when they agree or one is unknown."""
+    if a is None or b is None or list(a) == list(b):
+        return []
+    if len(a) != len(b):
+        return [f"{len(b)} classes, not {len(a)}"]
+    if sorted(a) == sorted(b):
+        return ["the same classes in another order"]
+    index = 0
+    while a[index] == b[index]:
+        index += 1
+    return [f"class {index} is {b[index]!r}, not {a[index]!r}"]
+
+
+def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
+    """Check from descriptions alone that models can be averaged.
+
+    Args:
+        models: what to call each model, and what it says of itself.
+
+    Raises:
+        InputError: listing every difference in labels (names and order), number of classes and preprocessing. A
+            model whose labels are unknown agrees with any other of as many classes.
+    """
+    first_name, first = models[0]
+    # Labels are compared with the first model that knows its own: an unknown list would hide a difference.
+    known_name, known = next((model for model in models if model[1].labels is not None), models[0])
+    problems: list[str] = []
+    for name, other in models[1:]:
+        differences = _differences(first, other)
+        problems += [f"{name} against {first_name}: {what}" for what in differences]
+        if not differences and name != known_name:
+            other_labels = label_differences(known.labels, other.labels)
+            problems += [f"{name} against {known_name}: {what}" for what in other_labels]
+    if problems:
+        raise InputError("these models cannot be averaged", length_hint(problems), problems)
+
+
+def _differences(a: Description, b: Description) -> list[str]:
+    """List where number of classes and preprocessing differ."""
+    problems = []
+    first = classes_of(a)
+    second = classes_of(b)
+    if first is not None and second is not None and first != second:
+        problems.append(f"{second} classes, not {first}")
+    return problems + preprocess_differences(a.preprocess, b.preprocess)
+
+
+_SHORT = 80
+"""The longest value of a setting that is printed."""

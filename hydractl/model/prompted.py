@@ -48,8 +48,11 @@ class PromptedClasses:
         networks: nn.ModuleList,
         elsewhere: Sequence[nn.Module],
     ) -> None:
-        self.labels, self.templates = list(labels), list(templates)
-        self._prompts, self._chain, self._networks = prompts, chain, networks
+        self.labels = list(labels)
+        self.templates = list(templates)
+        self._prompts = prompts
+        self._chain = chain
+        self._networks = networks
         self._elsewhere = list(elsewhere)
         self._features: Tensor | None = None
         # The parameters they were computed from, and how often each had been written to.
@@ -62,8 +65,10 @@ class PromptedClasses:
         if at_once is None:
             return [inputs]
         step = max(1, at_once // len(self.templates))
-        starts = range(0, len(self.labels), step)
-        return [{name: tensor[i : i + step] for name, tensor in inputs.items()} for i in starts]
+        parts = []
+        for start in range(0, len(self.labels), step):
+            parts.append({name: tensor[start : start + step] for name, tensor in inputs.items()})
+        return parts
 
     def features(self) -> Tensor:
         """Return what the tower of the labels reads out for every member: ``[M, classes, D]``."""
@@ -82,34 +87,43 @@ class PromptedClasses:
 
     def _read(self, log: Log, title: str) -> Tensor:
         """Compute the features ``[M, classes, D]``, ``PROMPTS_AT_ONCE`` prompts at a time."""
-        features = []
-        self._read_from = [(weakref.ref(p), times_written(p)) for p in self._weights()]
+        self._read_from = [(weakref.ref(weight), times_written(weight)) for weight in self._weights()]
         if next(self._networks.parameters()).is_meta:  # only shapes matter: one class stands for all
-            return self._chain(self.inputs(1)[0]).expand(-1, len(self.labels), -1)
+            features_of_one = self._chain(self.inputs(1)[0])
+            return features_of_one.expand(-1, len(self.labels), -1)
         # Outside inference mode, because what it gives could not be part of a graph of gradients later.
         with torch.inference_mode(False), torch.no_grad(), log.progress(title, len(self.labels), "classes") as progress:
-            for part in self.inputs(PROMPTS_AT_ONCE):
-                features.append(self._chain(part))
-                progress.advance(features[-1].shape[1])
-            return torch.cat(features, dim=1)
+            parts = []
+            for inputs in self.inputs(PROMPTS_AT_ONCE):
+                features = self._chain(inputs)
+                parts.append(features)
+                progress.advance(features.shape[1])
+            return torch.cat(parts, dim=1)
 
     def forget(self) -> None:
         """Drop the features: the weights may have changed."""
         self._features = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_features": None, "_read_from": []}  # a copy has other weights
+        """Leave out what was computed: a copy has other weights."""
+        return {**vars(self), "_features": None, "_read_from": []}
 
     def _weights_written(self) -> bool:
         """Return whether a weight was written to in place since it was read, as by an optimizer."""
-        if torch.compiler.is_compiling():  # versions are none of a graph
+        if torch.compiler.is_compiling():  # a graph knows no versions
             return False
-        return any((p := ref()) is not None and times_written(p) != count for ref, count in self._read_from)
+        for reference, count in self._read_from:
+            weight = reference()
+            if weight is not None and times_written(weight) != count:
+                return True
+        return False
 
     def _weights(self) -> list[nn.Parameter]:
         """Return all weights but the heads of the other tower, which have no part in this one."""
-        elsewhere = {id(p) for attention in self._elsewhere for p in attention.parameters()}
-        return [p for p in self._networks.parameters() if id(p) not in elsewhere]
+        elsewhere: set[int] = set()
+        for attention in self._elsewhere:
+            elsewhere.update(id(parameter) for parameter in attention.parameters())
+        return [parameter for parameter in self._networks.parameters() if id(parameter) not in elsewhere]
 
     def _in_motion(self) -> bool:
         """Return whether training, gates or gradients make the features those of this call only."""
@@ -117,4 +131,4 @@ class PromptedClasses:
         # Of what the views of a model share: the model itself may be another view of them.
         if gated or self._networks.training:
             return True
-        return torch.is_grad_enabled() and any(p.requires_grad for p in self._weights())
+        return torch.is_grad_enabled() and any(weight.requires_grad for weight in self._weights())

@@ -71,7 +71,8 @@ class HydraModel(nn.Module):
         tensors: its weights.
         device: where they go.
         dtype: what they become.
-        streamed: read those of a block whenever it runs, in float32 (:mod:`hydractl.model.late`).
+        streamed: read those of a block whenever it runs, in float32
+            (:class:`hydractl.model.assembly.LateWeights`).
     """
 
     def __init__(

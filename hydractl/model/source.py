@@ -26,7 +26,15 @@ from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
-from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
+from hydractl.model.stored import (
+    EditedHeads,
+    MemberTensors,
+    check_tensors,
+    held_mask,
+    sites_stored_once,
+    sliced,
+    zeroed,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,9 @@ class Source:
     @property
     def sha256(self) -> str:
         """The digest; all weights are read for it, once."""
-        return self.digest if isinstance(self.digest, str) else self.digest()
+        if isinstance(self.digest, str):
+            return self.digest
+        return self.digest()
 
     @property
     def lineage(self) -> list[str]:
@@ -88,7 +98,9 @@ class Source:
     @property
     def bases(self) -> list[str]:
         """The lineage of what is trained from it: none where its weights were drawn."""
-        return [] if self.drawn_by is not None else self.lineage
+        if self.drawn_by is not None:
+            return []
+        return self.lineage
 
     @property
     def family(self) -> ModelFamily:
@@ -123,8 +135,10 @@ def split_model(text: str) -> tuple[str | None, list[str]]:
     name: str | None = None
     refs = _references(text)
     head, equals, rest = text.partition("=")
-    if equals and head and not os.path.exists(refs[0]) and not any(c in head for c in "/:?"):
-        name, refs = head, _references(rest)
+    can_be_name = bool(equals and head) and not any(character in head for character in "/:?")
+    if can_be_name and not os.path.exists(refs[0]):
+        name = head
+        refs = _references(rest)
     if not all(refs):
         raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
     return name, refs
@@ -132,10 +146,13 @@ def split_model(text: str) -> tuple[str | None, list[str]]:
 
 def _references(text: str) -> list[str]:
     """Split at ``+``, but never inside the name of an existing file; of several such names the longest counts."""
-    pieces, refs = text.split("+"), []
+    pieces = text.split("+")
+    refs = []
     while pieces:
+        count = len(pieces)
         # os.path.exists, here and below, because that of pathlib raises for a name that is too long.
-        count = next((n for n in range(len(pieces), 1, -1) if os.path.exists("+".join(pieces[:n]))), 1)
+        while count > 1 and not os.path.exists("+".join(pieces[:count])):
+            count -= 1
         refs.append("+".join(pieces[:count]))
         pieces = pieces[count:]
     return refs
@@ -174,7 +191,7 @@ def need_classifier(source: Source) -> None:
 
 
 def with_max_length(source: Source, tokens: int | None) -> Source:
-    """The source whose texts are cut at another length; None: as it is.
+    """Return the source with its texts cut at another length; None: as it is.
 
     Raises:
         UsageError: for a model of images, and a length that the model does not take.
@@ -193,7 +210,7 @@ def with_max_length(source: Source, tokens: int | None) -> Source:
 
 
 def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[str] = ()) -> Source:
-    """The source with other class names, or other prompts of them. What is made of it keeps them.
+    """Return the source with other class names, or other prompts of them. What is made of it keeps them.
 
     Args:
         source: a classifier, or a zero-shot model.
@@ -205,27 +222,30 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
             and templates without a place for the name.
         InputError: for names of the classifier in another order.
     """
-    description, family = source.description, source.family
+    description = source.description
     names = description.labels if labels is None else list(labels)
-    own = family.classes(description.config)
-    if own is not None:
+    classes = source.family.classes(description.config)
+    if classes is not None:
         if prompt:
             raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
-        if names is not None and len(names) != own:
-            raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
+        if names is not None and len(names) != classes:
+            raise UsageError(f"--labels names {len(names)} classes, {source.name} has {classes}")
         doubt = None
         if names is not None and description.labels is not None:
             doubt = renaming_doubt(description.labels, names, source.name)
         return replace(source, description=replace(description, labels=names), renamed=doubt)
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
+    first_name = names[0] if names else "a"
     # Refuses templates it cannot use.
-    family.prompts(description.config, description.preprocess, list(names or ["a"])[:1], templates)
+    source.family.prompts(description.config, description.preprocess, [first_name], templates)
     return replace(source, description=replace(description, labels=names, prompt=templates))
 
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
+    """Find one model by its reference, as :func:`open_source`, without what options change of it."""
     kind, _, rest = ref.partition(":")
-    if kind == "memory" and rest in (held := HELD.get({})):
+    held = HELD.get({})
+    if kind == "memory" and rest in held:
         return replace(held[rest], name=name or held[rest].name)
     if rest and kind in FAMILIES.names:
         return _open_name(kind, rest, seed, name)
@@ -237,9 +257,9 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     if path.suffix.lower() in PICKLES and not is_state_dict(path):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
     if not os.path.exists(path):
-        whole, cut, query = ref.rpartition("?")
-        if cut and os.path.exists(whole):
-            return _without_cascade(_find(whole, arch, seed, name), query, named=name is not None)
+        file_ref, mark, query = ref.rpartition("?")
+        if mark and os.path.exists(file_ref):
+            return _without_cascade(_find(file_ref, arch, seed, name), query, named=name is not None)
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
     if is_state_dict(path):
         return _open_bare(path, StateDict(path), arch, seed, name)
@@ -256,65 +276,86 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
     Files first, which are opened by their headers: a folder or a name may have to be downloaded, drawn or converted,
     which is not begun while a file is missing or broken.
     """
+    files = [index for index, ref in enumerate(refs) if _is_file(ref)]
+    others = [index for index, ref in enumerate(refs) if not _is_file(ref)]
     sources: dict[int, Source] = {}
-    failures: list[InputError] = []
-    for files in (True, False):
-        for index, ref in enumerate(refs):
-            if _is_file(ref) is files and not (failures and not files):
-                try:
-                    sources[index] = open_source(ref, options)
-                except InputError as error:
-                    failures.append(error)
-    if len(failures) == 1:
-        raise failures[0]
-    if failures:
-        problems = [p for f in failures for p in (f.message, *f.problems)]
-        raise InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
+    for indices in (files, others):
+        failures: list[InputError] = []
+        for index in indices:
+            try:
+                sources[index] = open_source(refs[index], options)
+            except InputError as error:
+                failures.append(error)
+        if failures:
+            raise _joined_failures(failures)
     return [sources[index] for index in range(len(refs))]
 
 
+def _joined_failures(failures: Sequence[InputError]) -> InputError:
+    """Return one error for the models that cannot be opened, with the problems of all."""
+    if len(failures) == 1:
+        return failures[0]
+    problems = []
+    for failure in failures:
+        problems += [failure.message, *failure.problems]
+    return InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
+
+
 def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
-    """The model of ``F.st?cascade=0``: all members run for all samples, and nothing fitted to a cascade is kept."""
-    if "cascade" not in source.description.extra or _parse_query(query) not in ({"cascade": 0}, {"cascade": False}):
+    """Return the model of ``F.st?cascade=0``: all members run for all samples.
+
+    Nothing that was fitted to the cascade is kept.
+    """
+    description = source.description
+    if "cascade" not in description.extra or _parse_query(query) not in ({"cascade": 0}, {"cascade": False}):
         hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
         raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
-    left = ("cascade", "calibration", "threshold")
-    extra = {key: value for key, value in source.description.extra.items() if key not in left}
+    extra = dict(description.extra)
+    for key in ("cascade", "calibration", "threshold"):
+        extra.pop(key, None)
     name = source.name if named else f"{source.name}.whole"
-    return replace(source, name=name, description=replace(source.description, extra=extra))
+    return replace(source, name=name, description=replace(description, extra=extra))
 
 
 def _is_file(ref: str) -> bool:
     """Whether a reference can only be a file, be it there or not."""
     kind, _, rest = ref.partition(":")
-    return not (kind in FAMILIES.names and rest) and not os.path.isdir(ref)
+    if kind in FAMILIES.names and rest:
+        return False
+    return not os.path.isdir(ref)
 
 
 def _model_hint(path: Path) -> str:
-    near = sorted(p.name for p in path.parent.glob("*.st")) if os.path.isdir(path.parent) else []
-    return (
-        f"checkpoints there: {some(near, 5)}"
-        if near
-        else f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
-    )
+    """Name the checkpoints in the folder of a file that does not exist; without any, say what a MODEL can be."""
+    near: list[str] = []
+    if os.path.isdir(path.parent):
+        near = sorted(file.name for file in path.parent.glob("*.st"))
+    if near:
+        return f"checkpoints there: {some(near, 5)}"
+    return f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
 
 
 def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
+    """Open ``NAME?key=value`` of a family, which may draw its weights."""
     bare, _, query = rest.partition("?")
     options = _parse_query(query)
-    drawn_by = seed if options.get("pretrained") is False else None
     loaded = get_family(family_name).load_name(bare, options, seed)
     if isinstance(loaded, Path):
         return _find(str(loaded), None, seed, name or loaded.stem)
-    return replace(_from_loaded(family_name, loaded, name or bare.replace("/", "_")), drawn_by=drawn_by)
+    source = _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+    if options.get("pretrained") is False:
+        return replace(source, drawn_by=seed)
+    return source
 
 
 def _parse_query(query: str) -> dict[str, Any]:
-    """``a=1&b=true`` with values as YAML scalars; ``pretrained=0`` means False."""
+    """Read ``a=1&b=true`` with values as YAML scalars; ``pretrained=0`` means False."""
     import yaml
 
     options: dict[str, Any] = {}
-    for part in query.split("&") if query else []:
+    if not query:
+        return options
+    for part in query.split("&"):
         key, equals, value = part.partition("=")
         if not equals or not key:
             hint = "write timm:NAME?key=value&key=value"
@@ -329,15 +370,17 @@ def _parse_query(query: str) -> dict[str, Any]:
 
 
 def _open_folder(path: Path, name: str | None) -> Source:
+    """Open a published folder by the first family that knows its form."""
     for family in families_for_folders():
         loaded = family.load_folder(path)
         if loaded is None:
             continue
         name = name or path.resolve().name
-        document = loaded.tensors.header.description if isinstance(loaded.tensors, FileTensors) else None
-        if isinstance(loaded.tensors, FileTensors) and document is not None:
-            # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
-            return _open_file(loaded.tensors, Description.from_json(document, str(path)), name)
+        if isinstance(loaded.tensors, FileTensors):
+            document = loaded.tensors.header.description
+            if document is not None:
+                # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
+                return _open_file(loaded.tensors, Description.from_json(document, str(path)), name)
         return _from_loaded(family.name, loaded, name)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
@@ -347,7 +390,7 @@ def _open_folder(path: Path, name: str | None) -> Source:
 
 
 def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, name: str | None) -> Source:
-    """A file that does not describe itself, with ``--arch`` to say what it is."""
+    """Open a file that does not describe itself, with ``--arch`` to say what it is."""
     if arch is None:
         raise InputError(f"{path} does not describe itself", hint=_arch_hint(tensors))
     kind, _, rest = arch.partition(":")
@@ -381,6 +424,7 @@ def _arch_hint(tensors: TensorSource) -> str:
 
 
 def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
+    """Return the source of a dense model that a family has loaded."""
     family = get_family(family_name)
     description = Description(
         kind="dense",
@@ -401,57 +445,65 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
 
 
 def digest_of(description: Description, tensors: TensorSource) -> str:
-    """SHA-256 of a model that is no single file: of its architecture and its weights."""
-    digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
+    """Return the SHA-256 of a model that is no single file: of its architecture and its weights."""
+    architecture = canonical_json({"arch": description.arch, "config": description.config})
+    digest = hashlib.sha256(architecture.encode())
     for tensor_name in tensors.names():
+        tensor = tensors.read(tensor_name).contiguous()
         digest.update(tensor_name.encode())
-        digest.update(tensors.read(tensor_name).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _open_file(file: FileTensors, description: Description, name: str) -> Source:
+    """Return the source of a file that describes itself, its removed heads sliced away."""
     family = get_family(description.family)
+    origin = str(file.path)
+    if description.layout != "zeroed":
+        check_tensors(origin, file, family, description)
+        return Source(name, file.sha256, description, file, file.size)
     sites = family.sites(description.config)
-    tensors: TensorSource = file
-    if description.layout == "zeroed":
-        check_tensors(str(file.path), tensors, family, replace(description, masks=[HeadMask.full(sites)]))
-        tensors = sliced(tensors, family, sites, HeadMask.full(sites), description.mask)
-    else:
-        check_tensors(str(file.path), tensors, family, description)
+    all_heads = HeadMask.full(sites)
+    check_tensors(origin, file, family, replace(description, masks=[all_heads]))
+    tensors = sliced(file, family, sites, all_heads, description.mask)
     return Source(name, file.sha256, description, tensors, file.size)
 
 
 def member_source(source: Source, member: int) -> Source:
-    """One member of a fused checkpoint as a model of its own.
+    """Return one member of a fused checkpoint as a model of its own.
 
     Returns:
         A pruned model that holds what the fused model holds for this member, averaged weights included.
     """
-    description, family, sites = source.description, source.family, source.sites
-    held = held_mask(description.masks, member, sites_stored_once(source.tensors, family, sites))
-    mask = description.masks[member]
-    return replace(
-        source,
-        name=f"{source.name}.member{member}",
-        description=replace(
-            description,
-            kind="dense" if mask.is_full else "pruned",
-            masks=[mask],
-            merge=None,
-            members=(),
-            extra={},
-        ),
-        tensors=sliced(MemberTensors(source.tensors, member), family, sites, held, mask),
-        file_bytes=None,
+    masks = source.description.masks
+    mask = masks[member]
+    stored_once = sites_stored_once(source.tensors, source.family, source.sites)
+    held = held_mask(masks, member, stored_once)
+    tensors = sliced(MemberTensors(source.tensors, member), source.family, source.sites, held, mask)
+    description = replace(
+        source.description,
+        kind="dense" if mask.is_full else "pruned",
+        masks=[mask],
+        merge=None,
+        members=(),
+        extra={},
     )
+    name = f"{source.name}.member{member}"
+    return replace(source, name=name, description=description, tensors=tensors, file_bytes=None)
 
 
 def write_model(output: Output, description: Description, tensors: TensorSource) -> str:
-    """Write and commit a model of one member, its removed heads sliced away: a file, or a published folder, in which
-    these are zeros. Returns the SHA-256 of the weights."""
+    """Write and commit a model of one member, its removed heads sliced away: a file or a published folder.
+
+    In a folder these heads are zeros.
+
+    Returns:
+        The SHA-256 of the weights.
+    """
     if not output.is_folder:
         return write_checkpoint(output, tensors, description.to_json())
-    family, mask = get_family(description.family), description.mask
+    family = get_family(description.family)
+    mask = description.mask
     tensors = zeroed(tensors, family, family.sites(description.config), mask, mask)
     weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
     with open(output.temporary / weights, "wb") as handle:
@@ -460,12 +512,20 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     return digest
 
 
-def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Any, Any]:
-    """Description and tensors of the source with only the heads of ``mask``, before anything is written."""
+def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, EditedHeads]:
+    """Return description and tensors of the source with only the heads of ``mask``; nothing is written yet.
+
+    Raises:
+        InputError: the mask keeps a head that the model does not have.
+    """
     present = source.description.mask
-    if any(not set(mask.kept[p]) <= set(present.kept[p]) for p in present.kept):
-        raise InputError("the mask keeps heads that the model no longer has")
-    cut = sliced if layout == "sliced" else zeroed
+    for path, heads in present.kept.items():
+        if not set(mask.kept[path]) <= set(heads):
+            raise InputError("the mask keeps heads that the model no longer has")
+    if layout == "sliced":
+        tensors = sliced(source.tensors, source.family, source.sites, present, mask)
+    else:
+        tensors = zeroed(source.tensors, source.family, source.sites, present, mask)
     description = replace(
         source.description,
         kind="dense" if mask.is_full else "pruned",
@@ -474,4 +534,4 @@ def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Any, Any]:
         layout=layout,
         extra={},
     )
-    return description, cut(source.tensors, source.family, source.sites, present, mask)
+    return description, tensors

@@ -7,7 +7,7 @@ every head that any member has, in ascending order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ Edit = Callable[[Site, HeadWeights], HeadWeights]
 
 
 def member_name(name: str, member: int) -> str:
-    """Where the tensor ``name`` of one member stands in a fused file; what all share keeps its stock name."""
+    """Return where the tensor ``name`` of one member stands in a fused file; what all share keeps its stock name."""
     return f"members.{member}.{name}"
 
 
@@ -42,28 +42,39 @@ class MemberTensors(MappedTensors):
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
         prefix = member_name("", member)
+        self.stored: dict[str, str] = {}
         names = tensors.names()
-        self.stored = {n: n for n in names if not n.startswith("members.")}
-        self.stored.update({n.removeprefix(prefix): n for n in names if n.startswith(prefix)})
+        for stored in names:
+            if not stored.startswith("members."):
+                self.stored[stored] = stored
+        for stored in names:
+            if stored.startswith(prefix):
+                self.stored[stored.removeprefix(prefix)] = stored
         infos = {name: tensors.info(stored) for name, stored in self.stored.items()}
         super().__init__(infos, lambda name: tensors.read(self.stored[name]))
 
 
 def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequence[Site]) -> set[str]:
-    """The paths of the sites whose attention stands under stock names; all of them in a model of one member."""
+    """Return the sites whose attention stands under stock names, by path; all of them in a model of one member."""
     names = [name for name in tensors.names() if not name.startswith("members.")]
     return {site.path for site in sites if attention_names(family, names, sites, site)}
 
 
 def union(masks: Sequence[HeadMask], path: str) -> tuple[int, ...]:
-    """Every head that any member has at a site, ascending."""
-    return tuple(sorted({head for mask in masks for head in mask.kept[path]}))
+    """Return every head that any member has at a site, ascending."""
+    heads: set[int] = set()
+    for mask in masks:
+        heads.update(mask.kept[path])
+    return tuple(sorted(heads))
 
 
 def held_mask(masks: Sequence[HeadMask], member: int, once: Collection[str]) -> HeadMask:
-    """The heads that stand under the names of one member: its own, or at the sites of ``once`` those of all members."""
-    mask = masks[member]
-    return HeadMask(mask.heads, {p: union(masks, p) if p in once else kept for p, kept in mask.kept.items()})
+    """Return the heads that stand under the names of one member: its own, at the sites of ``once`` those of all."""
+    held = dict(masks[member].kept)
+    for path in held:
+        if path in once:
+            held[path] = union(masks, path)
+    return HeadMask(masks[member].heads, held)
 
 
 # --- fewer heads ------------------------------------------------------------------------------------------------------
@@ -81,22 +92,26 @@ class EditedHeads:
     def __init__(
         self, source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, edit: Edit
     ) -> None:
-        self.source, self.family, self.present, self.edit = source, family, present, edit
+        self.source = source
+        self.family = family
+        self.present = present
+        self.edit = edit
         names = source.names()
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
-            members = attention_names(family, names, sites, site)
-            for name, tensor in self._edited(site, {n: meta_tensor(source.info(n)) for n in members}).items():
+            shapes = {name: meta_tensor(source.info(name)) for name in attention_names(family, names, sites, site)}
+            for name, tensor in self._edited(site, shapes).items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
         self._cached: tuple[str, Mapping[str, Tensor]] | None = None
 
     def _edited(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        result = dict(tensors)
+        """Return the tensors of a site after the edit."""
         weights = read_heads(self.family, tensors, site, self.present.kept[site.path])
-        self.family.write(result, site, self.edit(site, weights))
-        return result
+        edited = dict(tensors)
+        self.family.write(edited, site, self.edit(site, weights))
+        return edited
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -104,7 +119,9 @@ class EditedHeads:
 
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape after the edit."""
-        return self._infos[name] if name in self._infos else self.source.info(name)
+        if name in self._infos:
+            return self._infos[name]
+        return self.source.info(name)
 
     def read(self, name: str) -> Tensor:
         """One tensor after the edit."""
@@ -113,8 +130,11 @@ class EditedHeads:
             return self.source.read(name)
         # The tensors of one site are asked for in a row, so one site in memory is enough.
         if self._cached is None or self._cached[0] != site.path:
-            members = [n for n, s in self._site_of.items() if s.path == site.path]
-            self._cached = (site.path, self._edited(site, {n: self.source.read(n) for n in members}))
+            tensors = {}
+            for other, site_of_other in self._site_of.items():
+                if site_of_other.path == site.path:
+                    tensors[other] = self.source.read(other)
+            self._cached = (site.path, self._edited(site, tensors))
         return self._cached[1][name]
 
     def read_piece(self, name: str, start: int, stop: int) -> Tensor:
@@ -134,11 +154,14 @@ class StoredHeads:
     def __init__(
         self, tensors: TensorSource, description: Description, family: ModelFamily, dtype: torch.dtype
     ) -> None:
-        self.description, self.sites = description, family.sites(description.config)
-        self._tensors, self._family, self._dtype = tensors, family, dtype
+        self.description = description
+        self.sites = family.sites(description.config)
+        self._tensors = tensors
+        self._family = family
+        self._dtype = dtype
 
     def head_weights(self, site_index: int) -> HeadWeights:
-        """The attention weights of one site, on the CPU."""
+        """Return the attention weights of one site, on the CPU."""
         site = self.sites[site_index]
         names = attention_names(self._family, self._tensors.names(), self.sites, site)
         tensors = {name: self._tensors.read(name).to(self._dtype) for name in names}
@@ -148,11 +171,11 @@ class StoredHeads:
 def sliced(
     source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
 ) -> EditedHeads:
-    """Only the heads of ``kept``, from weights that hold the heads of ``present``."""
+    """Return tensors with only the heads of ``kept``, from weights that hold the heads of ``present``."""
 
     def edit(site: Site, weights: HeadWeights) -> HeadWeights:
-        here = present.kept[site.path]
-        return weights.select([here.index(h) for h in kept.kept[site.path]])
+        heads_here = present.kept[site.path]
+        return weights.select([heads_here.index(head) for head in kept.kept[site.path]])
 
     return EditedHeads(source, family, sites, present, edit)
 
@@ -160,12 +183,12 @@ def sliced(
 def zeroed(
     source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
 ) -> EditedHeads:
-    """Stock shapes: heads of ``present`` in their places, output columns zero for all that ``kept`` lacks."""
+    """Return tensors of stock shapes: heads of ``present`` in their places, output columns zero without ``kept``."""
 
     def edit(site: Site, weights: HeadWeights) -> HeadWeights:
         heads = range(site.heads)
         full = weights.expanded(present.kept[site.path], site.heads, site.key_heads(heads))
-        return full.zeroed([h for h in heads if h not in kept.kept[site.path]])
+        return full.zeroed([head for head in heads if head not in kept.kept[site.path]])
 
     return EditedHeads(source, family, sites, present, edit)
 
@@ -174,14 +197,35 @@ def zeroed(
 
 
 def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, description: Description) -> None:
-    """Names and shapes of every member against the library's own model and the kept heads."""
+    """Check what a model says of itself, and every member's tensors, against the library's own model and kept heads.
+
+    Raises:
+        InputError: listing what does not fit.
+    """
     sites = family.sites(description.config)
-    if [(s.path, s.heads) for s in sites] != list(description.masks[0].heads.items()):
+    if [(site.path, site.heads) for site in sites] != list(description.masks[0].heads.items()):
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
     shape = family.image_shape(description.config)
-    if shape is not None and (size := input_size(description.preprocess)) != shape:  # before anything is made of it
-        raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
+    if shape is not None:  # before anything is made of it
+        size = input_size(description.preprocess)
+        if size != shape:
+            raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
     family.collate(description.preprocess)  # refuses what it does not understand
+    problems = _unfit_classes(description, family)
+    stock = family.build(description.config).state_dict()
+    once = sites_stored_once(tensors, family, sites)
+    for index in range(len(description.masks)):
+        member = MemberTensors(tensors, index)
+        problems += same_names(member, stock, origin)
+        shapes = _expected_shapes(stock, family, sites, held_mask(description.masks, index, once))
+        problems += _unfit_tensors(member, stock, shapes)
+    problems += _misplaced_tensors(tensors, description, family, sites)
+    if problems:
+        raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
+
+
+def _unfit_classes(description: Description, family: ModelFamily) -> list[str]:
+    """List what does not fit the model in its class names and prompts."""
     problems: list[str] = []
     classes = classes_of(description)
     if description.labels is not None and classes is not None and len(description.labels) != classes:
@@ -191,51 +235,68 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
             family.prompts(description.config, description.preprocess, ["a"], description.prompt)
         except UsageError as error:  # what a file says is no usage
             problems.append(error.message)
-    stock = family.build(description.config).state_dict()
-    once = sites_stored_once(tensors, family, sites)
-    for index in range(len(description.masks)):
-        member = MemberTensors(tensors, index)
-        problems += same_names(member, stock, origin)
-        shapes = _expected_shapes(stock, family, sites, held_mask(description.masks, index, once))
-        for tensor_name in sorted(set(member) & set(shapes)):
-            info = member.info(tensor_name)
-            if info.shape != shapes[tensor_name]:
-                problems.append(f"tensor {tensor_name!r} is {list(info.shape)}, expected {list(shapes[tensor_name])}")
-            if stock[tensor_name].is_floating_point() and not torch_dtype(info).is_floating_point:
-                problems.append(f"tensor {tensor_name!r} is {info.dtype}, expected a floating point number")
-    problems += _misplaced(tensors, description, family, sites)
-    if problems:
-        raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
+    return problems
 
 
-def _misplaced(
+def _unfit_tensors(
+    member: MemberTensors, stock: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """List the tensors of a member that have other shapes than expected, or no floating point numbers."""
+    problems = []
+    for name in sorted(set(member) & set(shapes)):
+        info = member.info(name)
+        if info.shape != shapes[name]:
+            problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(shapes[name])}")
+        if stock[name].is_floating_point() and not torch_dtype(info).is_floating_point:
+            problems.append(f"tensor {name!r} is {info.dtype}, expected a floating point number")
+    return problems
+
+
+_MOST_LISTED = 10
+"""How many misplaced tensors of a kind are listed."""
+
+
+def _misplaced_tensors(
     tensors: TensorSource, description: Description, family: ModelFamily, sites: Sequence[Site]
 ) -> list[str]:
-    """Names that no member would read, and what some members own and others share: tensors, or parts of a site."""
+    """List names that no member would read, and what some members own and others share: tensors, or parts of a site."""
+    names = tensors.names()
     if description.kind != "fused":
-        return [f"unexpected tensor {n!r}" for n in tensors.names() if n.startswith("members.")][:10]
-    views = [MemberTensors(tensors, m) for m in range(len(description.masks))]
-    read = {stored for view in views for stored in view.stored.values()}
-    unread = [f"unexpected tensor {n!r}" for n in tensors.names() if n not in read]
-    owned = {n for view in views for n, stored in view.stored.items() if n != stored}
-    shared = {n for view in views for n, stored in view.stored.items() if n == stored}
+        of_members = [name for name in names if name.startswith("members.")]
+        return [f"unexpected tensor {name!r}" for name in of_members[:_MOST_LISTED]]
+    read: set[str] = set()
+    owned: set[str] = set()
+    shared: set[str] = set()
+    for index in range(len(description.masks)):
+        for name, stored in MemberTensors(tensors, index).stored.items():
+            read.add(stored)
+            if name == stored:
+                shared.add(name)
+            else:
+                owned.add(name)
+    unread = [name for name in names if name not in read]
     once = sites_stored_once(tensors, family, sites)
-    mixed = [
-        f"the attention of {site.path} belongs partly to all members and partly to one"
-        for site in sites
-        if site.path in once and attention_names(family, owned, sites, site)
-    ]
-    both = [f"tensor {n!r} belongs to all members and to one" for n in sorted(owned & shared)]
-    return unread[:10] + mixed[:10] + both[:10]
+    mixed = []
+    for site in sites:
+        if site.path in once and attention_names(family, owned, sites, site):
+            mixed.append(site.path)
+    both = sorted(owned & shared)
+    problems = [f"unexpected tensor {name!r}" for name in unread[:_MOST_LISTED]]
+    for path in mixed[:_MOST_LISTED]:
+        problems.append(f"the attention of {path} belongs partly to all members and partly to one")
+    for name in both[:_MOST_LISTED]:
+        problems.append(f"tensor {name!r} belongs to all members and to one")
+    return problems
 
 
 def _expected_shapes(
     stock: Mapping[str, Tensor], family: ModelFamily, sites: Sequence[Site], mask: HeadMask
 ) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a library's model when only the heads of a mask are left."""
     tensors = dict(stock)
     for site in sites:
-        whole = read_heads(family, stock, site, range(site.heads))
-        family.write(tensors, site, whole.select(mask.kept[site.path]))
+        all_heads = read_heads(family, stock, site, range(site.heads))
+        family.write(tensors, site, all_heads.select(mask.kept[site.path]))
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -246,11 +307,13 @@ def check_finite(name: str, tensors: TensorSource) -> None:
         NonFiniteError: naming the first such tensor.
         InputError: every number of a file is zero.
     """
+    not_finite: Iterable[str]
     if isinstance(tensors, FileTensors):  # the pass that hashed the file has seen it
         if tensors.scan().empty:
             raise InputError(f"{tensors.path} is damaged: every number in it is zero", hint="restore it from a copy")
-        bad = iter(tensors.scan().not_finite)
+        not_finite = tensors.scan().not_finite
     else:
-        bad = (tensor_name for tensor_name in tensors.names() if not is_finite(tensors.read(tensor_name)))
-    for tensor_name in bad:
-        raise NonFiniteError(f"{name}: tensor {tensor_name!r} holds NaN or infinity")
+        not_finite = (other for other in tensors.names() if not is_finite(tensors.read(other)))
+    first = next(iter(not_finite), None)  # the others are not read
+    if first is not None:
+        raise NonFiniteError(f"{name}: tensor {first!r} holds NaN or infinity")

@@ -18,10 +18,9 @@ from hydractl.files.atomic import Output, check_outputs
 from hydractl.files.checkpoint import sha256_file
 from hydractl.files.version import __version__
 from hydractl.log import Log, SayOnce
-from hydractl.model.agreement import label_differences
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
-from hydractl.model.matching import asked_classes, only_one, sites_of
+from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
 from hydractl.settings.finetuning import FinetuneSettings, recipe_options

@@ -13,8 +13,8 @@ from PIL import Image
 from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import write_tensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.agreement import check_agreement
 from hydractl.model.loading import SequentialEnsemble, build_model, find_models, resolve_dtype
+from hydractl.model.matching import check_agreement
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import images, shared_stock, source_of, stock
