@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from hydractl.files.plugins import Registry
 from hydractl.methods.base import FinetuneRequest, Method, MethodOption, OptionValues
+from hydractl.methods.study_rows import StudyRow
 
-METHODS: Registry[Method] = Registry(__name__, __path__, "METHOD", helpers=("base",))
+METHODS: Registry[Method] = Registry(__name__, __path__, "METHOD", helpers=("base", "study_rows"))
 
 _FIRST = ("snapshots", "swa", "lora", "batch_ensemble", "classifiers", "mimo", "packed")
 """Methods whose options stand first in help texts, in this order; the others follow by name."""
@@ -22,6 +23,12 @@ def all_methods() -> list[Method]:
     return [*first, *methods.values()]
 
 
+def rows_of_methods() -> list[StudyRow]:
+    """Return the rows of a study that methods declare, in the order of its table."""
+    rows = [row for method in all_methods() for row in method.rows]
+    return sorted(rows, key=lambda row: row.place)
+
+
 __all__ = [
     "METHODS",
     "FinetuneRequest",
@@ -29,4 +36,5 @@ __all__ = [
     "MethodOption",
     "OptionValues",
     "all_methods",
+    "rows_of_methods",
 ]

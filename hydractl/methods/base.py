@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hydractl.methods.study_rows import StudyRow
+
 if TYPE_CHECKING:
     from hydractl.training.adapters import Adapter
     from hydractl.training.course import CourseOptions
@@ -93,12 +95,14 @@ class Method:
     Attributes:
         name: of its file or folder.
         options: its own options of ``finetune``; the first one asks for the method.
+        rows: of ``study``.
         role: what it takes the place of. Of one role at most one method can be asked for.
         needs_cosine: whether its learning rate is a cosine, so that ``--schedule`` must leave it at that.
     """
 
     name: str
     options: tuple[MethodOption, ...] = ()
+    rows: tuple[StudyRow, ...] = ()
     role: str = ""
     needs_cosine: bool = False
 

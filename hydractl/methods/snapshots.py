@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.methods.base import LENGTH, CourseMethod, FinetuneRequest, MethodOption, OptionValues
+from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 from hydractl.training.course import Course, LeftModel, Length, ScheduleOptions, rate_share, warmup_steps
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class SnapshotsMethod(CourseMethod):
 
     name = "snapshots"
     needs_cosine = True
+    rows = (StudyRow("snapshots", ByOneTraining({"snapshots": str(MEMBERS)}), place=4),)
     options = (
         MethodOption(
             "snapshots",

@@ -9,27 +9,17 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
+from hydractl.methods import rows_of_methods
 from hydractl.settings.common import Common, SideBySide, run_option
 from hydractl.settings.option import option, options_of
 
 study_option = partial(option, "Study")
 data_option = partial(option, "Data of the study")
 
-ROWS = (
-    *(
-        "default",
-        "single",
-        "whole-avg",
-        "whole-auto",
-        "whole-late",
-        "whole-three",
-        "circuits",
-        "taylor",
-        "circuits-tuned",
-    ),
-    *("taylor-tuned", "trained", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
-    *("packed", "mimo", "heads", "oba", "magnitude", "random-weights"),
-)
+_OF_CIRCUITS = ("single", "whole-avg", "whole-auto", "whole-late", "whole-three", "circuits", "taylor")
+_TRAINED = ("circuits-tuned", "taylor-tuned", "trained")
+_OF_WEIGHTS = ("oba", "magnitude", "random-weights")
+ROWS = ("default", *_OF_CIRCUITS, *_TRAINED, *(row.name for row in rows_of_methods()), *_OF_WEIGHTS)
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}

@@ -1,19 +1,30 @@
 """The rows that a study compares: each a model made of the one that is studied, by the commands that make it.
 
-To add one, declare it here.
+Those of circuits and of pruned weights are declared here, those of ways of getting members in ``hydractl/methods``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
+from hydractl.errors import InputError
+from hydractl.methods import rows_of_methods
+from hydractl.methods.study_rows import (
+    MEMBERS,
+    AsMeasured,
+    ByOneTraining,
+    BySeeds,
+    ByTraining,
+    ByVerb,
+    Recipe,
+    StudyRow,
+)
 from hydractl.studies.steps import Step, Value
 
-SEEDS = ("0", "1", "2")
+SEEDS = tuple(str(seed) for seed in range(MEMBERS))
 THREE = ("acc", "ood", "avg")
 
 
@@ -146,11 +157,51 @@ class Workshop:
         options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, "resume": True}
         return self.step("finetune", [str(member.outputs[-1])], options, [f"{name}.tuned.st"], [member])
 
-    def trained(self, name: str, more: Mapping[str, Value], seeds: Sequence[str] = SEEDS) -> list[Step]:
+    def training_step(
+        self, options: Mapping[str, Value], outputs: Sequence[str], output: str | None = None, seed: str | None = None
+    ) -> Step:
+        """One training of the whole model, with more options than those of every training."""
+        assert self.train is not None  # rows that are trained need it
+        data: dict[str, Value] = {"data": self.train, "val": self.val}
+        all_options = {**data, **self.training, **options, "resume": True}
+        if seed is not None:
+            all_options["seed"] = seed
+        return self.step("finetune", [self.model], all_options, outputs, output=output)
+
+    def trained(self, name: str, options: Mapping[str, Value], seeds: Sequence[str] = SEEDS) -> list[Step]:
         """Members of the whole model that differ in the seed of their training."""
-        assert self.train is not None
-        options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
-        return [self.step("finetune", [self.model], {**options, "seed": seed}, [f"{name}{seed}.st"]) for seed in seeds]
+        return [self.training_step(options, [f"{name}{seed}.st"], seed=seed) for seed in seeds]
+
+    # --- rows that methods declare ------------------------------------------------------------------------------------
+
+    def made_by(self, name: str, recipe: Recipe) -> Row:
+        """The row of this name, made as its method says."""
+        match recipe:
+            case BySeeds(options):
+                return self.fused(name, self.trained(name, options))
+            case ByOneTraining(options, merge):
+                return self._of_one_training(name, options, merge)
+            case ByTraining(options):
+                step = self.training_step(options, [f"{name}.st"])
+                return Row(name, str(step.outputs[0]), (step,))
+            case ByVerb(verb):
+                assert self.train is not None
+                data: dict[str, Value] = {"data": self.train, "val": self.val, "force": True}
+                step = self.step(verb, [self.model], data, [f"{name}.st"])
+                return Row(name, str(step.outputs[0]), (step,))
+            case AsMeasured(options):
+                return Row(name, self.model, options=options, stored=False)
+
+    def _of_one_training(self, name: str, options: Mapping[str, Value], merge: str | None) -> Row:
+        """A row of members that one training of the whole model leaves, fused."""
+        names = [f"{name}.{number}.st" for number in range(1, MEMBERS + 1)]
+        step = self.training_step(options, names, f"{name}.st")
+        fusing: dict[str, Value] = {"force": True}
+        if merge is not None:
+            fusing["merge"] = merge
+        members = [str(path) for path in step.outputs]
+        fused = self.step("fuse", members, fusing, [f"{name}.fused.st"], [step])
+        return Row(name, str(fused.outputs[0]), (fused,))
 
 
 @dataclass(frozen=True)
@@ -193,6 +244,7 @@ NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
 
 Maker = Callable[[Workshop], list[Row]]
 NEED_TRAIN: set[str] = set()
+NEED_LABELS: set[str] = set()
 NEED_CLASSIFIER: set[str] = set()
 NEED_STEPS: dict[str, int] = {}
 DEFAULT: list[str] = []
@@ -201,7 +253,13 @@ MAKERS: dict[str, Maker] = {}
 
 
 def row(
-    name: str, *, default: bool = True, train: bool = False, classifier: bool = False, steps: int = 0
+    name: str,
+    *,
+    default: bool = True,
+    train: bool = False,
+    labels: bool = True,
+    classifier: bool = False,
+    steps: int = 0,
 ) -> Callable[[Maker], Maker]:
     """Declare the function below as the maker of the rows of a name.
 
@@ -209,6 +267,7 @@ def row(
         name: as ``--rows`` has it.
         default: made by default, or only when asked for.
         train: needs training data.
+        labels: needs their labels.
         classifier: a zero-shot model cannot have it.
         steps: the fewest steps of a training that it can be had of.
     """
@@ -217,6 +276,8 @@ def row(
         MAKERS[name] = maker
         if train:
             NEED_TRAIN.add(name)
+            if labels:
+                NEED_LABELS.add(name)
         if classifier:
             NEED_CLASSIFIER.add(name)
         if steps:
@@ -325,95 +386,27 @@ def trained(shop: Workshop) -> list[Row]:
     return [Row("trained", str(step.outputs[0]), (step,))]
 
 
-@row("deep", default=False, train=True)
-def deep(shop: Workshop) -> list[Row]:
-    """A deep ensemble: the whole model trained from random weights with three seeds."""
-    return [shop.fused("deep", shop.trained("deep", {"init": "random"}))]
+def _maker_of(declared: StudyRow) -> Maker:
+    """Return the maker of a row that a method declares."""
+
+    def make(shop: Workshop) -> list[Row]:
+        heads = next(iter(shop.heads.values()))
+        return [shop.made_by(declared.name, declared.recipe_for(heads))]
+
+    return make
 
 
-@row("lora", default=False, train=True)
-def lora(shop: Workshop) -> list[Row]:
-    """A LoRA ensemble of three seeds."""
-    return [shop.fused("lora", shop.trained("lora", {"lora": "4,8"}))]
-
-
-@row("batch-ensemble", default=False, train=True)
-def batch_ensemble(shop: Workshop) -> list[Row]:
-    """BatchEnsemble of three members."""
-    return [shop.fused("batch-ensemble", shop.trained("batch-ensemble", {"batch_ensemble": "0.1"}))]
-
-
-@row("snapshots", default=False, train=True)
-def snapshots(shop: Workshop) -> list[Row]:
-    """A snapshot ensemble: three cycles of one training."""
-    return [_of_one_training(shop, "snapshots", {"snapshots": str(len(SEEDS))})]
-
-
-def _of_one_training(shop: Workshop, name: str, more: Mapping[str, Value], **merge: Value) -> Row:
-    """Three members that one training of the whole model leaves, fused."""
-    assert shop.train is not None
-    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **more, "resume": True}
-    names = [f"{name}.{number}.st" for number in range(1, len(SEEDS) + 1)]
-    step = shop.step("finetune", [shop.model], options, names, output=f"{name}.st")
-    fused = shop.step(
-        "fuse", [str(path) for path in step.outputs], {"force": True, **merge}, [f"{name}.fused.st"], [step]
-    )
-    return Row(name, str(fused.outputs[0]), (fused,))
-
-
-SWA: Mapping[str, Value] = {"swa": "0.5,20", "schedule": "constant"}
-"""The average of 20 weights of the second half of a training, as many as the rank of SWAG."""
-
-
-@row("swa", default=False, train=True, steps=40)
-def swa(shop: Workshop) -> list[Row]:
-    """One model: the average of weights of one training."""
-    assert shop.train is not None
-    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **SWA, "resume": True}
-    step = shop.step("finetune", [shop.model], options, ["swa.st"])
-    return [Row("swa", str(step.outputs[0]), (step,))]
-
-
-@row("swag", default=False, train=True, steps=40)
-def swag(shop: Workshop) -> list[Row]:
-    """Three members drawn around that average."""
-    # Draws lie so close together that their MLPs would be averaged back to the mean.
-    return [_of_one_training(shop, "swag", {**SWA, "swag": str(len(SEEDS))}, merge="none")]
-
-
-@row("laplace", default=False, train=True, classifier=True)
-def last_layer_laplace(shop: Workshop) -> list[Row]:
-    """The whole model with a Laplace approximation over its last layer."""
-    assert shop.train is not None
-    options: dict[str, Value] = {"data": shop.train, "val": shop.val, "force": True}
-    step = shop.step("laplace", [shop.model], options, ["laplace.st"])
-    return [Row("laplace", str(step.outputs[0]), (step,))]
-
-
-@row("mc-dropout", default=False)
-def mc_dropout(shop: Workshop) -> list[Row]:
-    """Ten passes with MC dropout."""
-    return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]
-
-
-@row("packed", default=False, train=True, classifier=True)
-def packed(shop: Workshop) -> list[Row]:
-    """Packed-Ensembles from random weights, with the paper's alpha of 2, or near it where that gives no whole heads."""
-    heads = next(iter(shop.heads.values()))
-    alpha = Fraction(max(1, round(heads * 2 / 3)) * 3, heads)
-    return [_of_one_training(shop, "packed", {"packed": f"3,{alpha}", "init": "random"}, merge="none")]
-
-
-@row("mimo", default=False, train=True, classifier=True)
-def mimo(shop: Workshop) -> list[Row]:
-    """MIMO with three inputs."""
-    return [_of_one_training(shop, "mimo", {"mimo": "3"})]
-
-
-@row("heads", default=False, train=True, classifier=True)
-def heads(shop: Workshop) -> list[Row]:
-    """Three classifiers on one body."""
-    return [_of_one_training(shop, "heads", {"classifiers": "3"})]
+for _declared in rows_of_methods():
+    if _declared.name in MAKERS:
+        raise InputError(f"a method declares the row {_declared.name!r} of a study, a name that is taken")
+    row(
+        _declared.name,
+        default=False,
+        train=_declared.needs_training_data,
+        labels=_declared.needs_labels,
+        classifier=_declared.needs_classifier,
+        steps=_declared.least_steps,
+    )(_maker_of(_declared))
 
 
 def _weights(shop: Workshop, name: str, method: str) -> list[Row]:

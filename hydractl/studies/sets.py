@@ -20,7 +20,7 @@ from hydractl.log import Log
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.source import Source
 from hydractl.settings.studying import StudySettings
-from hydractl.studies.rows import DEFAULT, NEED_TRAIN
+from hydractl.studies.rows import DEFAULT, NEED_LABELS
 
 HALVES = 2
 """Parts of the validation data: one for the search, one to choose by."""
@@ -156,7 +156,7 @@ def _opened(settings: StudySettings, source: Source) -> _Sets:
 def _needs_labels(settings: StudySettings) -> bool:
     """Whether a row takes labelled training data; a Laplace approximation and OOD scores on features do without."""
     names = {*settings.rows, *(DEFAULT if "default" in settings.rows else ())}
-    return bool(names & NEED_TRAIN - {"laplace"})
+    return bool(names & NEED_LABELS)
 
 
 def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:

@@ -24,7 +24,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.training.members import AnyModel, Together
 from hydractl.training.options import LossOptions
 
-ROWS = 4096
+ROWS_AT_ONCE = 4096
 """Images (and texts) of a step that are compared with all others at once. Larger steps are compared in parts, each
 computed again for its gradients: all similarities of 96,000 pairs would take 37 GB."""
 
@@ -153,7 +153,7 @@ class Contrastive(Loss):
         return torch.cat([everyone[:before], features, everyone[behind:]])
 
 
-def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS) -> Tensor:
+def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
     """Compute CLIP's loss: the mean cross-entropy of the right text for each image and the right image for each text.
 
     Args:
@@ -171,7 +171,7 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     return _in_parts(part, len(images), rows) / (2 * len(images))
 
 
-def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS) -> Tensor:
+def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
     """Compute SigLIP's loss: every image with every text is a yes or no of its own; the sum over the number of pairs.
 
     Args:

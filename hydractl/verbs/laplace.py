@@ -17,6 +17,7 @@ from hydractl.files.checkpoint import with_tensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.log import Log
+from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
 from hydractl.model.laplace import KEY, last_layers, stored_tensors
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
@@ -24,7 +25,6 @@ from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source, open_source
 from hydractl.settings.laplace import LaplaceSettings
 from hydractl.training.data import Reader, report_all_cut
-from hydractl.training.laplace import PRIORS, Fit, fit_classifier, fit_pairs
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -70,12 +70,12 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
 
 
 def _prior(
-    member: int, fit: Fit, count: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
+    member: int, fit: LaplaceFit, count: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
 ) -> dict[str, float]:
     """Choose the prior of each tower of a member, and warn where it is the first or last of what was tried."""
     if settings.prior is not None:
         return dict.fromkeys(fit.curvatures, settings.prior)
-    chosen = fit.choose(count, labels)
+    chosen = fit.choose_priors(count, labels)
     for tower, prior in chosen.items():
         if prior in (PRIORS[0], PRIORS[-1]):
             what = "hardly any weight is uncertain" if prior == PRIORS[-1] else "the posterior is as wide as it can be"
@@ -128,7 +128,7 @@ def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: b
 
 def _fits(
     model: HydraModel, data: Dataset, val: Dataset | None, named: Source, settings: LaplaceSettings, log: Log
-) -> list[Fit]:
+) -> list[LaplaceFit]:
     last_layers(model)  # refuses what has none, before anything runs
     report_all_cut(model, [data, val], log)
     if val is not None:

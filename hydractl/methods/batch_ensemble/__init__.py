@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hydractl.methods.base import AdapterMethod, MethodOption, OptionValues
+from hydractl.methods.study_rows import BySeeds, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.adapters import Adapter
@@ -19,6 +20,7 @@ class BatchEnsembleMethod(AdapterMethod):
     """Factors are trained in the place of the weights of the blocks."""
 
     name = "batch_ensemble"
+    rows = (StudyRow("batch-ensemble", BySeeds({"batch_ensemble": "0.1"}), place=3),)
     options = (
         MethodOption(
             "batch_ensemble",

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hydractl.methods.base import MethodOption, OptionValues, TogetherMethod
+from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.members import MemberMaker
@@ -20,6 +21,7 @@ class ClassifiersMethod(TogetherMethod):
 
     name = "classifiers"
     can_be_sped_up = True
+    rows = (StudyRow("heads", ByOneTraining({"classifiers": str(MEMBERS)}), place=10, needs_classifier=True),)
     options = (
         MethodOption(
             "classifiers",

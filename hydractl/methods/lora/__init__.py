@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hydractl.methods.base import AdapterMethod, MethodOption, OptionValues
+from hydractl.methods.study_rows import BySeeds, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.adapters import Adapter
@@ -18,6 +19,7 @@ class LoraMethod(AdapterMethod):
     """Low-rank matrices are trained in the place of the weights of the heads."""
 
     name = "lora"
+    rows = (StudyRow("lora", BySeeds({"lora": "4,8"}), place=2),)
     options = (
         MethodOption(
             "lora",

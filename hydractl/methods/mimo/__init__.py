@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hydractl.methods.base import MethodOption, OptionValues, TogetherMethod
+from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.members import MemberMaker
@@ -19,6 +20,7 @@ class MimoMethod(TogetherMethod):
     """Members share a network that takes several inputs."""
 
     name = "mimo"
+    rows = (StudyRow("mimo", ByOneTraining({"mimo": str(MEMBERS)}), place=9, needs_classifier=True),)
     options = (
         MethodOption(
             "mimo",

@@ -5,19 +5,29 @@ Laurent et al., Packed-Ensembles for Efficient Uncertainty Estimation (ICLR 2023
 
 from __future__ import annotations
 
+from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hydractl.methods.base import MethodOption, OptionValues, TogetherMethod
+from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.members import MemberMaker
+
+
+def _from_scratch(heads: int) -> ByOneTraining:
+    """Return the training from random weights, with the paper's alpha of 2, or near it where no head would be whole."""
+    heads_of_member = max(1, round(heads * 2 / 3))
+    alpha = Fraction(heads_of_member * MEMBERS, heads)
+    return ByOneTraining({"packed": f"{MEMBERS},{alpha}", "init": "random"}, merge="none")
 
 
 class PackedMethod(TogetherMethod):
     """Members are narrow networks that are trained side by side."""
 
     name = "packed"
+    rows = (StudyRow("packed", _from_scratch, place=8, needs_classifier=True),)
     options = (
         MethodOption(
             "packed",

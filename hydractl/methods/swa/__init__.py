@@ -10,15 +10,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hydractl.methods.base import LENGTH, CourseMethod, FinetuneRequest, MethodOption, OptionValues
+from hydractl.methods.study_rows import MEMBERS, ByOneTraining, ByTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.course import CourseOptions
+
+
+_TWENTY_WEIGHTS = {"swa": "0.5,20", "schedule": "constant"}
+"""The average of 20 weights of the second half of a training, as many as the rank of SWAG."""
 
 
 class SwaMethod(CourseMethod):
     """The model is an average of weights; with ``--swag`` members are drawn around it."""
 
     name = "swa"
+    rows = (
+        StudyRow("swa", ByTraining(_TWENTY_WEIGHTS), place=5, least_steps=40),
+        # Draws lie so close together that their MLPs would be averaged back to the mean.
+        StudyRow(
+            "swag", ByOneTraining({**_TWENTY_WEIGHTS, "swag": str(MEMBERS)}, merge="none"), place=5, least_steps=40
+        ),
+    )
     options = (
         MethodOption(
             "swa",

@@ -19,10 +19,10 @@ import hydractl
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.checkpoint import FileTensors, beside, with_tensors, write_tensors
 from hydractl.files.header import read_header
+from hydractl.methods.laplace.curvature import compared_factor, fit_classifier
 from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
 from hydractl.model.runtime import HydraModel
-from hydractl.training.laplace import compared_factor, fit_classifier
 from hydractl.verbs.info import describe
 from tests.pico import close, images, inputs, shared_stock, source_of
 from tests.pico_clip import pico_clip, publish_clip

@@ -1,0 +1,20 @@
+"""A Laplace approximation over the last linear layers: not members, but a posterior that every pass uses.
+
+Daxberger et al., Laplace Redux (NeurIPS 2021); for models that compare images with texts Baumann et al., Post-hoc
+Probabilistic Vision-Language Models (2024). ``hydractl laplace`` fits it and has its options.
+"""
+
+from __future__ import annotations
+
+from hydractl.methods.base import Method
+from hydractl.methods.study_rows import ByVerb, StudyRow
+
+
+class LaplaceMethod(Method):
+    """The weights of the last layer are Gaussian."""
+
+    name = "laplace"
+    rows = (StudyRow("laplace", ByVerb("laplace"), place=6, needs_labels=False, needs_classifier=True),)
+
+
+METHOD = LaplaceMethod()

@@ -1,0 +1,109 @@
+"""The page on adding a method, to the letter: a package of somebody else's with a flag and a row of a study."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hydractl.errors import InputError
+from hydractl.methods import METHODS, MethodOption
+from hydractl.model.loading import build_model
+from hydractl.settings.finetuning import with_method_options
+from hydractl.training.options import WeightOptions
+from hydractl.training.start import trainable
+from tests.pico import source_of, stock
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+(METHOD,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+(PACKAGE,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+DATA = ["--data", "train.npz", "--device", "cpu", "--batch-size", "8"]
+STUDY = ["--val", "val.npz", "--ood-val", "seen.npz", "--test", "test.npz", "--ood", "noise:far=noise.npz"]
+COMMANDS: list[list[str]] = [
+    ["finetune", "--help"],
+    ["finetune", MODEL, *DATA, "--epochs", "1", "--lr", "0.01", "--bias-only", "-o", "tuned.st"],
+    ["study", MODEL, *DATA, *STUDY, "--rows", "bias-only", "--dry-run", "--json"],
+]
+# In a process of its own: settings and rows read the methods when they are imported.
+PROCESS = """
+import json, sys
+from hydractl.cli.app import main
+for command in json.loads(sys.argv[1]):
+    assert main(command) == 0, command
+import hydractl
+before = hydractl.load(sys.argv[2], device="cpu").stock_tensors()
+after = hydractl.load("tuned.st", device="cpu").stock_tensors()
+changed = sorted(name for name, tensor in before.items() if not tensor.equal(after[name]))
+print("changed:", *changed)
+"""
+
+
+def install(folder: Path) -> None:
+    """What ``pip install`` leaves of the package."""
+    (folder / "bias_only.py").write_text(METHOD, encoding="utf-8")
+    info = folder / "hydractl_bias_only-1.0.dist-info"
+    info.mkdir(parents=True)
+    metadata = "Metadata-Version: 2.1\nName: hydractl-bias-only\nVersion: 1.0\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    entry = re.search(r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"', PACKAGE)
+    assert entry is not None
+    (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]} = {entry[3]}\n", encoding="utf-8")
+
+
+def method_of_the_page() -> ModuleType:
+    module = ModuleType("bias_only")
+    exec(compile(METHOD, "docs/adding-a-method.md", "exec"), vars(module))
+    return module
+
+
+def test_its_flag_its_training_and_its_row_of_a_study(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    install(place)
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 40), ("val", 20), ("seen", 20), ("test", 20), ("noise", 20)):
+        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    paths = os.pathsep.join([str(ROOT), str(place)])
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
+    command = [sys.executable, "-c", PROCESS, json.dumps(COMMANDS), MODEL]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--bias-only" in done.stdout and "Train only the biases and the classifier" in done.stdout
+    changed = done.stdout.rpartition("changed: ")[2].split()
+    assert "blocks.0.mlp.fc1.bias" in changed and "head.weight" in changed
+    assert all(name.endswith("bias") or name.startswith("head.") for name in changed)
+    assert "--bias-only" in done.stdout.partition("changed: ")[0].rpartition("study-plan")[2]
+
+
+def test_what_is_trained_is_what_the_page_says() -> None:
+    reference = stock("class-token")
+    model = build_model(source_of(reference, "class-token"))
+    adapter = method_of_the_page().METHOD.adapter({"bias_only": True})
+    adapter.add(model, 0)
+    trained = trainable(model, WeightOptions(adapter=adapter))
+    biases = sum(p.numel() for name, p in reference.named_parameters() if name.endswith("bias"))
+    assert sum(p.numel() for p in trained.values()) == biases + reference.head.weight.numel()
+
+
+def test_an_option_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = SimpleNamespace(name="toy", options=[MethodOption("epochs", int, "Taken")])
+    monkeypatch.setattr("hydractl.settings.finetuning.all_methods", lambda: [toy])
+    with pytest.raises(InputError, match="the method toy declares the option 'epochs', which is taken"):
+        with_method_options(type("Settings", (), {"epochs": 1, "__annotations__": {}}))  # type: ignore[type-var]
+
+
+def test_every_method_says_where_it_comes_from() -> None:
+    for name in METHODS.names:
+        method = METHODS.get(name)
+        assert method is not None and method.__doc__
+        assert method.options or method.rows
