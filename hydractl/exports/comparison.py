@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class ExportCheck:
+class OutputComparison:
     """What the check of a file has found.
 
     Attributes:
@@ -52,7 +52,7 @@ def _three_digits(number: float) -> float:
 
 def compare_with_model(
     path: Path, run: Runner, runtime: str, expected: Sequence[Expectation], *, exact: bool
-) -> ExportCheck:
+) -> OutputComparison:
     """Run a file and compare it with its model.
 
     Args:
@@ -84,7 +84,7 @@ def compare_with_model(
                 what = f"{name} on {size} differ from the model by {difference:.2e} (allowed {allowed:.2e})"
                 raise _failed(path, f"in {runtime}, {what}")
             worst[name] = max(worst[name], difference)
-    return ExportCheck(
+    return OutputComparison(
         runtime=runtime,
         inputs=[_shapes_of(expectation.inputs) for expectation in expected],
         max_abs=worst,
