@@ -81,8 +81,8 @@ def compare_with_model(
                 raise _failed(path, f"in {runtime}, {name} on {size} are {shapes}")
             difference = _largest_difference(outputs[name], wanted)
             if not difference <= allowed or not math.isfinite(difference):  # so that NaN is no agreement
-                what = f"{name} on {size} differ from the model by {difference:.2e} (allowed {allowed:.2e})"
-                raise _failed(path, f"in {runtime}, {what}")
+                by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
+                raise _failed(path, f"in {runtime}, {name} on {size} {by_how_much}")
             worst[name] = max(worst[name], difference)
     return OutputComparison(
         runtime=runtime,

@@ -118,7 +118,7 @@ class ImageFormat:
     interpolation: str
 
     @classmethod
-    def of(cls, size: Sequence[int], preprocess: Preprocessing) -> ImageFormat:
+    def of_preprocessing(cls, size: Sequence[int], preprocess: Preprocessing) -> ImageFormat:
         """Build it from the names that several libraries use; their ``random`` interpolation is bilinear here."""
         channels, height, width = size
         origin = "the preprocessing"

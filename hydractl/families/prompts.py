@@ -22,10 +22,10 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
     """
     problems = []
     for template in templates:
-        rest, places = _PLACE.subn("", template)
+        text, places = _PLACE.subn("", template)
         if not places:
             problems.append(f"prompt {template!r} has no place for the class name")
-        elif "{" in rest or "}" in rest:
+        elif "{" in text or "}" in text:
             problems.append(f"prompt {template!r} has braces that are no place for the class name")
     if problems:
         hint = "write {label} where the name goes: 'A photo of a {label}.'"

@@ -299,7 +299,7 @@ class TimmViT(ModelFamily):
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off timm's data configuration."""
-        return ImageFormat.of(input_size(preprocess), preprocess)
+        return ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by timm's own initialisation."""

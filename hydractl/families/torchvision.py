@@ -60,7 +60,7 @@ class _Sizes:
     num_classes: int
 
     @classmethod
-    def of(cls, config: LibraryConfig) -> _Sizes:
+    def of_config(cls, config: LibraryConfig) -> _Sizes:
         """Read them from a configuration, which comes from a file.
 
         Raises:
@@ -185,7 +185,7 @@ class TorchvisionViT(ModelFamily):
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """``encoder.layers.encoder_layer_0.self_attention`` and so on."""
-        sizes = _Sizes.of(config)
+        sizes = _Sizes.of_config(config)
         sites = []
         for index in range(sizes.num_layers):
             site = Site(
@@ -199,7 +199,7 @@ class TorchvisionViT(ModelFamily):
 
     def classes(self, config: LibraryConfig) -> int:
         """Return the number of classes of the classifier."""
-        return _Sizes.of(config).num_classes
+        return _Sizes.of_config(config).num_classes
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the rate of the attention weights; the dropout behind stays the library's own."""
@@ -252,7 +252,7 @@ class TorchvisionViT(ModelFamily):
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off the settings of the transform."""
-        return ImageFormat.of(input_size(preprocess), preprocess)
+        return ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -296,14 +296,14 @@ def _config_of(name: str) -> LibraryConfig:
 @cached_by_config
 def _model(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
-    _Sizes.of(config)
+    _Sizes.of_config(config)
     with refused_as("torchvision cannot build its VisionTransformer"), torch.device("meta"):
         return VisionTransformer(**config).eval()
 
 
 def _preprocess(config: LibraryConfig) -> Preprocessing:
     """Return the preprocessing of torchvision's weights: 224 of 256 pixels, or the same share of another size."""
-    size = _Sizes.of(config).image_size
+    size = _Sizes.of_config(config).image_size
     preset = ImageClassification(crop_size=size)
     return {
         "input_size": [3, size, size],

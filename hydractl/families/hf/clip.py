@@ -174,12 +174,12 @@ def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
         positions=config.max_position_embeddings,
         vocabulary=config.vocab_size,
         always=("input_ids",),
-        named=("attention_mask",) if reads_padding else (),
+        if_named=("attention_mask",) if reads_padding else (),
     )
     if reads_padding:
         return preprocess
-    ids = prompt_tokens(preprocess, ["a", "a photo of a"], whole=False)["input_ids"]
-    alone = prompt_tokens(preprocess, ["a"], whole=False)["input_ids"]
+    ids = prompt_tokens(preprocess, ["a", "a photo of a"], full_length=False)["input_ids"]
+    alone = prompt_tokens(preprocess, ["a"], full_length=False)["input_ids"]
     end = alone.shape[1] - 1
     if int(_pooled_tokens(model, ids)[0]) != end:
         raise InputError(f"the tokenizer in {folder} pads its texts where {type(model).__name__} reads their end")
@@ -195,5 +195,5 @@ def class_prompts(
     nothing; a SigLIP always as many as it was trained with.
     """
     texts = filled_templates(labels, templates)
-    tokens = prompt_tokens(preprocess.get("texts"), texts, whole=not is_causal(model))
+    tokens = prompt_tokens(preprocess.get("texts"), texts, full_length=not is_causal(model))
     return {name: tensor.unflatten(0, (len(labels), -1)) for name, tensor in tokens.items()}

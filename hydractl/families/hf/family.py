@@ -637,9 +637,9 @@ def _is_text(preprocess: Preprocessing) -> bool:
 
 def _config_of(published: LibraryConfig, origin: str) -> dict[str, object]:
     """Return the configuration of a folder as a checkpoint keeps it: without labels and traces of who wrote it."""
-    for key, what, hint in _NEVER:
+    for key, description, hint in _NEVER:
         if published.get(key):
-            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses", hint=hint)
+            raise InputError(f"{origin} comes with {description} ({key}), which hydractl never uses", hint=hint)
     config = without_traces(published)
     name = class_name(config)
     if name in TWO_TOWERS:
@@ -678,8 +678,10 @@ def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTen
         left = sorted(name for name in unexpected if re.match(_OTHER_TASKS, name))
     problems = _loading_problems(missing, unexpected - set(left), report)
     if problems:
-        what = f"{folder} does not hold the weights of {type(model).__name__}"
-        raise InputError(what, problems=problems[:40])
+        raise InputError(
+            f"{folder} does not hold the weights of {type(model).__name__}",
+            problems=problems[:40],
+        )
     only_dtype = torch_dtype(next(iter(infos.values()))) if len(dtypes_in_file) == 1 else None
     tensors = {}
     for name, tensor in loaded.state_dict().items():
@@ -776,9 +778,9 @@ def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
         positions=longest_text_of(config) - skipped,
         vocabulary=config.vocab_size,
         always=("input_ids", "attention_mask"),
-        named=("token_type_ids",) if has_token_types else (),
+        if_named=("token_type_ids",) if has_token_types else (),
         padding=config.pad_token_id,
-        ends=is_decoder(model),
+        pads_with_end=is_decoder(model),
     )
 
 

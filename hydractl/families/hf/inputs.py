@@ -102,9 +102,9 @@ def text_preprocess(
     positions: int,
     vocabulary: int,
     always: Sequence[str],
-    named: Sequence[str] = (),
+    if_named: Sequence[str] = (),
     padding: int | None = None,
-    ends: bool = False,
+    pads_with_end: bool = False,
 ) -> TextPreprocessing:
     """Read the tokenizer of a published folder with its settings.
 
@@ -113,9 +113,9 @@ def text_preprocess(
         positions: how many tokens the model can take.
         vocabulary: how many tokens it knows.
         always: what the model is given of a text: ``input_ids``, perhaps ``attention_mask``.
-        named: what it is given beside where the tokenizer names it among its outputs.
+        if_named: what it is given beside where the tokenizer names it among its outputs.
         padding: the number of the padding token that the model knows.
-        ends: whether a tokenizer without a padding token takes that one, or else the one that ends a text.
+        pads_with_end: whether a tokenizer without a padding token takes that one, or else the one that ends a text.
 
     Raises:
         InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model,
@@ -125,8 +125,11 @@ def text_preprocess(
     _check_tokens(folder)
     with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
         tokenizer = _open_tokenizer(folder)
-    if ends and tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token if padding is None else tokenizer.convert_ids_to_tokens(padding)
+    if pads_with_end and tokenizer.pad_token is None:
+        if padding is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        else:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding)
     problems = _tokenizer_problems(tokenizer, folder, vocabulary)
     if problems:
         raise InputError(f"the tokenizer in {folder} cannot be used", problems=problems)
@@ -137,7 +140,7 @@ def text_preprocess(
     for name, token in tokenizer.special_tokens_map.items():
         if not isinstance(token, list):
             special_tokens[name] = str(token)
-    named_inputs = [name for name in named if name in tokenizer.model_input_names]
+    named_inputs = [name for name in if_named if name in tokenizer.model_input_names]
     return {
         "kind": "text",
         "max_length": min(longest, LONGEST_DEFAULT),
@@ -294,13 +297,13 @@ def _texts_of(sample: Any) -> tuple[str, ...]:
     return texts
 
 
-def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[str, Tensor]:
+def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> dict[str, Tensor]:
     """Return tokens int64 ``[len(texts), T]`` of the prompts of classes.
 
     Args:
         preprocess: as of :func:`text_preprocess`.
         texts: the prompts.
-        whole: whether T is ``max_length``; else it is that of the longest text, and at most that.
+        full_length: whether T is ``max_length``; else it is that of the longest text, and at most that.
 
     Raises:
         InputError: for preprocessing that describes no tokenizer.
@@ -308,7 +311,7 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[st
     tokenizer = stored_tokenizer(preprocess)
     tokens = tokenizer(
         list(texts),
-        padding="max_length" if whole else "longest",
+        padding="max_length" if full_length else "longest",
         max_length=preprocess["max_length"],
         truncation=True,
         return_tensors="pt",

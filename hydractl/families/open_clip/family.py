@@ -305,7 +305,7 @@ class OpenClip(ModelFamily):
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off open_clip's ``PreprocessCfg``."""
-        return ImageFormat.of(size_of_images(preprocess), preprocess)
+        return ImageFormat.of_preprocessing(size_of_images(preprocess), preprocess)
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by open_clip's own initialisation."""

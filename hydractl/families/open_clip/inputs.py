@@ -193,7 +193,7 @@ def tokens_of(config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[
     if own_tokenizer(config):
         return simple_tokenizer(config)(list(texts))
     stored = preprocess.get("texts")
-    ids = prompt_tokens(stored, cleaned(config, texts), whole=True)["input_ids"]
+    ids = prompt_tokens(stored, cleaned(config, texts), full_length=True)["input_ids"]
     if _hf_settings(text_cfg_of(config)).get("strip_sep_token"):
         ids = torch.where(ids == stored_tokenizer(stored).sep_token_id, 0, ids)
     return ids

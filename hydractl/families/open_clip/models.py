@@ -215,8 +215,8 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
         yield f"its visual tower is a {type(visual).__name__}"
         return
     elif visual.pool_type == "none":
-        what = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
-        yield f"its VisionTransformer has {what}, so there is no one feature of an image"
+        pooling = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
+        yield f"its VisionTransformer has {pooling}, so there is no one feature of an image"
     encoder = hf_text(model)
     if encoder is not None:
         yield from hf_text_obstacles(encoder)
