@@ -33,7 +33,7 @@ from hydractl.metrics.bootstrap import Resampled, differences, draw, mean_over_s
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.cost import macs
 from hydractl.model.source import open_source
-from hydractl.studies.measuring import Measured, measure
+from hydractl.studies.measuring import MeasuredRow, measure_row
 from hydractl.studies.words import AUROC
 
 ROUNDS, ACCURACY = 1000, "id.accuracy"
@@ -244,7 +244,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Members:
-    """Some members of a predictions file, which :func:`measure` reads like the file."""
+    """Some members of a predictions file, which :func:`measure_row` reads like the file."""
 
     of: Predictions
     which: list[int]
@@ -273,14 +273,14 @@ def predicted(kind: Kind, name: str, rows: list[Row]) -> dict[Row, Members]:
     return {row: Members(predictions, [pool.index(model) for model in row.members]) for row in rows}
 
 
-def best(validation: Measured, names: list[str]) -> str:
+def best(validation: MeasuredRow, names: list[str]) -> str:
     """The first score not significantly below the best; one that is lower by more than 0.1 is taken to be so."""
     means = {name: mean_over_sets(validation.aurocs(name, 1, 0), AUROC).values[AUROC] or 0.0 for name in names}
     near = [name for name in names if means[name] > max(means.values()) - 0.1]
     return first_good_score({name: validation.aurocs(name, ROUNDS, 0) for name in near})
 
 
-def figures(row: Row, validation: Measured, test: Measured) -> Figures:
+def figures(row: Row, validation: MeasuredRow, test: MeasuredRow) -> Figures:
     """Choose the scores of a row on validation data, resample test data, and count the mult-adds of its fused model."""
     logits = [one for one in validation.scores if one not in ON_FEATURES]
     chosen = {"logits": best(validation, logits), "any": best(validation, validation.scores)}
@@ -300,7 +300,7 @@ def study(kind: Kind) -> None:
     makers = {"pruned": maker.pruned_rows, "tuned": maker.tuned_rows}
     for name, made in (makers | ({"longer": maker.longer_rows} if kind.longer else {})).items():
         for row, found in predicted(kind, name, list(made())).items():
-            rows[row] = figures(row, measure(found, None, (VAL, VAL_OOD)), measure(found, None))
+            rows[row] = figures(row, measure_row(found, None, (VAL, VAL_OOD)), measure_row(found, None))
         write(rows)
 
 
@@ -326,7 +326,7 @@ def studied(model: str) -> None:
     for row, (name, pool) in rows.items():
         own = [pool.index(member) for member in row.members]
         validation, test = (Members(read_predictions(f"{of}/{name}.pred.st"), own) for of in ("choose", "test"))
-        found[row] = figures(row, measure(validation, None), measure(test, None))
+        found[row] = figures(row, measure_row(validation, None), measure_row(test, None))
     write(found)
 
 

@@ -19,7 +19,7 @@ from chain import OBJECTIVES, hydractl
 from intervals import first_good_score, mult_adds, rows_of, value_at
 
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.studies.measuring import fitted_temperature, measure
+from hydractl.studies.measuring import fitted_temperature, measure_row
 
 VAL = "val.npz?part=2/2"
 SETS = {
@@ -91,7 +91,7 @@ def cells(row: Any, single: Any, scores: dict[str, str]) -> dict[str, Any]:
 
 def best(predictions: Path, *, features: bool) -> str:
     """The first score not significantly below the best on validation data, of those on logits or of all."""
-    found = measure(predictions, fitted_temperature(predictions))
+    found = measure_row(predictions, fitted_temperature(predictions))
     names = [name for name in found.scores if features or name not in ON_FEATURES]
     return first_good_score({name: found.aurocs(name, 1000, 0) for name in names})
 

@@ -97,8 +97,8 @@ MUTATIONS = (
     Mutation(
         "steps before what they need",
         "hydractl/studies/steps.py",
-        "for one in (*in_order(step.needs), step)",
-        "for one in (step, *in_order(step.needs))",
+        "for needed in [*in_order(step.needs), step]:",
+        "for needed in [step, *in_order(step.needs)]:",
         "tests/studies/test_steps.py",
     ),
     Mutation(
@@ -118,15 +118,15 @@ MUTATIONS = (
     Mutation(
         "a score on features of the first member",
         "hydractl/studies/measuring.py",
-        "for *_, scores in pieces], axis=1).mean(axis=0)",
-        "for *_, scores in pieces], axis=1)[0]",
+        "by_member.mean(axis=0)",
+        "by_member[0]",
         "tests/studies/test_measuring.py",
     ),
     Mutation(
         "labels of samples that were skipped",
         "hydractl/studies/measuring.py",
-        "None if labels is None else labels[rows]",
-        "None if labels is None else labels[: len(rows)]",
+        "labels = labels[rows_of_set]",
+        "labels = labels[: len(rows_of_set)]",
         "tests/studies/test_measuring.py",
     ),
     Mutation(

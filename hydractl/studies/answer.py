@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,11 +24,11 @@ from hydractl.studies.choosing import (
     Choice,
     Evidence,
     Stability,
-    choose,
+    choose_candidate,
     stability,
 )
 from hydractl.studies.comparing import Met, Rung, end_of, ladder
-from hydractl.studies.measuring import Measured, fitted_temperature, measure
+from hydractl.studies.measuring import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.rows import Row
 from hydractl.studies.verdict import Facts, Price, Use, verdict
 from hydractl.studies.words import AUROC, AUROC_MARGIN, Finding, judge, judge_all
@@ -51,7 +53,7 @@ _LITTLE_MI = 0.01
 
 
 @dataclass(frozen=True)
-class Result:
+class ValidatedRow:
     """One row on validation data.
 
     Attributes:
@@ -63,8 +65,58 @@ class Result:
 
     row: Row
     calibration: Calibration
-    measured: Measured
+    measured: MeasuredRow
     candidates: Sequence[Candidate]
+
+    @property
+    def mean_mi(self) -> float:
+        """The mean mutual information of its members on the ID data, in nats."""
+        return float(self.measured.inside.mi.mean())
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What validation data led to.
+
+    Attributes:
+        evidence: of all candidates.
+        choice: what was decided.
+        stability: how often resamples decide the same.
+    """
+
+    evidence: Evidence
+    choice: Choice
+    stability: Stability
+
+    @property
+    def telling(self) -> tuple[int, ...]:
+        """The OOD validation sets that have a vote."""
+        return tuple(self.evidence.sets.index(name) for name in self.choice.telling)
+
+    def mean(self, place: int) -> float:
+        """Return the mean AUROC of a candidate over the sets that have a vote."""
+        return self.evidence.mean(place, self.telling, 0)
+
+
+@dataclass(frozen=True)
+class _SearchGain:
+    """What the search for the circuit of a row did to the model, as two steps of its document.
+
+    Attributes:
+        removed: the number of heads that it removed.
+        before, after: ``score``, ``accuracy`` and ``auroc``.
+    """
+
+    removed: int
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+    @property
+    def gain(self) -> float | None:
+        """By how much the AUROC that it looked for rose; None where it looked for none."""
+        if self.after["auroc"] is None:
+            return None
+        return float(self.after["auroc"] - self.before["auroc"])
 
 
 class Study:
@@ -78,44 +130,63 @@ class Study:
     """
 
     def __init__(self, rows: Sequence[Row], max_drop: float, rounds: int, seed: int, log: Log) -> None:
-        self._rows, self._max_drop, self._rounds, self._seed, self._log = list(rows), max_drop, rounds, seed, log
-        self._results: dict[str, Result] = {}
-        self._evidence: Evidence | None = None
-        self._choice: Choice | None = None
-        self._stability: Stability | None = None
-        self._tests: dict[str, Measured] = {}
-        self._raw: Measured | None = None
-        self._tested: Facts | None = None
+        self._rows = list(rows)
+        self._max_drop = max_drop
+        self._rounds = rounds
+        self._seed = seed
+        self._log = log
+        self._results: dict[str, ValidatedRow] = {}
+        self._decision: _Decided | None = None
+        self._tests: dict[str, MeasuredRow] = {}
+        self._uncalibrated_single: MeasuredRow | None = None
+        self._facts: Facts | None = None
+
+    @property
+    def _decided(self) -> _Decided:
+        assert self._decision is not None  # choose() has been here
+        return self._decision
+
+    @property
+    def _raw(self) -> MeasuredRow:
+        """The single model as it is, without a temperature, on the test data."""
+        assert self._uncalibrated_single is not None  # test() has been here
+        return self._uncalibrated_single
+
+    @property
+    def _tested(self) -> Facts:
+        assert self._facts is not None  # test() has been here
+        return self._facts
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def choose(self, predictions: Mapping[str, Path]) -> None:
         """Decide which row and score to take, from the predictions of every row on validation data."""
+        candidates: list[Candidate] = []
         with self._log.progress("choosing", len(self._rows), "rows") as progress:
             for row in self._rows:
-                self._results[row.name] = self._result(row, predictions[row.name])
+                result = self._result(row, predictions[row.name])
+                self._results[row.name] = result
+                candidates += result.candidates
                 progress.advance(1, row.name)
-        candidates = [candidate for result in self._results.values() for candidate in result.candidates]
-        self._evidence = Evidence(candidates)
-        self._choice = choose(self._evidence, self._max_drop)
-        self._stability = stability(self._evidence, self._max_drop, self._choice)
+        evidence = Evidence(candidates)
+        choice = choose_candidate(evidence, self._max_drop)
+        self._decision = _Decided(evidence, choice, stability(evidence, self._max_drop, choice))
 
-    def _result(self, row: Row, path: Path) -> Result:
+    def _result(self, row: Row, path: Path) -> ValidatedRow:
         calibration = fitted_temperature(path)
-        measured = measure(path, calibration)
+        measured = measure_row(path, calibration)
         inside = measured.accuracy_and_nll(self._rounds, self._seed)
-        by_score = measured.aurocs(measured.scores, self._rounds, self._seed)
-        candidates = [
-            Candidate(row.name, score, measured.members, measured.macs, inside, outside, eligible=row.stored)
-            for score, outside in by_score.items()
-        ]
-        return Result(row, calibration, measured, candidates)
+        candidates = []
+        for score, outside in measured.aurocs(measured.scores, self._rounds, self._seed).items():
+            candidates.append(
+                Candidate(row.name, score, measured.members, measured.macs, inside, outside, eligible=row.stored)
+            )
+        return ValidatedRow(row, calibration, measured, candidates)
 
     @property
     def candidates(self) -> Sequence[Candidate]:
         """Every row with every score."""
-        assert self._evidence is not None  # choose() has been here
-        return self._evidence.candidates
+        return self._decided.evidence.candidates
 
     def _rung(self, place: int) -> Rung:
         candidate = self.candidates[place]
@@ -124,14 +195,13 @@ class Study:
     @property
     def ladder(self) -> list[Rung]:
         """The choice, and what test data may step down to."""
-        assert self._choice is not None
-        return ladder(self._rung(self._choice.chosen), self._rung(self._choice.own[SINGLE]), Rung(SINGLE, REFERENCE))
+        choice = self._decided.choice
+        return ladder(self._rung(choice.chosen), self._rung(choice.own[SINGLE]), Rung(SINGLE, REFERENCE))
 
     @property
     def scores(self) -> dict[str, str]:
         """The own score of each row."""
-        assert self._choice is not None
-        return {row: self.candidates[place].score for row, place in self._choice.own.items()}
+        return {row: self.candidates[place].score for row, place in self._decided.choice.own.items()}
 
     @property
     def common_score(self) -> str:
@@ -139,13 +209,13 @@ class Study:
         return self.scores[SINGLE]
 
     def temperature(self, row: str) -> float:
-        """The temperature that validation data gave a row."""
+        """Return the temperature that validation data gave a row."""
         temperature = self._results[row].calibration.temperature
         assert temperature is not None  # fitted as one
         return temperature
 
     def row(self, name: str) -> Row:
-        """A row by its name."""
+        """Return a row by its name."""
         return self._results[name].row
 
     def rivals_of(self, rung: Rung) -> list[str]:
@@ -153,33 +223,19 @@ class Study:
 
         MSP, the rung's own, that of the single model, and those that validation data cannot tell from it.
         """
-        assert self._choice is not None
         fixed = {REFERENCE, rung.score, self.common_score}
-        fixed |= {self.candidates[place].score for place in self._choice.rivals}
-        available = self._results[SINGLE].measured.scores
-        return [score for score in available if score in fixed and Rung(SINGLE, score) != rung]
+        for place in self._decided.choice.rivals:
+            fixed.add(self.candidates[place].score)
+        rivals = []
+        for score in self._results[SINGLE].measured.scores:
+            if score in fixed and Rung(SINGLE, score) != rung:
+                rivals.append(score)
+        return rivals
 
     def choice_document(self) -> dict[str, Any]:
         """Return what was decided, and why, from validation data alone."""
-        choice, evidence = self._choice, self._evidence
-        assert choice is not None and evidence is not None and self._stability is not None
+        choice = self._decided.choice
         taken = self.candidates[choice.chosen]
-        telling = tuple(evidence.sets.index(name) for name in choice.telling)
-        listed = []
-        for place, candidate in enumerate(self.candidates):
-            listed.append(
-                {
-                    "row": candidate.row,
-                    "score": candidate.score,
-                    "members": candidate.members,
-                    "macs": candidate.macs,
-                    "accuracy": candidate.accuracy,
-                    "nll": candidate.nll,
-                    "auroc": evidence.mean(place, telling, 0) if telling else None,
-                    "sets": dict(candidate.outside.values),
-                    "reason": choice.reasons[place],
-                }
-            )
         return {
             "schema": "hydractl.study-choice/2",
             "rule": self._rule,
@@ -189,9 +245,23 @@ class Study:
             "telling": choice.telling,
             "blind": choice.blind,
             "rivals": self.rivals_of(self._rung(choice.chosen)),
-            "ladder": [asdict(rung) for rung in self.ladder],
-            "stability": asdict(self._stability),
-            "candidates": listed,
+            "ladder": list(map(asdict, self.ladder)),
+            "stability": asdict(self._decided.stability),
+            "candidates": [self._candidate_document(place) for place in range(len(self.candidates))],
+        }
+
+    def _candidate_document(self, place: int) -> dict[str, Any]:
+        candidate = self.candidates[place]
+        return {
+            "row": candidate.row,
+            "score": candidate.score,
+            "members": candidate.members,
+            "macs": candidate.macs,
+            "accuracy": candidate.accuracy,
+            "nll": candidate.nll,
+            "auroc": self._decided.mean(place) if self._decided.telling else None,
+            "sets": dict(candidate.outside.values),
+            "reason": self._decided.choice.reasons[place],
         }
 
     @property
@@ -206,48 +276,51 @@ class Study:
         Args:
             predictions: of every row on the test data.
         """
-        assert self._choice is not None and self._stability is not None
         for name, result in self._results.items():
-            self._tests[name] = measure(predictions[name], result.calibration)
-        self._raw = measure(predictions[SINGLE], None)
+            self._tests[name] = measure_row(predictions[name], result.calibration)
+        self._uncalibrated_single = measure_row(predictions[SINGLE], None)
+
         rungs = self.ladder
         figures = [self._figures(self._tests[rung.row], rung) for rung in rungs]
-        steps = [self._judged(figures[place], figures[place + 1]) for place in range(len(rungs) - 1)]
+        steps = [self._judged(upper, lower) for upper, lower in itertools.pairwise(figures)]
         ends = end_of([step[AUROC] for step in steps])
-        free = self._tests[SINGLE].aurocs(self._tests[SINGLE].scores, self._rounds, self._seed)
-        rung, met = rungs[ends], [self._met(one, free) for one in rungs]
+        rung = rungs[ends]
+        single = self._tests[SINGLE]
+        free_scores = single.aurocs(single.scores, self._rounds, self._seed)
+        met = [self._met(each_rung, free_scores) for each_rung in rungs]
+
         hardest: dict[str, Finding] = {}
         sets: dict[str, Finding] = {}
         if met[ends].hardest is not None:
             rival = Rung(SINGLE, str(met[ends].hardest))
-            hardest = self._judged(figures[ends], self._figures(self._tests[SINGLE], rival))
+            hardest = self._judged(figures[ends], self._figures(single, rival))
             sets = self._set_by_set(rung, rival)
-        self._tested = Facts(
+        baseline = self._figures(self._raw, Rung(SINGLE, REFERENCE))
+        has_vote = bool(self._decided.choice.telling)
+        self._facts = Facts(
             ladder=rungs,
             steps=steps,
             ends=ends,
             met=met,
             hardest=hardest,
             sets=sets,
-            baseline=self._judged(figures[ends], self._figures(self._raw, Rung(SINGLE, REFERENCE))),
+            baseline=self._judged(figures[ends], baseline),
             n=self._smallest_test_set,
             labelled=self._raw.inside.labels is not None,
-            told=bool(self._choice.telling),
+            told=has_vote,
             others=len(self._rows) > 1,
-            why=self._why() if rungs[0].row == SINGLE and self._choice.telling else [],
+            why=self._why() if rungs[0].row == SINGLE and has_vote else [],
             doubts=self._doubts(rung),
         )
 
     @property
     def used(self) -> Rung:
         """Where the verdict ends: the row and the score to use."""
-        assert self._tested is not None  # test() has been here
         return self._tested.rung
 
     @property
     def stepped_down(self) -> bool:
         """Whether test data had a say in what is used."""
-        assert self._tested is not None
         return self._tested.ends > 0
 
     @property
@@ -262,42 +335,46 @@ class Study:
         )
 
     def options_of_table(self) -> dict[str, str | list[str]]:
-        """Options of ``eval`` that put all rows under one score, with their temperatures, and their own scores beside.
+        """Return options of ``eval`` that put all rows under one score, with their temperatures and own scores beside.
 
         A row that has not that score is under its own.
         """
-        rows = [*self._results]
-        names = list(dict.fromkeys([self.common_score, REFERENCE, *self.scores.values()]))
-        everywhere = [name for name in names if all(name in self._tests[row].scores for row in rows)]
+        names = dict.fromkeys([self.common_score, REFERENCE, *self.scores.values()])
+        everywhere = [name for name in names if all(name in test.scores for test in self._tests.values())]
         scores = [",".join(everywhere)]
         if self.common_score not in everywhere:
-            lacking = [row for row in rows if self.common_score not in self._tests[row].scores]
-            scores = [f"{row}={self.scores[row] if row in lacking else self.common_score}" for row in rows]
-        return {"ood_score": scores, "temperature": [f"{row}={self.temperature(row)!r}" for row in rows]}
+            scores = [f"{row}={self._score_in_table(row)}" for row in self._results]
+        temperatures = [f"{row}={self.temperature(row)!r}" for row in self._results]
+        return {"ood_score": scores, "temperature": temperatures}
+
+    def _score_in_table(self, row: str) -> str:
+        """Return the score of the single model where a row has it, else its own."""
+        return self.common_score if self.common_score in self._tests[row].scores else self.scores[row]
 
     @property
     def _smallest_test_set(self) -> int:
         single = self._tests[SINGLE]
-        return min(len(samples) for samples in (single.inside, *single.outside.values()))
+        return min(len(single.inside), *map(len, single.outside.values()))
 
-    def _figures(self, measured: Measured, rung: Rung) -> Resampled:
-        """What is judged, on the test data and their resamples."""
+    def _figures(self, measured: MeasuredRow, rung: Rung) -> Resampled:
+        """Return what is judged, on the test data and their resamples."""
         with self._log.progress(f"intervals of {rung.row}, {rung.score}", self._rounds, "resamples") as progress:
             return measured.resampled(rung.score, self._rounds, self._seed, progress.advance)
 
     def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
         return judge_all(differences(other, figures), self._smallest_test_set)
 
-    def _met(self, rung: Rung, free: Mapping[str, Resampled]) -> Met:
-        """The differences of mean AUROC between a rung and the single model under each of its scores, ``free``."""
-        own = mean_over_sets(self._aurocs(rung), AUROC)
+    def _met(self, rung: Rung, free_scores: Mapping[str, Resampled]) -> Met:
+        """Compare the mean AUROC of a rung with that of the single model under each of its scores."""
+        mean_of_rung = mean_over_sets(self._aurocs(rung), AUROC)
         fixed = self.rivals_of(rung)
-        rivals, others = {}, {}
-        for score, of_sets in free.items():
+        rivals = {}
+        others = {}
+        for score, by_set in free_scores.items():
             if Rung(SINGLE, score) == rung:
                 continue
-            found = differences(mean_over_sets(of_sets, AUROC), own)[AUROC]
-            finding = judge(AUROC, found["value"], found["ci"], self._smallest_test_set)
+            difference = differences(mean_over_sets(by_set, AUROC), mean_of_rung)[AUROC]
+            finding = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
             if score in fixed:
                 rivals[score] = finding
             else:
@@ -305,169 +382,189 @@ class Study:
         return Met(rivals, others)
 
     def _aurocs(self, rung: Rung) -> Resampled:
-        """The AUROC against each test set."""
-        return self._tests[rung.row].aurocs([rung.score], self._rounds, self._seed)[rung.score]
+        """Return the AUROC against each test set."""
+        by_score = self._tests[rung.row].aurocs([rung.score], self._rounds, self._seed)
+        return by_score[rung.score]
 
     def _set_by_set(self, rung: Rung, rival: Rung) -> dict[str, Finding]:
-        """The differences of AUROC on each test set."""
+        """Judge the difference of AUROC on each test set."""
         findings = {}
-        for name, found in differences(self._aurocs(rival), self._aurocs(rung)).items():
-            findings[name] = judge(AUROC, found["value"], found["ci"], self._smallest_test_set)
+        for name, difference in differences(self._aurocs(rival), self._aurocs(rung)).items():
+            findings[name] = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
         return findings
 
     def _doubts(self, rung: Rung) -> list[str]:
-        assert self._choice is not None and self._stability is not None and self._raw is not None
-        sentences = doubts.of_blind_sets(self._choice.telling, self._choice.blind)
-        if self._raw.inside.labels is not None:
-            validation, test = self._results[SINGLE].measured.inside, self._raw.inside
+        """Say what makes the verdict less sure."""
+        choice = self._decided.choice
+        sentences = doubts.of_blind_sets(choice.telling, choice.blind)
+        test = self._raw.inside
+        if test.labels is not None:
+            validation = self._results[SINGLE].measured.inside
             sentences += doubts.of_accuracies(
                 int(validation.correct.sum()), len(validation), int(test.correct.sum()), len(test)
             )
+            calibrated = self._tests[rung.row]
+            uncalibrated = measure_row(calibrated.source, None)
             sentences += doubts.of_temperature(
                 self.temperature(rung.row),
-                self._tests[rung.row].accuracy_and_nll(self._rounds, self._seed),
-                self._uncalibrated(rung.row).accuracy_and_nll(self._rounds, self._seed),
+                calibrated.accuracy_and_nll(self._rounds, self._seed),
+                uncalibrated.accuracy_and_nll(self._rounds, self._seed),
             )
-        return [*sentences, *doubts.of_stability(self._stability)]
-
-    def _uncalibrated(self, row: str) -> Measured:
-        return measure(self._tests[row].source, None)
+        sentences += doubts.of_stability(self._decided.stability)
+        return sentences
 
     def _why(self) -> list[str]:
-        """Why no other row was taken: what the search, the members and the rule say."""
-        assert self._choice is not None and self._evidence is not None
+        """Say why no other row was taken: what the search, the members and the rule tell."""
         others = [result for name, result in self._results.items() if name != SINGLE]
         if not others:
             return []
         lines = _search_text(others)
-        members = [result for result in others if result.measured.members > 1]
-        most = max((float(result.measured.inside.mi.mean()) for result in members), default=None)
-        if most is not None and most < _LITTLE_MI:
-            lines.append(f"Members hardly differ: their mutual information on ID data is at most {most:.2g}.")
-        limits = [self._choice.limits[result.row.name] for result in others]
+        highest_mi = max((result.mean_mi for result in others if result.measured.members > 1), default=None)
+        if highest_mi is not None and highest_mi < _LITTLE_MI:
+            lines.append(f"Members hardly differ: their mutual information on ID data is at most {highest_mi:.2g}.")
+        limits = [self._decided.choice.limits[result.row.name] for result in others]
         if all(limit.startswith("accuracy") for limit in limits):
             lines.append("Every other row loses more accuracy on validation data than --max-drop allows.")
-        return [*lines, *self._best_of_others([result.row.name for result in others])]
+        return lines + self._best_of_others([result.row.name for result in others])
 
     def _best_of_others(self, rows: Sequence[str]) -> list[str]:
         """Say what the best of the other rows has under the score of the single model, and why it was not taken."""
-        assert self._choice is not None and self._evidence is not None
-        telling = tuple(self._evidence.sets.index(name) for name in self._choice.telling)
-        under = [self._evidence.under(row, self.common_score) for row in rows]
-        compared = [place for place in under if place is not None]
+        decided = self._decided
+        compared = []
+        for row in rows:
+            place = decided.evidence.under(row, self.common_score)
+            if place is not None:
+                compared.append(place)
         if not compared:
             return []
-        best = max(compared, key=lambda place: self._evidence_mean(place, telling))
+        best = max(compared, key=decided.mean)
         name = self.candidates[best].row
-        single = self._choice.own[SINGLE]
+        single = decided.choice.own[SINGLE]
         return [
             f"On validation data the best of the other rows under {self.common_score}, {name}, has "
-            f"a mean AUROC of {number(self._evidence_mean(best, telling))}; the single model has "
-            f"{number(self._evidence_mean(single, telling))}. It was not taken: {self._choice.reasons[best]}."
+            f"a mean AUROC of {number(decided.mean(best))}; the single model has "
+            f"{number(decided.mean(single))}. It was not taken: {decided.choice.reasons[best]}."
         ]
-
-    def _evidence_mean(self, place: int, telling: tuple[int, ...]) -> float:
-        assert self._evidence is not None
-        return self._evidence.mean(place, telling, 0)
 
     # --- saying it ----------------------------------------------------------------------------------------------------
 
     def document(
         self, name: str, sha256: str, steps: Sequence[Sequence[str]], threshold: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """``hydractl.study/2``: no times and no dates.
+        """Return ``hydractl.study/2``: no times and no dates.
 
         Args:
             name, sha256: of the model.
             steps: the commands.
             threshold: of ``best.st``.
         """
-        tested, choice = self._tested, self._choice
-        assert tested is not None and choice is not None and self._stability is not None and self._raw is not None
-        rung = tested.rung
-        price = self._price(rung.row)
-        use = Use(rung, self.temperature(rung.row), None if threshold is None else threshold["value"], price)
-        said = verdict(tested, use)
-        met = tested.met[tested.ends]
-        chosen = self._rung(choice.chosen)
+        rung = self._tested.rung
+        use = Use(
+            rung=rung,
+            temperature=self.temperature(rung.row),
+            threshold=None if threshold is None else threshold["value"],
+            price=self._price(rung.row),
+        )
         return {
             "schema": SCHEMA,
             "model": {"name": name, "sha256": sha256},
-            "verdict": {
-                "answer": said.answer,
-                "lines": list(said.lines),
-                "doubts": list(tested.doubts),
-                "footnote": FOOTNOTE,
-                "hardest": met.hardest,
-                "rivals": {score: asdict(finding) for score, finding in met.rivals.items()},
-                "afterwards": {score: asdict(finding) for score, finding in met.better_afterwards.items()},
-                "sets": {name: asdict(finding) for name, finding in tested.sets.items()},
-                "against_hardest": [asdict(finding) for finding in tested.hardest.values()],
-                "against_baseline": [asdict(finding) for finding in tested.baseline.values()],
-            },
+            "verdict": self._verdict_document(use),
             "use": {
                 "row": rung.row,
                 "score": rung.score,
                 "temperature": use.temperature,
                 "threshold": None if threshold is None else dict(threshold),
-                "mac_ratio": price.macs,
-                "param_ratio": price.params,
+                "mac_ratio": use.price.macs,
+                "param_ratio": use.price.params,
                 "stepped_down": self.stepped_down,
             },
-            "choice": {
-                "row": chosen.row,
-                "score": chosen.score,
-                "rule": self._rule,
-                "telling": choice.telling,
-                "blind": choice.blind,
-                "stability": asdict(self._stability),
-            },
+            "choice": self._choice_summary(),
             "ladder": self._ladder_document(),
             "common_score": self.common_score,
             "baseline": self._raw.block(REFERENCE),
-            "rows": [self._row(row, rung) for row in self._results],
-            "steps": [list(step) for step in steps],
+            "rows": [self._row_document(row) for row in self._results],
+            "steps": list(map(list, steps)),
+        }
+
+    def _verdict_document(self, use: Use) -> dict[str, Any]:
+        """Return the answer in words, and what it rests on."""
+        tested = self._tested
+        said = verdict(tested, use)
+        met = tested.met[tested.ends]
+        return {
+            "answer": said.answer,
+            "lines": list(said.lines),
+            "doubts": list(tested.doubts),
+            "footnote": FOOTNOTE,
+            "hardest": met.hardest,
+            "rivals": _by_name(met.rivals),
+            "afterwards": _by_name(met.better_afterwards),
+            "sets": _by_name(tested.sets),
+            "against_hardest": list(map(asdict, tested.hardest.values())),
+            "against_baseline": list(map(asdict, tested.baseline.values())),
+        }
+
+    def _choice_summary(self) -> dict[str, Any]:
+        """Return what was chosen on validation data."""
+        choice = self._decided.choice
+        chosen = self._rung(choice.chosen)
+        return {
+            "row": chosen.row,
+            "score": chosen.score,
+            "rule": self._rule,
+            "telling": choice.telling,
+            "blind": choice.blind,
+            "stability": asdict(self._decided.stability),
         }
 
     def _ladder_document(self) -> list[dict[str, Any]]:
         tested = self._tested
-        assert tested is not None
         rungs = []
         for place, rung in enumerate(tested.ladder):
-            against = tested.steps[place] if place < len(tested.steps) else {}
-            rungs.append({**asdict(rung), "against_next": [asdict(finding) for finding in against.values()]})
+            document = asdict(rung)
+            is_last = place == len(tested.steps)
+            document["against_next"] = [] if is_last else list(map(asdict, tested.steps[place].values()))
+            rungs.append(document)
         return rungs
 
     def _price(self, row: str) -> Price:
-        measured, single = self._tests[row], self._tests[SINGLE]
+        measured = self._tests[row]
+        single = self._tests[SINGLE]
         return Price(_ratio(measured.macs, single.macs), _ratio(measured.params, single.params))
 
-    def _row(self, name: str, used: Rung) -> dict[str, Any]:
-        assert self._choice is not None
-        result, measured = self._results[name], self._tests[name]
-        chosen = self._rung(self._choice.chosen)
-        candidate = self.candidates[self._choice.own[name]]
-        common = self.common_score if self.common_score in measured.scores else None
+    def _row_document(self, name: str) -> dict[str, Any]:
+        result = self._results[name]
+        measured = self._tests[name]
+        choice = self._decided.choice
+        candidate = self.candidates[choice.own[name]]
+        search = _search(result.row)
+        under_common = None
+        if self.common_score in measured.scores:
+            under_common = _detection(measured.block(self.common_score))
         return {
             "name": name,
-            "chosen": name == chosen.row,
-            "used": name == used.row,
+            "chosen": name == self._rung(choice.chosen).row,
+            "used": name == self.used.row,
             "members": measured.members,
             "macs": measured.macs,
             "params": measured.params,
             "mac_ratio": self._price(name).macs,
             "temperature": self.temperature(name),
             "score": candidate.score,
-            "search": _search(result.row),
+            "search": None if search is None else asdict(search),
             "validation": {
                 "accuracy": candidate.accuracy,
                 "nll": candidate.nll,
-                "mi": float(result.measured.inside.mi.mean()),
-                "auroc": {one.score: dict(one.outside.values) for one in result.candidates},
+                "mi": result.mean_mi,
+                "auroc": {under.score: dict(under.outside.values) for under in result.candidates},
             },
             "test": measured.block(candidate.score),
-            "common": None if common is None else _detection(measured.block(common)),
+            "common": under_common,
         }
+
+
+def _by_name(findings: Mapping[str, Finding]) -> dict[str, dict[str, Any]]:
+    return {name: asdict(finding) for name, finding in findings.items()}
 
 
 def _detection(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -476,37 +573,41 @@ def _detection(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:
-    return None if value is None or not base else value / base
+    if value is None or not base:
+        return None
+    return value / base
 
 
-def _search(row: Row) -> dict[str, Any] | None:
-    """How far the search raised the AUROC that it looked for, by the circuit of a row."""
+def _search(row: Row) -> _SearchGain | None:
+    """Return what the search did to the model, by the circuit of a row; None of a row without one."""
     if row.circuit is None:
         return None
     path, count = row.circuit
     document = read_json_file(str(path))
-    before, after = document["base"], document["removed"][count - 1]
-    return {"removed": count, "before": _state(before), "after": _state(after)}
+    return _SearchGain(count, _state(document["base"]), _state(document["removed"][count - 1]))
 
 
 def _state(step: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a search measured at one step."""
-    auroc = None if step["two_u"] is None else step["two_u"] / (2 * step["n_id"] * step["n_ood"])
+    auroc = None
+    if step["two_u"] is not None:
+        auroc = step["two_u"] / (2 * step["n_id"] * step["n_ood"])
     return {"score": step["score"], "accuracy": step["correct"] / step["n_id"], "auroc": auroc}
 
 
-def _search_text(results: Sequence[Result]) -> list[str]:
+def _search_text(results: Sequence[ValidatedRow]) -> list[str]:
     """Say so where even the search that gained most hardly raised its AUROC."""
-    gains = {}
+    best: _SearchGain | None = None
+    most = -math.inf
     for result in results:
         search = _search(result.row)
-        if search is not None and search["after"]["auroc"] is not None:
-            gains[search["after"]["auroc"] - search["before"]["auroc"]] = search
-    if not gains or max(gains) >= _BARELY:
+        if search is not None and search.gain is not None and search.gain >= most:
+            best = search
+            most = search.gain
+    if best is None or most >= _BARELY:
         return []
-    search = gains[max(gains)]
-    raised = "hardly raised" if max(gains) > 0 else "did not raise"
+    raised = "hardly raised" if most > 0 else "did not raise"
     return [
-        f"The search itself {raised} the AUROC it looked for: from {number(search['before']['auroc'], 3)} to "
-        f"{number(search['after']['auroc'], 3)} with {search['removed']} heads removed."
+        f"The search itself {raised} the AUROC it looked for: from {number(best.before['auroc'], 3)} to "
+        f"{number(best.after['auroc'], 3)} with {best.removed} heads removed."
     ]

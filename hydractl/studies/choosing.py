@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.metrics.probabilities import Floats
 from hydractl.studies.words import ACCURACY, AUROC_MARGIN, NLL
 
-SINGLE, REFERENCE = "single", "msp"
+SINGLE = "single"
+REFERENCE = "msp"
 NLL_TOLERANCE = 0.02
 """Nats."""
 BLIND = 0.6
@@ -82,12 +82,17 @@ def _value(resampled: Resampled, key: str) -> float:
 
 
 def _readings(resampled: Resampled, key: str) -> Floats:
-    """The figure on the data, then in every round, [1 + R]."""
+    """Return the figure on the data, then in every round, [1 + R]."""
     return np.concatenate([[_value(resampled, key)], resampled.rounds[key]])
 
 
+def _aurocs(candidate: Candidate, sets: Sequence[str]) -> Floats:
+    """Return the AUROC of a candidate against each of the OOD sets in every reading, [sets, 1 + R]."""
+    return np.stack([_readings(candidate.outside, name) for name in sets])
+
+
 @dataclass(frozen=True)
-class Difference:
+class AurocDifference:
     """A paired difference of mean AUROC with its 95 % interval."""
 
     value: float
@@ -108,12 +113,11 @@ class Evidence:
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = tuple(candidates)
         self.sets = tuple(self.candidates[0].outside.values)
-        self._aurocs = np.stack(
-            [np.stack([_readings(one.outside, name) for name in self.sets]) for one in self.candidates]
-        )
+        self._aurocs = np.stack([_aurocs(candidate, self.sets) for candidate in self.candidates])
         """[candidates, sets, readings]"""
-        self._accuracies = np.stack([_readings(one.inside, ACCURACY) for one in self.candidates])
-        self._nlls = np.stack([_readings(one.inside, NLL) for one in self.candidates])
+        self._accuracies = np.stack([_readings(candidate.inside, ACCURACY) for candidate in self.candidates])
+        """[candidates, readings]"""
+        self._nlls = np.stack([_readings(candidate.inside, NLL) for candidate in self.candidates])
         self._means: dict[tuple[int, ...], Floats] = {}
         self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
 
@@ -131,18 +135,23 @@ class Evidence:
         return places
 
     def under(self, row: str, score: str) -> int | None:
-        """The place of a row with a score; None where it has not that score."""
-        return next((place for place in self.rows[row] if self.candidates[place].score == score), None)
+        """Return the place of a row with a score; None where it has not that score."""
+        for place in self.rows[row]:
+            if self.candidates[place].score == score:
+                return place
+        return None
 
     @cached_property
     def reference(self) -> int:
         """The place of the single model with MSP."""
-        return next(place for place in self.rows[SINGLE] if self.candidates[place].score == REFERENCE)
+        place = self.under(SINGLE, REFERENCE)
+        assert place is not None  # it is among the candidates
+        return place
 
     def telling(self, reading: int) -> tuple[int, ...]:
-        """The sets that some score of the single model separates from the ID samples."""
+        """Return the sets that some score of the single model separates from the ID samples."""
         lower_ends = self._aurocs[self.rows[SINGLE], :, reading] + self._auroc_spreads
-        return tuple(int(index) for index in np.flatnonzero(lower_ends.max(axis=0) > BLIND))
+        return tuple(np.flatnonzero(lower_ends.max(axis=0) > BLIND).tolist())
 
     @cached_property
     def _auroc_spreads(self) -> Floats:
@@ -152,25 +161,27 @@ class Evidence:
         return ends - aurocs[..., 0]
 
     def accuracy(self, place: int, reading: int) -> float:
-        """Accuracy of a candidate."""
+        """Return the accuracy of a candidate."""
         return float(self._accuracies[place, reading])
 
     def nll(self, place: int, reading: int) -> float:
-        """NLL of a candidate."""
+        """Return the NLL of a candidate."""
         return float(self._nlls[place, reading])
 
     def mean(self, place: int, sets: tuple[int, ...], reading: int) -> float:
-        """The mean AUROC of a candidate over some sets; 0 without any."""
-        return float(self._mean_aurocs(sets)[place, reading]) if sets else 0.0
+        """Return the mean AUROC of a candidate over some sets; 0 without any."""
+        if not sets:
+            return 0.0
+        return float(self._mean_aurocs(sets)[place, reading])
 
     def _mean_aurocs(self, sets: tuple[int, ...]) -> Floats:
-        """[candidates, readings]"""
+        """Return the mean AUROC over some sets, [candidates, readings]."""
         if sets not in self._means:
             self._means[sets] = self._aurocs[:, list(sets)].mean(axis=1)
         return self._means[sets]
 
-    def difference(self, place: int, other: int, sets: tuple[int, ...], reading: int) -> Difference:
-        """The mean AUROC of one candidate over some sets minus that of another."""
+    def difference(self, place: int, other: int, sets: tuple[int, ...], reading: int) -> AurocDifference:
+        """Return the mean AUROC of one candidate over some sets minus that of another."""
         key = (place, other, sets)
         if key not in self._spreads:
             gains = self._mean_aurocs(sets)[place] - self._mean_aurocs(sets)[other]
@@ -178,11 +189,11 @@ class Evidence:
             self._spreads[key] = (float(low - gains[0]), float(high - gains[0]))
         below, above = self._spreads[key]
         value = self.mean(place, sets, reading) - self.mean(other, sets, reading)
-        return Difference(value, value + below, value + above)
+        return AurocDifference(value, value + below, value + above)
 
 
 @dataclass(frozen=True)
-class Decision:
+class ReadingDecision:
     """What one reading of the evidence leads to.
 
     Attributes:
@@ -198,7 +209,7 @@ class Decision:
     chosen: int
 
 
-def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> Decision:
+def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDecision:
     """Apply the rule of this module to one reading."""
     telling = evidence.telling(reading)
     score = evidence.candidates[own_score(evidence, SINGLE, telling, reading)].score
@@ -210,9 +221,12 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> Decision:
     admissible = [row for row, place in compared.items() if not too_bad(evidence, place, max_drop, reading)]
     admissible.sort(key=lambda row: evidence.candidates[compared[row]].price)  # the first of equals
     for number, row in enumerate(admissible):
-        dearer = [compared[other] for other in admissible[number + 1 :]]
-        if not any(clearly_better(evidence, other, compared[row], telling, reading) for other in dearer):
-            return Decision(telling, compared, admissible, compared[row])
+        dearer = admissible[number + 1 :]
+        better = [
+            other for other in dearer if clearly_better(evidence, compared[other], compared[row], telling, reading)
+        ]
+        if not better:
+            return ReadingDecision(telling, compared, admissible, compared[row])
     raise AssertionError("the single model is always admissible")
 
 
@@ -232,35 +246,39 @@ def harm(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int)
     if not telling:
         return "no OOD validation set tells anything"
     for index in telling:
-        found = evidence.difference(place, reference, (index,), reading)
-        if found.value < -AUROC_MARGIN - _ROUNDING or found.high < 0:
-            return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({found.value:+.4f})"
-    found = evidence.difference(place, reference, telling, reading)
-    if found.low <= 0:
-        return f"mean AUROC not significantly above that of the single model with MSP ({found.value:+.4f})"
+        gain = evidence.difference(place, reference, (index,), reading)
+        if gain.value < -AUROC_MARGIN - _ROUNDING or gain.high < 0:
+            return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({gain.value:+.4f})"
+    mean_gain = evidence.difference(place, reference, telling, reading)
+    if mean_gain.low <= 0:
+        return f"mean AUROC not significantly above that of the single model with MSP ({mean_gain.value:+.4f})"
     return ""
 
 
 def too_bad(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
     """Say why a row may not be taken whatever its score; nothing where it may."""
-    candidate, reference = evidence.candidates[place], evidence.reference
+    candidate = evidence.candidates[place]
     if candidate.row == SINGLE:
         return ""
-    accuracy, before = evidence.accuracy(place, reading), evidence.accuracy(reference, reading)
-    if before - accuracy > max_drop + _ROUNDING:
-        return f"accuracy {accuracy:.4f}, lower than {before:.4f} by more than {max_drop:g}"
-    nll, before = evidence.nll(place, reading), evidence.nll(reference, reading)
-    if nll - before > NLL_TOLERANCE:
-        return f"NLL {nll:.4f}, higher than {before:.4f} by more than {NLL_TOLERANCE:g}"
-    return "" if candidate.eligible else "no single file can hold it: it is compared only"
+    accuracy = evidence.accuracy(place, reading)
+    single_accuracy = evidence.accuracy(evidence.reference, reading)
+    if single_accuracy - accuracy > max_drop + _ROUNDING:
+        return f"accuracy {accuracy:.4f}, lower than {single_accuracy:.4f} by more than {max_drop:g}"
+    nll = evidence.nll(place, reading)
+    single_nll = evidence.nll(evidence.reference, reading)
+    if nll - single_nll > NLL_TOLERANCE:
+        return f"NLL {nll:.4f}, higher than {single_nll:.4f} by more than {NLL_TOLERANCE:g}"
+    if not candidate.eligible:
+        return "no single file can hold it: it is compared only"
+    return ""
 
 
 def clearly_better(evidence: Evidence, place: int, other: int, telling: tuple[int, ...], reading: int) -> bool:
-    """Whether the mean AUROC of a candidate is above that of another by more than the margin, significantly."""
+    """Return whether the mean AUROC of a candidate is above another's by more than the margin, significantly."""
     if not telling:
         return False
-    found = evidence.difference(place, other, telling, reading)
-    return found.value > AUROC_MARGIN + _ROUNDING and found.low > 0
+    gain = evidence.difference(place, other, telling, reading)
+    return gain.value > AUROC_MARGIN + _ROUNDING and gain.low > 0
 
 
 @dataclass(frozen=True)
@@ -285,32 +303,34 @@ class Choice:
     limits: dict[str, str] = field(default_factory=dict)
 
 
-def choose(evidence: Evidence, max_drop: float) -> Choice:
+def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
     """Apply the rule to the data, and say of each candidate why it was not taken."""
     decision = decide(evidence, max_drop)
-    own = {row: own_score(evidence, row, decision.telling) for row in evidence.rows}
-    single = own[SINGLE]
+    telling = decision.telling
+    own = {row: own_score(evidence, row, telling) for row in evidence.rows}
     rivals = []
     for place in evidence.rows[SINGLE]:
-        admissible = place != evidence.reference and not harm(evidence, place, decision.telling, 0)
-        if admissible and evidence.difference(place, single, decision.telling, 0).high >= 0:
+        if place == evidence.reference or harm(evidence, place, telling, 0):
+            continue
+        if evidence.difference(place, own[SINGLE], telling, 0).high >= 0:
             rivals.append(place)
     return Choice(
         chosen=decision.chosen,
         own=own,
-        telling=[evidence.sets[index] for index in decision.telling],
-        blind=[name for index, name in enumerate(evidence.sets) if index not in decision.telling],
+        telling=[evidence.sets[index] for index in telling],
+        blind=[name for index, name in enumerate(evidence.sets) if index not in telling],
         rivals=rivals,
         reasons=[_reason(evidence, decision, place, max_drop) for place in range(len(evidence.candidates))],
         limits={row: too_bad(evidence, place, max_drop, 0) for row, place in own.items()},
     )
 
 
-def _reason(evidence: Evidence, decision: Decision, place: int, max_drop: float) -> str:
-    """Why a candidate was not taken."""
-    candidate, chosen = evidence.candidates[place], evidence.candidates[decision.chosen]
+def _reason(evidence: Evidence, decision: ReadingDecision, place: int, max_drop: float) -> str:
+    """Say why a candidate was not taken; nothing of the one that was."""
     if place == decision.chosen:
         return ""
+    candidate = evidence.candidates[place]
+    chosen = evidence.candidates[decision.chosen]
     harmful = harm(evidence, place, decision.telling, 0)
     if harmful:
         return harmful
@@ -319,17 +339,21 @@ def _reason(evidence: Evidence, decision: Decision, place: int, max_drop: float)
     limit = too_bad(evidence, place, max_drop, 0)
     if limit:
         return limit
-    rank = decision.admissible.index
-    if rank(candidate.row) < rank(chosen.row):
-        better = [
-            row
-            for row in decision.admissible[rank(candidate.row) + 1 :]
-            if clearly_better(evidence, decision.compared[row], place, decision.telling, 0)
-        ]
-        found = evidence.difference(decision.compared[better[0]], place, decision.telling, 0)
-        return f"{better[0]} is better ({found.value:+.4f})"
+    rank = decision.admissible.index(candidate.row)
+    if rank < decision.admissible.index(chosen.row):
+        return _better_row(evidence, decision, place, decision.admissible[rank + 1 :])
     price = "of the same cost" if candidate.price == chosen.price else "which costs less"
     return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row}, {price}"
+
+
+def _better_row(evidence: Evidence, decision: ReadingDecision, place: int, dearer: Sequence[str]) -> str:
+    """Name the first of some dearer rows that is clearly better than a candidate."""
+    for row in dearer:
+        other = decision.compared[row]
+        if clearly_better(evidence, other, place, decision.telling, 0):
+            gain = evidence.difference(other, place, decision.telling, 0)
+            return f"{row} is better ({gain.value:+.4f})"
+    raise AssertionError("a cheaper row is left only for a better one")
 
 
 @dataclass(frozen=True)
@@ -343,9 +367,11 @@ class Stability:
 def stability(evidence: Evidence, max_drop: float, choice: Choice) -> Stability:
     """Decide again in every round of the bootstrap."""
     taken = evidence.candidates[choice.chosen]
-    same: NDArray[np.bool_] = np.zeros((evidence.readings - 1, 2), dtype=np.bool_)
+    same_row = 0
+    same_score = 0
     for reading in range(1, evidence.readings):
         again = evidence.candidates[decide(evidence, max_drop, reading).chosen]
-        same[reading - 1] = again.row == taken.row, again.score == taken.score
-    row, score = same.mean(axis=0)
-    return Stability(float(row), float(score))
+        same_row += again.row == taken.row
+        same_score += again.score == taken.score
+    rounds = evidence.readings - 1
+    return Stability(same_row / rounds, same_score / rounds)

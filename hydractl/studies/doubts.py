@@ -79,10 +79,10 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     ]
 
 
-def of_stability(found: Stability) -> list[str]:
+def of_stability(stability: Stability) -> list[str]:
     """Say where other validation samples would often have led to another choice."""
     changes = []
-    for what, share in (("row", 1 - found.row), ("score", 1 - found.score)):
+    for what, share in (("row", 1 - stability.row), ("score", 1 - stability.score)):
         if share > OFTEN:
             changes.append(f"another {what} in {100 * share:.0f} %")
     if not changes:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
+from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
 from hydractl.metrics.calibrators import Calibration, fit
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples, samples_of
 from hydractl.studies.words import KINDS
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRow:
     """One row on ID data and OOD sets.
 
     Attributes:
@@ -47,79 +48,135 @@ class Measured:
         return [name for name, values in self.inside.scores.items() if values is not None]
 
     def _under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
-        """The samples with one score leading, and alone."""
-        inside, *outside = (
-            replace(one, score=one.scores[score], scores={}) for one in (self.inside, *self.outside.values())
-        )
-        return inside, dict(zip(self.outside, outside, strict=True))
+        """Return the samples with one score leading, and alone."""
+        inside = _with_score_alone(self.inside, score)
+        outside = {name: _with_score_alone(samples, score) for name, samples in self.outside.items()}
+        return inside, outside
 
     def block(self, score: str) -> dict[str, Any]:
-        """Every metric with this score, as in the row of an eval."""
-        return {**row_blocks(*self._under(score), self.groups), "ood_score": score}
+        """Return every metric with this score, as in the row of an eval."""
+        inside, outside = self._under(score)
+        metrics = row_blocks(inside, outside, self.groups)
+        metrics["ood_score"] = score
+        return metrics
 
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
     ) -> Resampled:
-        """What a verdict judges, with this score, on the data and their resamples; ``advance`` is called after each."""
+        """Return what a verdict judges, with this score, on the data and their resamples; each calls ``advance``."""
+        inside, outside = self._under(score)
         names = {key.rpartition(".")[2] for key in KINDS}
-        own: dict[str, Any] = {"rounds": rounds, "seed": seed, "names": names, "advance": advance}
-        return resample(*self._under(score), self.groups, **own)
+        return resample(inside, outside, self.groups, rounds=rounds, seed=seed, names=names, advance=advance)
 
     def aurocs(self, scores: Sequence[str], rounds: int, seed: int) -> dict[str, Resampled]:
-        """By score the AUROC against each OOD set under its name, likewise."""
-        known = {score: self.inside.scores[score] for score in scores}
-        strange = {name: {score: samples.scores[score] for score in scores} for name, samples in self.outside.items()}
-        # Each of them says something: they are of self.scores.
-        return resample_aurocs(known, strange, rounds=rounds, seed=seed)  # type: ignore[arg-type]
+        """Return by score the AUROC against each OOD set under its name, likewise."""
+        id_scores = _values_of(self.inside, scores)
+        ood_scores = {name: _values_of(samples, scores) for name, samples in self.outside.items()}
+        return resample_aurocs(id_scores, ood_scores, rounds=rounds, seed=seed)
 
     def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
-        """Accuracy and NLL of the labelled ID samples, likewise."""
+        """Return accuracy and NLL of the labelled ID samples, likewise."""
         return resample_id(self.inside, rounds=rounds, seed=seed)
 
 
+def _with_score_alone(samples: Samples, score: str) -> Samples:
+    return replace(samples, score=samples.scores[score], scores={})
+
+
+def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
+    """Return some scores of some samples, each of which says something."""
+    values = {}
+    for score in scores:
+        values_of_score = samples.scores[score]
+        assert values_of_score is not None  # they are of MeasuredRow.scores
+        values[score] = values_of_score
+    return values
+
+
 def fitted_temperature(path: Path) -> Calibration:
-    """The temperature that fits the labels of a predictions file best."""
-    logits, labels, _ = _all(read_predictions(path), 0)
-    assert labels is not None  # the validation data of a study have labels
-    return fit("temperature", pooled_log_probs(logits), labels)
+    """Return the temperature that fits the labels of a predictions file best."""
+    data_set = _read_set(read_predictions(path), 0)
+    assert data_set.labels is not None  # the validation data of a study have labels
+    return fit("temperature", pooled_log_probs(data_set.logits), data_set.labels)
 
 
-def measure(row: Path | Predictions, calibration: Calibration | None, roles: tuple[str, str] = (ID, OOD)) -> Measured:
-    """A row from its predictions file; probabilities are taken with the calibration.
+def measure_row(
+    row: Path | Predictions, calibration: Calibration | None, roles: tuple[str, str] = (ID, OOD)
+) -> MeasuredRow:
+    """Measure a row from its predictions file; probabilities are taken with the calibration.
 
     ``roles`` are those of the ID set and of the OOD sets.
     """
     predictions = read_predictions(row) if isinstance(row, Path) else row
-    samples, groups = {}, {}
+    id_role, ood_role = roles
+    inside = []
+    outside = {}
+    groups = {}
     for index, entry in enumerate(predictions.sets):
-        if entry.role in roles:
-            logits, labels, given = _all(predictions, index)
-            own: dict[str, Any] = {"beside": [*SCORES, *given], "given": given, "calibration": calibration}
-            samples[entry.name] = samples_of(logits, labels if entry.role == roles[0] else None, pairs=False, **own)
-        if entry.role == roles[1]:
+        if entry.role not in roles:
+            continue
+        data_set = _read_set(predictions, index)
+        samples = samples_of(
+            data_set.logits,
+            data_set.labels if entry.role == id_role else None,
+            beside=[*SCORES, *data_set.feature_scores],
+            given=data_set.feature_scores,
+            calibration=calibration,
+            pairs=False,
+        )
+        if entry.role == ood_role:
+            outside[entry.name] = samples
             groups[entry.name] = entry.group
+        else:
+            inside.append(samples)
+    (id_samples,) = inside
+    members, _, _ = predictions.shape(0)
     cost: Mapping[str, Any] = predictions.model.get("cost") or {}
-    (inside,) = (samples[name] for name in samples if name not in groups)
-    outside = {name: samples[name] for name in groups}
-    return Measured(predictions, predictions.shape(0)[0], cost.get("macs"), cost.get("params"), inside, outside, groups)
-
-
-def _all(predictions: Predictions, index: int) -> tuple[Any, Any, dict[str, Any]]:
-    """The logits ``[members, N, classes]`` of a set, its labels ``[N]`` and its scores on features ``[N]``.
-
-    Without samples that could not be read.
-    """
-    members, _, classes = predictions.shape(index)
-    names = predictions.scores
-    empty: Piece = (
-        [],
-        np.zeros((members, 0, classes), dtype=np.float32),
-        {name: np.zeros((members, 0)) for name in names},
+    return MeasuredRow(
+        source=predictions,
+        members=members,
+        macs=cost.get("macs"),
+        params=cost.get("params"),
+        inside=id_samples,
+        outside=outside,
+        groups=groups,
     )
-    pieces = [empty, *predictions.batches(index)]
-    rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows, _, _ in pieces])
+
+
+class _StoredSet(NamedTuple):
+    """The predictions of one set, without samples that could not be read.
+
+    Attributes:
+        logits: ``[members, N, classes]``.
+        labels: ``[N]``, None where there are none.
+        feature_scores: OOD scores on features by name, ``[N]`` each.
+    """
+
+    logits: NDArray[Any]
+    labels: NDArray[np.int64] | None
+    feature_scores: dict[str, Floats]
+
+
+def _read_set(predictions: Predictions, index: int) -> _StoredSet:
+    """Return the predictions of a set, all of it in memory."""
+    members, _, classes = predictions.shape(index)
+    # An empty piece first: a set may have no batches.
+    rows_read = [np.zeros(0, dtype=np.int64)]
+    logits_read = [np.zeros((members, 0, classes), dtype=np.float32)]
+    scores_read = {name: [np.zeros((members, 0))] for name in predictions.scores}
+    for rows, logits, scores in predictions.batches(index):
+        rows_read.append(np.asarray(rows, dtype=np.int64))
+        logits_read.append(logits)
+        for name, pieces in scores_read.items():
+            pieces.append(scores[name])
+
     labels = predictions.sets[index].labels
-    logits = np.concatenate([logits for _, logits, _ in pieces], axis=1)
-    # As eval has it, the score of an ensemble is the mean of its members'.
-    given = {name: np.concatenate([scores[name] for *_, scores in pieces], axis=1).mean(axis=0) for name in names}
-    return logits, None if labels is None else labels[rows], given
+    if labels is not None:
+        rows_of_set = np.concatenate(rows_read)
+        labels = labels[rows_of_set]
+    feature_scores = {}
+    for name, pieces in scores_read.items():
+        by_member = np.concatenate(pieces, axis=1)  # [members, N]
+        # As eval has it, the score of an ensemble is the mean of its members'.
+        feature_scores[name] = by_member.mean(axis=0)
+    return _StoredSet(np.concatenate(logits_read, axis=1), labels, feature_scores)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,13 +49,13 @@ class StudySets:
     warnings: Sequence[str] = ()
 
     def changes(self, before: Any) -> list[str]:
-        """A line for every set that is not what it was when the study was begun, by the fingerprints of then."""
-        there = before if isinstance(before, Mapping) else {}
-        return [
-            f"{option}: other samples or labels than when the study was begun"
-            for option, fingerprint in self.fingerprints.items()
-            if there.get(option) != fingerprint
-        ]
+        """Return a line for every set that is not what it was at the beginning, by the fingerprints of then."""
+        fingerprints_before = before if isinstance(before, Mapping) else {}
+        lines = []
+        for option, fingerprint in self.fingerprints.items():
+            if fingerprints_before.get(option) != fingerprint:
+                lines.append(f"{option}: other samples or labels than when the study was begun")
+        return lines
 
     def tell(self, log: Log) -> None:
         """Say what was left out and what is odd."""
@@ -80,7 +81,9 @@ class _Sets:
 
     @property
     def fitted(self) -> list[GivenSet]:
-        return self.choosing if self.train is None else [self.train, *self.choosing]
+        if self.train is None:
+            return self.choosing
+        return [self.train, *self.choosing]
 
     @property
     def tested(self) -> list[GivenSet]:
@@ -108,10 +111,8 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     _check_apart(sets, source, settings.limit)
     findings = _compared(sets)
     notes: list[str] = []
-    changed: dict[str, Any] = {
-        "val": _val_of_halves(settings, sets, notes),
-        "ood_val": _ood_val_of_halves(settings, sets),
-    }
+    val = _val_of_halves(settings, sets, notes)
+    ood_val = _ood_val_of_halves(settings, sets)
     _check_fit(settings)
     warnings = list(findings.warnings)
     if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
@@ -120,42 +121,51 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
         warnings += sample_doubts(given.dataset)
     for given in sets.choosing:
         doubt = trained_on_doubt(source.name, source.description.seen, given)
-        warnings += [] if doubt is None else [doubt]
+        if doubt is not None:
+            warnings.append(doubt)
     fingerprints = {given.option: given.dataset.fingerprint() for given in sets.every}
-    return StudySets(replace(settings, **changed), fingerprints, notes, warnings)
+    return StudySets(replace(settings, val=val, ood_val=ood_val), fingerprints, notes, warnings)
 
 
 def _opened(settings: StudySettings, source: Source) -> _Sets:
-    """Every set as it is given; of test data what ``--limit`` takes, as when they are tested on."""
+    """Open every set as it is given; of test data what ``--limit`` takes, as when they are tested on."""
     named = named_by_data(source, str(settings.val), None, "--val")
     reads = {source.name: source.description.reads}
     labels = named.description.labels or []
-    few: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "reads": reads}
-    val = open_data(str(settings.val), option="--val", labels=labels, need_labels=True, reads=reads, seed=settings.seed)
-    test = open_data(str(settings.test), option="--test", labels=labels, **few)
+    seed = settings.seed
+    limit = settings.limit
+    val = open_data(str(settings.val), option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
+    test = open_data(str(settings.test), option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
     check_labels(val, named)
     check_labels(test, named)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
     if settings.data is not None:
         needed = _needs_labels(settings)
-        how: dict[str, Any] = {"need_labels": needed, "ignore_labels": not needed, "seed": settings.seed}
-        train = open_data(settings.data, labels=labels, reads=reads, **how)
+        train = open_data(
+            settings.data, labels=labels, need_labels=needed, ignore_labels=not needed, reads=reads, seed=seed
+        )
         sets.train = GivenSet("--data", train)
-    made = with_setting(str(settings.val), "ood=auto")
-    given = [one for one in settings.ood_val_sets() if one.spec != made]
-    for one in given:
-        option = "--ood-val" if len(given) == 1 else f"--ood-val {one.name}"
-        dataset = open_data(one.spec, option=option, ignore_labels=True, reads=reads, seed=settings.seed)
-        sets.ood_val[one.name] = GivenSet(option, dataset)
-    for one in map(parse_ood_set, settings.ood):
-        option = f"--ood {one.name}"
-        sets.ood.append(GivenSet(option, open_data(one.spec, option=option, ignore_labels=True, **few)))
+    made_of_val = with_setting(str(settings.val), "ood=auto")
+    ood_val_sets = [ood_set for ood_set in settings.ood_val_sets() if ood_set.spec != made_of_val]
+    for ood_set in ood_val_sets:
+        option = "--ood-val" if len(ood_val_sets) == 1 else f"--ood-val {ood_set.name}"
+        dataset = open_data(ood_set.spec, option=option, ignore_labels=True, reads=reads, seed=seed)
+        sets.ood_val[ood_set.name] = GivenSet(option, dataset)
+    for ood_set in map(parse_ood_set, settings.ood):
+        option = f"--ood {ood_set.name}"
+        dataset = open_data(ood_set.spec, option=option, ignore_labels=True, limit=limit, reads=reads, seed=seed)
+        sets.ood.append(GivenSet(option, dataset))
     return sets
 
 
 def _needs_labels(settings: StudySettings) -> bool:
-    """Whether a row takes labelled training data; a Laplace approximation and OOD scores on features do without."""
-    names = {*settings.rows, *(DEFAULT if "default" in settings.rows else ())}
+    """Return whether a row takes labelled training data.
+
+    A Laplace approximation and OOD scores on features do without.
+    """
+    names = set(settings.rows)
+    if "default" in names:
+        names.update(DEFAULT)
     return bool(names & NEED_LABELS)
 
 
@@ -165,28 +175,32 @@ def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
     Raises:
         InputError: listing the pairs of sets.
     """
-    found = compare_fitted(sets.fitted, sets.tested)
+    findings = compare_fitted(sets.fitted, sets.tested)
     seen = source.description.seen
     for given in sets.tested:
         count = int(marked(seen, given.dataset).sum())
         if count:
             by = who_saw(seen, given.dataset)
-            found.problems.append(
+            findings.problems.append(
                 f"{count} of {len(given.dataset)} samples of {given.option} have been seen by {source.name} ({by})"
             )
-    if found.problems:
-        found.refuse(_way_out(sets, seen, limit))
+    if findings.problems:
+        findings.refuse(_way_out(sets, seen, limit))
 
 
 def _way_out(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
-    """The test sets without the samples they must not have, where these are few; a limit moves their places."""
-    fitted = {digest for given in sets.fitted for digest in given.dataset.sample_fingerprints()}
+    """Return the test sets without the samples they must not have, where these are few; a limit moves their places."""
+    if limit is not None:
+        return _APART
+    fitted: set[str] = set()
+    for given in sets.fitted:
+        fitted.update(given.dataset.sample_fingerprints())
     changed = []
     for given in sets.tested:
         by_model = marked(seen, given.dataset)
         digests = given.dataset.sample_fingerprints()
         shared = [place for place, digest in enumerate(digests) if digest in fitted or by_model[place]]
-        if len(shared) > _FEW or limit is not None:
+        if len(shared) > _FEW:
             return _APART
         if shared:
             option, _, name = given.option.partition(" ")
@@ -203,14 +217,14 @@ def _compared(sets: _Sets) -> Findings:
     Raises:
         InputError: listing the pairs that share most of their samples.
     """
-    findings = compare_sets(sets.choosing)
-    every = [findings, compare_sets(sets.tested)]
+    compared = [compare_sets(sets.choosing), compare_sets(sets.tested)]
     if sets.train is not None:
-        every += [compare_sets([one, sets.train]) for one in sets.ood_val.values()]
-    merged = Findings(
-        [warning for found in every for warning in found.warnings],
-        [problem for found in every for problem in found.problems],
-    )
+        for ood_val in sets.ood_val.values():
+            compared.append(compare_sets([ood_val, sets.train]))
+    merged = Findings()
+    for findings in compared:
+        merged.warnings += findings.warnings
+        merged.problems += findings.problems
     merged.refuse(_APART)
     return merged
 
@@ -219,53 +233,58 @@ def _compared(sets: _Sets) -> Findings:
 
 
 def _val_of_halves(settings: StudySettings, sets: _Sets, notes: list[str]) -> str:
-    """The SPEC of ``--val`` without training data, and without what would be in both halves."""
-    val, train = sets.val, sets.train
-    known: set[str] = set()
+    """Return the SPEC of ``--val`` without training data, and without what would be in both halves."""
+    val = sets.val
+    train = sets.train
+    training_digests: set[str] = set()
     if train is not None:
-        common = shared_samples(val, train)
-        if 2 * common.of_first > len(val.dataset):
-            raise InputError(str(common), hint="give a validation set of its own with --val")
-        if common:
-            known = set(train.dataset.sample_fingerprints())
-            notes.append(f"{common}, and left out of --val")
-    again = _repeated(val.dataset)
-    if again:
-        notes.append(f"{len(again)} samples of --val are in one half of it and again in the other, and left out there")
-    digests = val.dataset.sample_fingerprints()
-    gone = again | {place for place, digest in enumerate(digests) if digest in known}
+        shared = shared_samples(val, train)
+        if 2 * shared.of_first > len(val.dataset):
+            raise InputError(str(shared), hint="give a validation set of its own with --val")
+        if shared:
+            training_digests = set(train.dataset.sample_fingerprints())
+            notes.append(f"{shared}, and left out of --val")
+    gone = _repeated(val.dataset)
+    if gone:
+        notes.append(f"{len(gone)} samples of --val are in one half of it and again in the other, and left out there")
+    for place, digest in enumerate(val.dataset.sample_fingerprints()):
+        if digest in training_digests:
+            gone.add(place)
     _check_halves(val, gone)
     return without_places(str(settings.val), gone)
 
 
 def _ood_val_of_halves(settings: StudySettings, sets: _Sets) -> list[str]:
-    """The texts of ``--ood-val`` without what would be in both halves."""
+    """Return the texts of ``--ood-val`` without what would be in both halves."""
     texts = []
-    for text, one in zip(settings.ood_val, settings.ood_val_sets(), strict=True):
-        given = sets.ood_val.get(one.name)
+    for text, ood_set in zip(settings.ood_val, settings.ood_val_sets(), strict=True):
+        given = sets.ood_val.get(ood_set.name)
         if given is None:  # made of --val
             texts.append(text)
             continue
         gone = _repeated(given.dataset)
         _check_halves(given, gone)
-        texts.append(text.rstrip().removesuffix(one.spec) + without_places(one.spec, gone))
+        name = text.rstrip().removesuffix(ood_set.spec)
+        texts.append(name + without_places(ood_set.spec, gone))
     return texts
 
 
 def _repeated(dataset: Dataset) -> set[int]:
-    """Places of the samples of one half that are in the other half too, which has the first of them."""
-    half: dict[str, int] = {}
-    gone = set()
+    """Return places of the samples of one half that are in the other half too, which has the first of them."""
+    half_of_first: dict[str, int] = {}
+    repeated = set()
     for place, digest in enumerate(dataset.sample_fingerprints()):
-        if half.setdefault(digest, place % HALVES) != place % HALVES:
-            gone.add(place)
-    return gone
+        half = place % HALVES
+        if half_of_first.setdefault(digest, half) != half:
+            repeated.add(place)
+    return repeated
 
 
 def _check_halves(given: GivenSet, gone: set[int]) -> None:
     """Refuse a set one of whose halves is empty."""
     left = set(range(len(given.dataset))) - gone
-    if len({place % HALVES for place in left}) < HALVES:
+    halves = {place % HALVES for place in left}
+    if len(halves) < HALVES:
         raise InputError(
             f"{given.option} is divided into halves, and one of them is empty: it has {len(left)} samples",
             hint=f"give more samples with {given.option.partition(' ')[0]}",
@@ -275,8 +294,15 @@ def _check_halves(given: GivenSet, gone: set[int]) -> None:
 # --- training data ----------------------------------------------------------------------------------------------------
 
 
-def fit_spec(settings: StudySettings) -> tuple[str, int] | None:
-    """Return the SPEC of the samples that OOD scores on features are fitted to, and how many; None without.
+class FitSamples(NamedTuple):
+    """The samples that OOD scores on features are fitted to: their SPEC, and how many they are."""
+
+    spec: str
+    count: int
+
+
+def fit_spec(settings: StudySettings) -> FitSamples | None:
+    """Return the samples that OOD scores on features are fitted to; None without.
 
     Without training data it is the half of the validation data that the search has.
     """
@@ -284,12 +310,15 @@ def fit_spec(settings: StudySettings) -> tuple[str, int] | None:
         return None
     if settings.data is None:
         half = with_setting(str(settings.val), "part=1/2")
-        return half, len(open_data(half, ignore_labels=True, limit=settings.limit))
+        return FitSamples(half, len(open_data(half, ignore_labels=True, limit=settings.limit)))
     samples = len(open_data(settings.data, ignore_labels=True))
-    every = -(-samples // settings.fit_samples)
-    spec = settings.data if every == 1 else with_setting(settings.data, f"part=1/{every}")
-    count = -(-samples // every)
-    return spec, count if settings.limit is None else min(count, settings.limit)
+    every = math.ceil(samples / settings.fit_samples)
+    count = math.ceil(samples / every)
+    if settings.limit is not None:
+        count = min(count, settings.limit)
+    if every == 1:
+        return FitSamples(settings.data, count)
+    return FitSamples(with_setting(settings.data, f"part=1/{every}"), count)
 
 
 def _check_fit(settings: StudySettings) -> None:
@@ -298,13 +327,15 @@ def _check_fit(settings: StudySettings) -> None:
     Raises:
         UsageError: they are too few.
     """
-    found = fit_spec(settings)
-    if found is None:
+    fit = fit_spec(settings)
+    if fit is None:
         return
-    dataset = open_data(found[0], ignore_labels=True, limit=settings.limit, seed=settings.seed)
-    labels = dataset.labels
-    most = len(dataset) if labels is None else int(np.unique(labels, return_counts=True)[1].max())
-    if most < 2:
+    dataset = open_data(fit.spec, ignore_labels=True, limit=settings.limit, seed=settings.seed)
+    largest_class = len(dataset)
+    if dataset.labels is not None:
+        _, counts = np.unique(dataset.labels, return_counts=True)
+        largest_class = int(counts.max())
+    if largest_class < 2:
         source = "--val" if settings.data is None else "--data"
         raise UsageError(
             f"OOD scores on features would be fitted to {len(dataset)} samples of {source}, no two of one class",

@@ -39,74 +39,95 @@ class Step:
     @property
     def given(self) -> dict[str, Value]:
         """All its options, and its MODEL arguments, by name."""
-        return {"model": list(self.models), **self.options, "output": str(self.output or self.outputs[0])}
+        return {"model": list(self.models), **self.options, "output": self._output_option}
+
+    @property
+    def _output_option(self) -> str:
+        return str(self.output or self.outputs[0])
 
     def argv(self) -> list[str]:
-        """The command as it is typed, without ``hydractl``."""
+        """Return the command as it is typed, without ``hydractl``."""
         words = [self.verb, *self.models]
         for name, value in self.options.items():
-            flag = f"--{name.replace('_', '-')}"
-            if isinstance(value, bool):
-                words += [flag if value else f"--no-{flag[2:]}"]
-            else:
-                words += [word for text in ([value] if isinstance(value, str) else value) for word in (flag, text)]
-        return [*words, "-o", str(self.output or self.outputs[0])]
+            words += _flag_words(name.replace("_", "-"), value)
+        return [*words, "-o", self._output_option]
+
+
+def _flag_words(name: str, value: Value) -> list[str]:
+    """Return a flag as it is typed, with its value."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, str):
+        return [f"--{name}", value]
+    words = []
+    for text in value:
+        words += [f"--{name}", text]
+    return words
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """The steps and all that they need, each once, behind what it needs."""
-    found: list[Step] = []
+    """Return the steps and all that they need, each once, behind what it needs."""
+    ordered: list[Step] = []
     for step in steps:
-        found += [one for one in (*in_order(step.needs), step) if one not in found]
-    return found
+        for needed in [*in_order(step.needs), step]:
+            if needed not in ordered:
+                ordered.append(needed)
+    return ordered
 
 
 def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Path) -> str:
-    """A shell script of the commands: first those that lead to the best row, then the others.
+    """Return a shell script of the commands: first those that lead to the best row, then the others.
 
     Args:
         best, others: the steps.
         folder: of the study; another one is the script's argument.
         here: the working directory that relative paths are of.
     """
-    first = in_order(best)
-    rest = [step for step in in_order(others) if step not in first]
-    return "\n".join(
-        [
-            "#!/bin/sh",
-            "# The commands of this study. sh study.sh FOLDER makes its files again in another folder.",
-            "set -eu",
-            f'mkdir -p "${{1:-{_quoted(folder.resolve())}}}"',
-            f'DIR=$(cd "${{1:-{_quoted(folder.resolve())}}}" && pwd)',
-            'mkdir -p "$DIR/choose" "$DIR/test"',
-            f"cd {shlex.quote(str(here))}",
-            "export HYDRACTL_CONFIG=/dev/null  # every option is given here",
-            "",
-            "# best.st and its figures on the test data",
-            *(_line(step, folder) for step in first),
-            "",
-            "# the other rows",
-            *(_line(step, folder) for step in rest),
-            "",
-        ]
-    )
+    steps_to_best = in_order(best)
+    argument = f'"${{1:-{_quoted(folder.resolve())}}}"'
+    lines = [
+        "#!/bin/sh",
+        "# The commands of this study. sh study.sh FOLDER makes its files again in another folder.",
+        "set -eu",
+        f"mkdir -p {argument}",
+        f"DIR=$(cd {argument} && pwd)",
+        'mkdir -p "$DIR/choose" "$DIR/test"',
+        f"cd {shlex.quote(str(here))}",
+        "export HYDRACTL_CONFIG=/dev/null  # every option is given here",
+        "",
+        "# best.st and its figures on the test data",
+    ]
+    lines += [_line(step, folder) for step in steps_to_best]
+    lines += ["", "# the other rows"]
+    for step in in_order(others):
+        if step not in steps_to_best:
+            lines.append(_line(step, folder))
+    lines.append("")
+    return "\n".join(lines)
 
 
 def _quoted(path: Path) -> str:
-    """A path inside double quotes."""
-    return "".join(f"\\{character}" if character in '\\"$`' else character for character in str(path))
+    """Return a path as it stands inside double quotes."""
+    quoted = ""
+    for character in str(path):
+        if character in '\\"$`':
+            quoted += "\\"
+        quoted += character
+    return quoted
 
 
 def _line(step: Step, folder: Path) -> str:
-    """A step, skipped where its last output is there."""
+    """Return the line of a step, which is skipped where its last output is there."""
+    last_output = _in_folder(str(step.outputs[-1]), folder)
     words = " ".join(_in_folder(word, folder) for word in step.argv())
-    return f"[ -e {_in_folder(str(step.outputs[-1]), folder)} ] || hydractl {words}"
+    return f"[ -e {last_output} ] || hydractl {words}"
 
 
 def _in_folder(word: str, folder: Path) -> str:
-    """A word for the shell; a path of the folder, also behind ``NAME=``, is one of ``$DIR``."""
+    """Return a word for the shell; a path of the folder, also behind ``NAME=``, is one of ``$DIR``."""
     name, equals, path = word.rpartition("=")
     if not path.startswith(f"{folder}/"):
         return shlex.quote(word)
+    quoted_name = shlex.quote(name) if name else ""
     rest = path.removeprefix(str(folder))
-    return f'{shlex.quote(name) if name else ""}{equals}"$DIR"{shlex.quote(rest)}'
+    return f'{quoted_name}{equals}"$DIR"{shlex.quote(rest)}'

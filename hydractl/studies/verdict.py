@@ -21,9 +21,16 @@ from hydractl.studies.words import (
     Finding,
 )
 
-HELPS, HELPS_SLIGHTLY, TRADES = "helps", "helps slightly", "trades"
-AS_GOOD, FREE_SCORE_BETTER, UNCLEAR = "a free score is as good", "a free score is better", "cannot tell"
-SCORE_HELPS, SCORE_UNCLEAR, NOTHING_HELPS, BLIND = "score helps", "score unclear", "nothing helps", "cannot choose"
+HELPS = "helps"
+HELPS_SLIGHTLY = "helps slightly"
+TRADES = "trades"
+AS_GOOD = "a free score is as good"
+FREE_SCORE_BETTER = "a free score is better"
+UNCLEAR = "cannot tell"
+SCORE_HELPS = "score helps"
+SCORE_UNCLEAR = "score unclear"
+NOTHING_HELPS = "nothing helps"
+BLIND = "cannot choose"
 ANSWERS = (
     HELPS,
     HELPS_SLIGHTLY,
@@ -115,27 +122,28 @@ class Verdict:
 
 def answer_of(tested: Facts) -> str:
     """Return one of :data:`ANSWERS`."""
-    rung, met = tested.rung, tested.met[tested.ends]
     if not tested.told:
         return BLIND
-    if rung.row == SINGLE:
-        if rung.score == REFERENCE:
+    if tested.rung.row == SINGLE:
+        if tested.rung.score == REFERENCE:
             return NOTHING_HELPS
-        return SCORE_HELPS if tested.steps[tested.ends][AUROC].kind in GAINS else SCORE_UNCLEAR
+        against_msp = tested.steps[tested.ends][AUROC]
+        return SCORE_HELPS if against_msp.kind in GAINS else SCORE_UNCLEAR
+    met = tested.met[tested.ends]
     if met.better_afterwards:
         return FREE_SCORE_BETTER
     assert met.hardest is not None  # single + MSP at least
-    word = met.rivals[met.hardest].kind
-    if word in LOSSES:
+    kind = met.rivals[met.hardest].kind
+    if kind in LOSSES:
         return FREE_SCORE_BETTER
-    if word == NO_DIFFERENCE:
+    if kind == NO_DIFFERENCE:
         return AS_GOOD
-    if word == CANNOT_TELL:
+    if kind == CANNOT_TELL:
         return UNCLEAR
     accuracy = tested.hardest.get(ACCURACY)
     if accuracy is not None and accuracy.kind in LOSSES:
         return TRADES
-    return HELPS if word == BETTER else HELPS_SLIGHTLY
+    return HELPS if kind == BETTER else HELPS_SLIGHTLY
 
 
 def verdict(tested: Facts, use: Use) -> Verdict:
@@ -162,12 +170,15 @@ def verdict(tested: Facts, use: Use) -> Verdict:
 
 def single_with(score: str) -> str:
     """Name the single model with a score; it has its temperature."""
-    return f"the single model with {'MSP' if score == REFERENCE else score}"
+    shown_score = "MSP" if score == REFERENCE else score
+    return f"the single model with {shown_score}"
 
 
 def name_of(rung: Rung) -> str:
     """Name a row with its score."""
-    return single_with(rung.score) if rung.row == SINGLE else f"{rung.row} with {rung.score}"
+    if rung.row == SINGLE:
+        return single_with(rung.score)
+    return f"{rung.row} with {rung.score}"
 
 
 def _stepped_down(tested: Facts) -> list[str]:
@@ -175,58 +186,76 @@ def _stepped_down(tested: Facts) -> list[str]:
     sentences = []
     for place in range(tested.ends):
         step = tested.steps[place][AUROC]
-        upper, lower = name_of(tested.ladder[place]), name_of(tested.ladder[place + 1])
-        sentences.append(
-            f"{_capital(upper)}, chosen on validation data, is {_NO_BETTER[step.kind]} on the test data than {lower}: "
-            f"{step}."
-            if place == 0
-            else f"{_capital(upper)} is {_NO_BETTER[step.kind]} there than {lower}: {step}."
-        )
+        upper = _capital(name_of(tested.ladder[place]))
+        lower = name_of(tested.ladder[place + 1])
+        if place == 0:
+            sentences.append(
+                f"{upper}, chosen on validation data, is {_NO_BETTER[step.kind]} on the test data than {lower}: {step}."
+            )
+        else:
+            sentences.append(f"{upper} is {_NO_BETTER[step.kind]} there than {lower}: {step}.")
     return sentences
 
 
 def _first_sentence(tested: Facts, answer: str) -> str:
-    rung, met = tested.rung, tested.met[tested.ends]
-    name = name_of(rung)
-    nothing_else = "No other row is worth its cost here. " if tested.others else ""
     if answer == BLIND:
         return (
             "The OOD validation data cannot tell which row or score is better, so nothing was chosen: use "
             f"{single_with(REFERENCE)}, or give other OOD validation data."
         )
+    if answer in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
+        sentence = _single_sentence(tested, answer)
+        return f"No other row is worth its cost here. {sentence}" if tested.others else sentence
+    return _ensemble_sentence(tested, answer)
+
+
+def _single_sentence(tested: Facts, answer: str) -> str:
+    """Say what a study found that ends with the single model."""
+    name = name_of(tested.rung)
     if answer == NOTHING_HELPS:
         if tested.ends == 0:
-            beaten = "No other score of the single model beats MSP on validation data without harm"
-            return f"{nothing_else}{beaten}: use {name}."
-        return f"{nothing_else}Use {name}."
-    if answer in (SCORE_HELPS, SCORE_UNCLEAR):
-        step = tested.steps[tested.ends][AUROC]
-        if answer == SCORE_HELPS:
-            return f"{nothing_else}What helps is the score {rung.score}, on the single model: {step} against MSP."
-        return (
-            f"{nothing_else}Whether the score {rung.score} helps the single model, the test data cannot tell: {step}."
-        )
+            return f"No other score of the single model beats MSP on validation data without harm: use {name}."
+        return f"Use {name}."
+    score = tested.rung.score
+    step = tested.steps[tested.ends][AUROC]
+    if answer == SCORE_HELPS:
+        return f"What helps is the score {score}, on the single model: {step} against MSP."
+    return f"Whether the score {score} helps the single model, the test data cannot tell: {step}."
+
+
+def _ensemble_sentence(tested: Facts, answer: str) -> str:
+    """Say what a study found that ends with another row than the single model."""
+    met = tested.met[tested.ends]
     assert met.hardest is not None
+    name = name_of(tested.rung)
+    hardest_name = single_with(met.hardest)
     hardest = met.rivals[met.hardest]
-    against = _rivals_text(met)
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
-        how_much = "better" if hardest.kind == BETTER else "slightly better"
-        against_hardest = "" if len(met.rivals) == 1 else f" against the hardest, {met.hardest}"
-        sentence = f"{name} detects OOD samples {how_much} than {against}: {hardest}{against_hardest}."
+        sentence = _gain_sentence(name, met, hardest)
         if answer == TRADES:
             return f"{sentence} It pays with {tested.hardest[ACCURACY]}."
-        return f"{rung.row} helps this model{'' if answer == HELPS else ', slightly'}: {sentence}"
+        slightly = ", slightly" if answer == HELPS_SLIGHTLY else ""
+        return f"{tested.rung.row} helps this model{slightly}: {sentence}"
     if answer == AS_GOOD:
-        return f"{_capital(single_with(met.hardest))}, which costs nothing, is as good as {name}: {hardest}."
+        return f"{_capital(hardest_name)}, which costs nothing, is as good as {name}: {hardest}."
     if answer == UNCLEAR:
-        return f"The test data cannot tell whether {name} is better than {single_with(met.hardest)}: {hardest}."
+        return f"The test data cannot tell whether {name} is better than {hardest_name}: {hardest}."
     if hardest.kind in LOSSES:
-        return f"{_capital(single_with(met.hardest))}, which costs nothing, did better than {name}: {hardest}."
-    return f"{_capital(name)} was compared with {against}; a score that costs nothing did better than it."
+        return f"{_capital(hardest_name)}, which costs nothing, did better than {name}: {hardest}."
+    return f"{_capital(name)} was compared with {_rivals_text(met)}; a score that costs nothing did better than it."
+
+
+def _gain_sentence(name: str, met: Met, hardest: Finding) -> str:
+    """Say by how much a row is better than the single model under the scores fixed beforehand."""
+    how_much = "better" if hardest.kind == BETTER else "slightly better"
+    against_hardest = ""
+    if len(met.rivals) > 1:
+        against_hardest = f" against the hardest, {met.hardest}"
+    return f"{name} detects OOD samples {how_much} than {_rivals_text(met)}: {hardest}{against_hardest}."
 
 
 def _rivals_text(met: Met) -> str:
-    """The scores of the single model that a choice was compared with."""
+    """Name the scores of the single model that a choice was compared with."""
     scores = list(met.rivals)
     if not met.others:
         return "the single model does with every score"
@@ -240,11 +269,11 @@ def _seen_afterwards(tested: Facts, answer: str) -> list[str]:
     ahead = tested.met[tested.ends].better_afterwards
     if not ahead or answer == BLIND:
         return []
-    score, finding = next(iter(ahead.items()))
-    others = f", and so did {', '.join(list(ahead)[1:])}" if len(ahead) > 1 else ""
+    first, *others = ahead
+    also = f", and so did {', '.join(others)}" if others else ""
     return [
-        f"A free score did better here: {single_with(score)}, against which {name_of(tested.rung)} has {finding}"
-        f"{others}. That was seen afterwards: confirm it on other data."
+        f"A free score did better here: {single_with(first)}, against which {name_of(tested.rung)} has {ahead[first]}"
+        f"{also}. That was seen afterwards: confirm it on other data."
     ]
 
 
@@ -252,8 +281,13 @@ def _worse_sets(tested: Facts, answer: str) -> list[str]:
     """Name every test set on which a choice that helps is significantly worse than its hardest rival."""
     if answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
         return []
-    worse = [f"{name} ({finding.figures})" for name, finding in tested.sets.items() if finding.ci[1] < 0]
-    return [f"It is worse on {', '.join(worse)}."] if worse else []
+    worse = []
+    for name, finding in tested.sets.items():
+        if finding.ci[1] < 0:
+            worse.append(f"{name} ({finding.figures})")
+    if not worse:
+        return []
+    return [f"It is worse on {', '.join(worse)}."]
 
 
 def _use(use: Use) -> str:
@@ -262,32 +296,43 @@ def _use(use: Use) -> str:
         settings.append(f"temperature {number(use.temperature, 3)}")
     if use.threshold is not None:
         settings.append(f"threshold {number(use.threshold, 4)}")
-    prices = []
-    if use.price.macs is not None:
-        prices.append(f"{use.price.macs:.2f} times its mult-adds")
-    if use.price.params is not None:
-        prices.append(f"{use.price.params:.2f} times its parameters")
-    cost = f"; {' and '.join(prices)}" if prices and use.rung.row != SINGLE else ""
-    row = "the single model" if use.rung.row == SINGLE else use.rung.row
-    return f"best.st is {row} with {', '.join(settings)}{cost}."
+    if use.rung.row == SINGLE:
+        return f"best.st is the single model with {', '.join(settings)}."
+    return f"best.st is {use.rung.row} with {', '.join(settings)}{_cost(use.price)}."
+
+
+def _cost(price: Price) -> str:
+    """Say what a row costs beside the single model; nothing where that is not known."""
+    ratios = []
+    if price.macs is not None:
+        ratios.append(f"{price.macs:.2f} times its mult-adds")
+    if price.params is not None:
+        ratios.append(f"{price.params:.2f} times its parameters")
+    return f"; {' and '.join(ratios)}" if ratios else ""
 
 
 def _compared(findings: Mapping[str, Finding], other: str) -> str:
+    """List differences by what they say; nothing where there are none."""
     parts = []
     for kind in WORDS:
-        listed = [str(finding) for finding in findings.values() if finding.kind == kind]
-        if listed:
-            parts.append(f"{kind}: {', '.join(listed)}")
-    return f"Against {other}: {'; '.join(parts)}." if parts else ""
+        of_kind = [str(finding) for finding in findings.values() if finding.kind == kind]
+        if of_kind:
+            parts.append(f"{kind}: {', '.join(of_kind)}")
+    if not parts:
+        return ""
+    return f"Against {other}: {'; '.join(parts)}."
 
 
 def _samples_needed(tested: Facts, answer: str) -> list[str]:
-    """How many samples would do, for what the data cannot tell about OOD detection and accuracy."""
+    """Say how many samples would do, for what the data cannot tell about OOD detection and accuracy."""
     if answer in (BLIND, NOTHING_HELPS):
         return []
-    findings = tested.hardest if tested.rung.row != SINGLE else tested.baseline
     if answer == SCORE_UNCLEAR:
         findings = tested.steps[tested.ends]
+    elif tested.rung.row == SINGLE:
+        findings = tested.baseline
+    else:
+        findings = tested.hardest
     sentences = []
     for metric in (AUROC, ACCURACY):
         finding = findings.get(metric)
@@ -300,5 +345,5 @@ def _samples_needed(tested: Facts, answer: str) -> list[str]:
 
 
 def _capital(text: str) -> str:
-    """A text with a capital where it begins with a word of prose; names of rows stay as they are."""
+    """Begin a text with a capital where its first word is one of prose; names of rows stay as they are."""
     return f"T{text[1:]}" if text.startswith("the ") else text

@@ -41,7 +41,7 @@ ACCURACY, NLL, AUROC = "id.accuracy", "id.nll", "ood_avg.auroc"
 
 
 @dataclass(frozen=True)
-class Kind:
+class VerdictMetric:
     """A metric of the verdict: its words, 1 where higher is better and -1 where lower is, and its margin."""
 
     words: str
@@ -50,13 +50,13 @@ class Kind:
 
 
 KINDS = {
-    ACCURACY: Kind("accuracy", 1, 0.01),
-    NLL: Kind("NLL", -1, 0.02),
-    "id.ece": Kind("ECE", -1, 0.01),
-    AUROC: Kind("mean OOD AUROC", 1, AUROC_MARGIN),
-    "near_avg.auroc": Kind("near-OOD AUROC", 1, AUROC_MARGIN),
-    "far_avg.auroc": Kind("far-OOD AUROC", 1, AUROC_MARGIN),
-    "ood_avg.fpr95": Kind("mean FPR95", -1, 0.05),
+    ACCURACY: VerdictMetric("accuracy", 1, 0.01),
+    NLL: VerdictMetric("NLL", -1, 0.02),
+    "id.ece": VerdictMetric("ECE", -1, 0.01),
+    AUROC: VerdictMetric("mean OOD AUROC", 1, AUROC_MARGIN),
+    "near_avg.auroc": VerdictMetric("near-OOD AUROC", 1, AUROC_MARGIN),
+    "far_avg.auroc": VerdictMetric("far-OOD AUROC", 1, AUROC_MARGIN),
+    "ood_avg.fpr95": VerdictMetric("mean FPR95", -1, 0.05),
 }
 
 
@@ -105,12 +105,16 @@ def word(low: float, high: float, margin: float) -> str:
 
 def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     """Judge one paired difference on n samples."""
-    kind = KINDS[metric]
+    about = KINDS[metric]
     low, high = ci
-    gain = (low, high) if kind.sign > 0 else (-high, -low)
-    found = word(*gain, kind.margin)
-    needed = samples_needed(value, (high - low) / 2, kind.margin, n) if found == CANNOT_TELL else None
-    return Finding(metric, value, (low, high), found, needed)
+    if about.sign > 0:
+        kind = word(low, high, about.margin)
+    else:
+        kind = word(-high, -low, about.margin)
+    needed = None
+    if kind == CANNOT_TELL:
+        needed = samples_needed(value, (high - low) / 2, about.margin, n)
+    return Finding(metric, value, (low, high), kind, needed)
 
 
 def samples_needed(value: float, half_width: float, margin: float, n: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
 from hydractl.metrics.samples import samples_of
-from hydractl.studies.choosing import Candidate, Choice, Evidence, choose, stability
+from hydractl.studies.choosing import Candidate, Choice, Evidence, choose_candidate, stability
 from hydractl.studies.words import ACCURACY, AUROC, NLL
 
 ROUNDS = np.linspace(-1, 1, 101)
@@ -29,7 +29,7 @@ def candidate(row: str, *aurocs: float, spread: float = 0.0, **others: Any) -> C
 
 
 def decided(*candidates: Candidate) -> tuple[Choice, Candidate]:
-    choice = choose(Evidence(candidates), 0.01)
+    choice = choose_candidate(Evidence(candidates), 0.01)
     return choice, candidates[choice.chosen]
 
 
@@ -129,12 +129,12 @@ def test_rivals_are_the_admissible_scores_of_the_single_model_that_are_not_signi
 def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
     sure = [SINGLE, candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130, score="vim")]
     evidence = Evidence(sure)
-    found = stability(evidence, 0.01, choose(evidence, 0.01))
+    found = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
     assert (found.row, found.score) == (1.0, 1.0)
     # vim's lead over energy turns round in the rounds below -0.5; the row stays.
     doubtful = [SINGLE, candidate("single", 0.895, score="energy"), candidate("single", 0.90, score="vim", spread=0.01)]
     evidence = Evidence(doubtful)
-    found = stability(evidence, 0.01, choose(evidence, 0.01))
+    found = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
     assert found.row == 1.0
     assert found.score == pytest.approx(np.mean(0.005 + 0.01 * ROUNDS > 0), abs=0.011)
 

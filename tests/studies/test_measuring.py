@@ -8,7 +8,7 @@ import numpy as np
 
 from hydractl.data import open_data
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
-from hydractl.studies.measuring import measure
+from hydractl.studies.measuring import measure_row
 
 READ = [0, 1, 3, 4, 6]
 """Of eight samples, those that could be read."""
@@ -31,7 +31,7 @@ def test_only_samples_that_were_read_count_and_a_score_on_features_is_the_mean_o
         for index, (logits, scores) in enumerate(written):
             writer.write(index, READ, logits, {"vim": scores})
 
-    row = measure(path, None)
+    row = measure_row(path, None)
     assert row.members == 2 and row.groups == {"far": "far"}
     assert np.array_equal(row.inside.labels, labels[READ])
     predicted = np.exp(written[0][0].astype(np.float64))

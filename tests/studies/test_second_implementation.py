@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hydractl.metrics.bootstrap import Resampled
-from hydractl.studies.choosing import Candidate, Evidence, choose
+from hydractl.studies.choosing import Candidate, Evidence, choose_candidate
 from hydractl.studies.words import ACCURACY, NLL
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "verdict_rules.py"
@@ -81,7 +81,7 @@ def test_both_decide_alike(rules: ModuleType) -> None:
     taken = set()
     for seed in range(300):
         drawn = Drawn(seed)
-        ours = choose(drawn.evidence(), MAX_DROP).chosen
+        ours = choose_candidate(drawn.evidence(), MAX_DROP).chosen
         theirs = rules.decide(drawn.validation(rules), range(SETS), setting, {})
         assert drawn.places[ours] == drawn.places[theirs], f"seed {seed}"
         taken.add(drawn.places[ours])
