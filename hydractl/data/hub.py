@@ -212,7 +212,9 @@ def _class_names(schema: Any, column: str) -> list[str] | None:
         return None
     if not isinstance(names, list) or not names:
         return None
-    return names if all(isinstance(name, str) for name in names) else None
+    if not all(isinstance(name, str) for name in names):
+        return None
+    return names
 
 
 # --- the datasets library ---------------------------------------------------------------------------------------------

@@ -194,12 +194,15 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     chosen = ChosenRows(
         where=spec.where,
         start=int(asked.get("from", 0)),
-        count=int(asked["take"]) if "take" in asked else None,
+        count=None,
         share=_pair("fraction", asked.get("fraction", "0:1")),
         seed=int(asked.get("seed", 0)),
         part=(int(part), int(parts)),
-        without=_spans(asked["without"]) if "without" in asked else (),
     )
+    if "take" in asked:
+        chosen = replace(chosen, count=int(asked["take"]))
+    if "without" in asked:
+        chosen = replace(chosen, without=_spans(asked["without"]))
     other_settings = {key: value for key, value in spec.query.items() if key not in QUERY}
     return replace(spec, query=other_settings), chosen
 

@@ -314,11 +314,18 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
             continue
         if evidence.difference(place, own[SINGLE], telling, 0).high >= 0:
             rivals.append(place)
+    telling_names = []
+    blind_names = []
+    for index, name in enumerate(evidence.sets):
+        if index in telling:
+            telling_names.append(name)
+        else:
+            blind_names.append(name)
     return Choice(
         chosen=decision.chosen,
         own=own,
-        telling=[evidence.sets[index] for index in telling],
-        blind=[name for index, name in enumerate(evidence.sets) if index not in telling],
+        telling=telling_names,
+        blind=blind_names,
         rivals=rivals,
         reasons=[_reason(evidence, decision, place, max_drop) for place in range(len(evidence.candidates))],
         limits={row: too_bad(evidence, place, max_drop, 0) for row, place in own.items()},

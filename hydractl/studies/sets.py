@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -294,7 +294,8 @@ def _check_halves(given: GivenSet, gone: set[int]) -> None:
 # --- training data ----------------------------------------------------------------------------------------------------
 
 
-class FitSamples(NamedTuple):
+@dataclass(frozen=True)
+class FitSamples:
     """The samples that OOD scores on features are fitted to: their SPEC, and how many they are."""
 
     spec: str

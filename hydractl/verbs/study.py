@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from hydractl.errors import HydraError, InputError, Interrupted, OutputError, Us
 from hydractl.evaluation.inputs import keeping_batches
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.atomic import Output, storing, write_json, write_with
+from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -87,9 +89,29 @@ _SAMPLES_A_NEIGHBOUR = 20
 _KEPT_BYTES = 1 << 30
 """Memory for data as models read them, so that rows that run in this process share what was decoded."""
 _DECIDE = (
-    *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx"),
-    *("fit_samples", "epochs", "lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt"),
-    *("tower", "arch", "seed", "dtype"),
+    "data",
+    "val",
+    "ood_val",
+    "test",
+    "ood",
+    "rows",
+    "max_drop",
+    "budget",
+    "search_samples",
+    "approx",
+    "fit_samples",
+    "epochs",
+    "lr",
+    "threshold",
+    "bootstrap",
+    "limit",
+    "max_length",
+    "labels",
+    "prompt",
+    "tower",
+    "arch",
+    "seed",
+    "dtype",
 )
 """The options that decide what a study finds."""
 
@@ -118,7 +140,7 @@ def run(settings: StudySettings, log: Log) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """The rows and commands of one study.
 
     Attributes:
@@ -135,40 +157,49 @@ class Plan:
     fitted: Mapping[str, Value]
     warnings: Sequence[str] = ()
 
-    def predictions(self, row: Row, of: str) -> Path:
-        """The predictions of a row, on the data to ``choose`` by or to ``test`` on."""
-        return self.shop.folder / of / f"{row.name}.pred.st"
+    def predictions(self, row: Row, purpose: str) -> Path:
+        """Return the predictions of a row, on the data to ``choose`` by or to ``test`` on."""
+        return self.shop.folder / purpose / f"{row.name}.pred.st"
 
-    def _eval(self, row: Row, of: str, more: Mapping[str, Any]) -> Step:
+    def _eval(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
         options: dict[str, Value] = {
-            **more,
+            **data_options,
             **self._fitted_for(row),
             **row.options,
-            "predictions": str(self.predictions(row, of)),
+            "predictions": str(self.predictions(row, purpose)),
             "resume": True,
         }
-        outputs = [f"{of}/{row.name}.pred.st", f"{of}/{row.name}.json"]
-        return self.shop.step("eval", [f"{row.name}={row.model}"], options, outputs, row.steps, outputs[-1])
+        document = f"{purpose}/{row.name}.json"
+        outputs = [f"{purpose}/{row.name}.pred.st", document]
+        return self.shop.step("eval", [f"{row.name}={row.model}"], options, outputs, row.steps, document)
 
     def _fitted_for(self, row: Row) -> dict[str, Value]:
-        """Options for OOD scores on features, whose passes over the training data are made once for all commands."""
+        """Return options for OOD scores on features, whose passes over training data are made once for all commands."""
         if not self.fitted or not row.stored:
             return {}
         return {**self.fitted, "features": str(self.shop.folder / "choose" / f"{row.name}.features.st")}
 
     def choosing(self, row: Row) -> Step:
-        """Its logits on the second halves. What the model was trained with is no secret there: nothing is reported."""
-        settings = self.settings
-        ood = [f"{one.name}={_part(one.spec, 2)}" for one in settings.choosing_sets()]
-        return self._eval(row, "choose", {"data": _part(str(settings.val), 2), "ood": ood, "allow_seen": True})
+        """Return the step that stores the logits of a row on the second halves.
+
+        What the model was trained with is no secret there: nothing is reported.
+        """
+        ood = [f"{ood_set.name}={_part(ood_set.spec, 2)}" for ood_set in self.settings.choosing_sets()]
+        data_options: dict[str, Value] = {
+            "data": _part(str(self.settings.val), 2),
+            "ood": ood,
+            "allow_seen": True,
+        }
+        return self._eval(row, "choose", data_options)
 
     def testing(self, row: Row) -> Step:
-        """Its logits on the test data."""
+        """Return the step that stores the logits of a row on the test data."""
         return self._eval(row, "test", {"data": str(self.settings.test), "ood": list(self.settings.ood)})
 
     def best(self, row: Row, score: str, note: str = "") -> Step:
-        """The row to use with its temperature and threshold, as one file with a card."""
-        settings, folder = self.settings, self.shop.folder
+        """Return the step that makes the row to use with its temperature and threshold one file with a card."""
+        settings = self.settings
+        folder = self.shop.folder
         options: dict[str, Value] = {
             "data": str(settings.test),
             "ood": list(settings.ood),
@@ -179,99 +210,100 @@ class Plan:
             "calibrated": str(folder / "best.st"),
             "card": str(folder / "best.md"),
             "bootstrap": str(settings.bootstrap),
-            "reuse": [str(self.predictions(row, of)) for of in ("choose", "test")],
+            "reuse": [str(self.predictions(row, "choose")), str(self.predictions(row, "test"))],
             "force": True,
         }
         if note:
             options["note"] = note
         if score in ON_FEATURES:
-            options |= {name: value for name, value in self._fitted_for(row).items() if name != "ood_score"}
+            fitted = self._fitted_for(row)
+            fitted.pop("ood_score", None)
+            options |= fitted
         outputs = ["best.json", "best.md", "best.st"]
         needs = [self.choosing(row), self.testing(row)]
         return self.shop.step("eval", [f"best={row.model}"], options, outputs, needs, "best.json")
 
     def together(self, study: Study | None = None) -> Step:
-        """All rows in one table, each with its temperature, from their predictions.
+        """Return the step that puts all rows into one table, each with its temperature, from their predictions.
 
         All are under the score of the single model, where they have it, and their own scores stand beside.
         """
-        models = [f"{row.name}={self.predictions(row, 'test')}" for row in self.rows]
         options: dict[str, Value] = {"bootstrap": str(self.settings.bootstrap), "force": True}
         if study is not None:
             options |= study.options_of_table()
-        seed = {"seed": str(self.settings.seed)} if self.settings.seed else {}
-        tests = tuple(self.testing(row) for row in self.rows)
-        return Step("eval", tuple(models), {**options, **seed}, (self.shop.folder / "test.json",), tests)
+        if self.settings.seed:
+            options["seed"] = str(self.settings.seed)
+        return Step(
+            verb="eval",
+            models=tuple(f"{row.name}={self.predictions(row, 'test')}" for row in self.rows),
+            options=options,
+            outputs=(self.shop.folder / "test.json",),
+            needs=tuple(map(self.testing, self.rows)),
+        )
 
     def timing(self, row: Row, score: str) -> list[Step]:
-        """The latency of ``best.st``, where it is another model than the single one."""
+        """Return the step that times ``best.st``; none where it is the single model."""
         if row.name == "single" or not self.settings.timed:
             return []
         models = [f"single={self.shop.model}", f"best={self.shop.folder / 'best.st'}"]
         return [self.shop.step("bench", models, {"force": True}, ["bench.json"], [self.best(row, score)])]
 
     def measuring(self) -> list[Step]:
-        """The commands whose predictions decide."""
+        """Return the commands whose predictions decide."""
         return in_order([*map(self.choosing, self.rows), *map(self.testing, self.rows)])
 
     def ends(self, study: Study) -> list[Step]:
         """Return the steps that are left to do when the verdict is there."""
-        row, score = study.row(study.used.row), study.used.score
+        row = study.row(study.used.row)
+        score = study.used.score
         return [self.together(study), self.best(row, score, study.note), *self.timing(row, score)]
 
     def outline(self) -> list[Step]:
-        """The commands as far as they are known before anything is chosen."""
+        """Return the commands as far as they are known before anything is chosen."""
         row = self.rows[-1]
         ends = [self.together(), self.best(row, "SCORE"), *self.timing(row, "SCORE")]
         return in_order([*self.measuring(), *ends])
 
 
 def _asked(settings: StudySettings) -> Scale:
-    """How much is asked for.
+    """Return how much is asked for.
 
     Raises:
         UsageError: for rows that need training data where there are none.
     """
-    names = list(dict.fromkeys(["single", *(one for name in settings.rows for one in _expanded(name, settings))]))
-    lacking = [name for name in names if name in NEED_TRAIN] if settings.data is None else []
-    if lacking:
-        raise UsageError(f"--rows {lacking[0]} needs --data, labelled training data")
+    names = ["single"]
+    for name in settings.rows:
+        names += _expanded(name, settings)
+    if settings.data is None:
+        for name in names:
+            if name in NEED_TRAIN:
+                raise UsageError(f"--rows {name} needs --data, labelled training data")
     rows = [name for name in MAKERS if name in names]
     return Scale(rows, settings.approx, settings.search_samples or settings.limit)
 
 
-def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Plan:
-    """The commands.
+def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> StudyPlan:
+    """Return the commands.
 
     Raises:
         UsageError: for rows that the model cannot have.
     """
-    foreign = [name for name in scale.rows if name in NEED_CLASSIFIER]
-    if foreign and source.family.classes(source.description.config) is None:
-        raise UsageError(
-            f"--rows {','.join(foreign)}: only a model with a classifier of its own has these",
-            hint="for BayesVLM: hydractl laplace CLIP.st --data captions:PAIRS",
-        )
-    long = [name for name in scale.rows if name in NEED_STEPS]
-    if long and (steps := _training_steps(settings)) < (least := max(NEED_STEPS[name] for name in long)):
-        raise UsageError(
-            f"--rows {','.join(long)}: a training of {least} steps or more is needed, and this one has {steps}",
-            hint="more --epochs, or a smaller --batch-size",
-        )
-    search: dict[str, Any] = {} if scale.approx is None else {"approx": scale.approx}
+    _check_rows(settings, source, scale)
+    search: dict[str, Value] = {}
+    if scale.approx is not None:
+        search["approx"] = scale.approx
     if scale.samples is not None:
         search["limit"] = str(scale.samples)
-    sites = sites_of(source, settings.tower)
-    towers = [[site for site in sites if site.tower == tower] for tower in dict.fromkeys(site.tower for site in sites)]
-    late = [site for tower in towers for site in tower[-max(1, round(len(tower) / 3)) :]]
-    common: dict[str, dict[str, Any]] = {
-        verb: settings.common(SETTINGS[verb], options) for verb, options in _COMMON.items()
-    }
+    common = {verb: settings.common(SETTINGS[verb], options) for verb, options in _COMMON.items()}
     common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
+    sites = sites_of(source, settings.tower)
+    heads = {}
+    for site in sites:
+        heads[source.sites.index(site)] = len(source.description.mask.kept[site.path])
     shop = Workshop(
         model=settings.model[0],
-        heads={source.sites.index(site): len(source.description.mask.kept[site.path]) for site in sites},
-        late=[source.sites.index(site) for site in late],
+        heads=heads,
+        late=[source.sites.index(site) for site in _late(sites)],
         train=settings.data,
         val=_part(str(settings.val), 1),
         ood_val=_part(settings.ood_val_sets()[0].spec, 1),
@@ -282,12 +314,47 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
         objectives=THREE if NEED_THREE & set(scale.rows) else ("avg",),
         max_drop=settings.max_drop,
     )
-    return Plan(settings, shop, [row for name in scale.rows for row in MAKERS[name](shop)], _fitted(settings))
+    rows: list[Row] = []
+    for name in scale.rows:
+        rows += MAKERS[name](shop)
+    return StudyPlan(settings, shop, rows, _fitted(settings))
+
+
+def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
+    """Refuse rows that the model cannot have, or a training is too short for."""
+    of_classifiers = [name for name in scale.rows if name in NEED_CLASSIFIER]
+    if of_classifiers and source.family.classes(source.description.config) is None:
+        raise UsageError(
+            f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
+            hint="for BayesVLM: hydractl laplace CLIP.st --data captions:PAIRS",
+        )
+    long = [name for name in scale.rows if name in NEED_STEPS]
+    if not long:
+        return
+    steps = _training_steps(settings)
+    least = max(NEED_STEPS[name] for name in long)
+    if steps < least:
+        raise UsageError(
+            f"--rows {','.join(long)}: a training of {least} steps or more is needed, and this one has {steps}",
+            hint="more --epochs, or a smaller --batch-size",
+        )
+
+
+def _late(sites: Sequence[Site]) -> list[Site]:
+    """Return the sites in the last third of each tower."""
+    by_tower: dict[str, list[Site]] = {}
+    for site in sites:
+        by_tower.setdefault(site.tower, []).append(site)
+    late = []
+    for sites_of_tower in by_tower.values():
+        third = max(1, round(len(sites_of_tower) / 3))
+        late += sites_of_tower[-third:]
+    return late
 
 
 def _training_steps(settings: StudySettings) -> int:
     """Return the number of steps of a row that is trained."""
-    return settings.epochs * -(-_samples(str(settings.data)) // settings.batch_size)
+    return settings.epochs * math.ceil(_samples(str(settings.data)) / settings.batch_size)
 
 
 def _fitted(settings: StudySettings) -> dict[str, Value]:
@@ -296,33 +363,34 @@ def _fitted(settings: StudySettings) -> dict[str, Value]:
     They are fitted to training data, or without any to the half of the validation data that the search has; never to
     the half that rows and scores are chosen by.
     """
-    found = fit_spec(settings)
-    if found is None:
+    samples = fit_spec(settings)
+    if samples is None:
         return {}
-    spec, count = found
-    options: dict[str, Value] = {"fit": spec, "ood_score": ["all"]}
-    neighbours = min(_NEIGHBOURS, max(1, count // _SAMPLES_A_NEIGHBOUR))
+    options: dict[str, Value] = {"fit": samples.spec, "ood_score": ["all"]}
+    neighbours = min(_NEIGHBOURS, max(1, samples.count // _SAMPLES_A_NEIGHBOUR))
     if neighbours != _NEIGHBOURS:
         options["knn_k"] = str(neighbours)
     return options
 
 
 def _expanded(name: str, settings: StudySettings) -> list[str]:
-    """``default`` as the rows it stands for, those that need training data only where there are some."""
+    """Expand ``default`` to the rows it stands for, those that need training data only where there are some."""
     if name != "default":
         return [name]
-    return [one for one in DEFAULT if settings.data is not None or one not in NEED_TRAIN]
+    if settings.data is not None:
+        return list(DEFAULT)
+    return [row for row in DEFAULT if row not in NEED_TRAIN]
 
 
 def _part(spec: str, number: int) -> str:
-    """One half of a data set."""
+    """Return one half of a data set."""
     return with_setting(spec, f"part={number}/2")
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claimed(given: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> Plan:
+def _claimed(given: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
     """Make the folder, or go on in the one of the same study.
 
     Args:
@@ -335,48 +403,76 @@ def _claimed(given: StudySettings, sets: StudySets, source: Source, folder: Path
     Raises:
         OutputError: it holds something else, or a study of other settings or data, whose differences are listed.
     """
-    settings = sets.settings
     path = folder / "plan.json"
     decided = {"model": source.sha256, **{name: getattr(given, name) for name in _DECIDE}}
+    _make_folder(folder, path)
+    if path.exists():
+        scale = _scale_of_before(path, decided, sets)
+    else:
+        scale = _begun(path, decided, sets, source, folder, log)
+    return replace(_plan(sets.settings, source, folder, scale), warnings=sets.warnings)
+
+
+def _make_folder(folder: Path, plan: Path) -> None:
+    """Make the folder of a study; one that holds other things than a study is refused."""
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # What is hidden a killed run of this one may have left.
-        if not path.exists() and not all(one.name.startswith(".") for one in folder.iterdir()):
-            raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
-    if path.exists():
-        document = read_json_file(str(path))
-        document = document if isinstance(document, dict) else {}
-        there, kept = document.get("settings"), document.get("scale")
-        if not isinstance(there, dict) or document.get("schema") != PLAN:
-            raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
-        problems = differences(there, decided, "in the folder")
-        if problems:
-            hint = "give the settings it was begun with, or name another folder with -o"
-            raise OutputError(f"{folder} holds a study of other settings", hint=hint, problems=problems)
-        changes = sets.changes(document.get("data"))
-        if changes:
-            hint = "give the data it was begun with, or name another folder with -o"
-            raise OutputError(f"{folder} holds a study of other data", hint=hint, problems=changes)
-        for scale in smaller(_asked(settings)):
-            if canonical_json(asdict(scale)) == canonical_json(kept):
-                return replace(_plan(settings, source, folder, scale), warnings=sets.warnings)
-        raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
+        if plan.exists():
+            return
+        for path in folder.iterdir():
+            # What is hidden a killed run of this one may have left.
+            if not path.name.startswith("."):
+                raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
+
+
+def _scale_of_before(path: Path, decided: Mapping[str, Any], sets: StudySets) -> Scale:
+    """Return the scale of a study that was begun, which must be the one that is asked for now.
+
+    Args:
+        path: of its plan.
+        decided: what decides what a study finds, as it is now.
+        sets: the data, as they are now.
+    """
+    document = read_json_file(str(path))
+    if not isinstance(document, dict):
+        document = {}
+    decided_before = document.get("settings")
+    if not isinstance(decided_before, dict) or document.get("schema") != PLAN:
+        raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
+    problems = differences(decided_before, decided, "in the folder")
+    if problems:
+        hint = "give the settings it was begun with, or name another folder with -o"
+        raise OutputError(f"{path.parent} holds a study of other settings", hint=hint, problems=problems)
+    changes = sets.changes(document.get("data"))
+    if changes:
+        hint = "give the data it was begun with, or name another folder with -o"
+        raise OutputError(f"{path.parent} holds a study of other data", hint=hint, problems=changes)
+    scale_before = canonical_json(document.get("scale"))
+    for scale in smaller(_asked(sets.settings)):
+        if canonical_json(asdict(scale)) == scale_before:
+            return scale
+    raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
+
+
+def _begun(path: Path, decided: Mapping[str, Any], sets: StudySets, source: Source, folder: Path, log: Log) -> Scale:
+    """Decide the scale of a new study, say how long it takes and write its plan."""
+    settings = sets.settings
     scale, seconds = _fitting(settings, source, folder, log)
-    parallel = ", one command after another on this machine" if settings.devices or settings.slurm else ""
-    log.info(f"the study takes about {duration_text(seconds)}{parallel}")
+    one_by_one = ", one command after another on this machine" if settings.devices or settings.slurm else ""
+    log.info(f"the study takes about {duration_text(seconds)}{one_by_one}")
     for text in scale.cut:
         log.info(f"to stay within --budget {settings.budget}, {text}")
+    data = dict(sets.fingerprints)
     with Output(path) as output:
-        data = dict(sets.fingerprints)
-        write_json(output, {"schema": PLAN, "settings": decided, "data": data, "scale": asdict(scale)})
-    return replace(_plan(settings, source, folder, scale), warnings=sets.warnings)
+        write_json(output, {"schema": PLAN, "settings": dict(decided), "data": data, "scale": asdict(scale)})
+    return scale
 
 
 # --- how long it takes ------------------------------------------------------------------------------------------------
 
 
 def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
-    """The commands, where the first row is chosen, and an estimate of the time."""
+    """Return the commands, where the first row is chosen, and an estimate of the time."""
     settings = sets.settings
     scale, seconds = _fitting(settings, source, folder, log)
     plan = _plan(settings, source, folder, scale)
@@ -388,7 +484,7 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
 
 
 def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
-    """The largest scale that stays within the budget, else the smallest, and about how long it takes [s]."""
+    """Return the largest scale that stays within the budget, else the smallest, and about how long it takes [s]."""
     budget = settings.seconds()
     for scale in smaller(_asked(settings)):
         seconds = _estimate(_plan(settings, source, folder, scale), len(source.sites))
@@ -398,24 +494,36 @@ def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) ->
     return scale, seconds
 
 
-def _estimate(plan: Plan, blocks: int) -> float:
-    """About how long searches, trainings and evaluations take [s], judged by one batch of each search."""
+def _estimate(plan: StudyPlan, blocks: int) -> float:
+    """Estimate how long searches, trainings and evaluations take [s], judged by one batch of each search."""
     steps = in_order(map(plan.choosing, plan.rows))
     searches = [step for step in steps if step.verb == "extract-circuit"]
     settings = plan.settings
     device = "auto" if settings.slurm else settings.places[0]  # of this machine
-    probes = [_probe(step, device) for step in searches or [plan.shop.circuits]]
-    per_block = probes[0].seconds / probes[0].sample_blocks
-    specs = [str(settings.val), str(settings.test), *(parse_ood_set(text).spec for text in settings.ood)]
-    specs += [one.spec for one in settings.ood_val_sets()]
-    specs += [str(plan.fitted["fit"])] if plan.fitted else []
-    samples = sum(_samples(spec, settings.limit) for spec in specs)
-    # A row takes about twice the single model's time.
-    forward = sum(10 if "mc_dropout" in row.options else 2 for row in plan.rows) * samples
-    forward += sum(_trained(step) for step in steps if step.verb == "finetune")
     # Without a search, one is probed for the time of a block.
-    searching = sum(probe.seconds for probe in probes[: len(searches)])
-    return searching + forward * blocks * per_block
+    probes = [_probe(step, device) for step in searches or [plan.shop.circuits]]
+    searching = sum(probe.seconds for probe in probes) if searches else 0
+    seconds_a_block = probes[0].seconds / probes[0].sample_blocks
+
+    samples = _samples_of_a_row(plan)
+    forward = 0
+    for row in plan.rows:
+        # A row takes about twice the single model's time.
+        passes = 10 if "mc_dropout" in row.options else 2
+        forward += passes * samples
+    forward += sum(_trained(step) for step in steps if step.verb == "finetune")
+    return searching + forward * blocks * seconds_a_block
+
+
+def _samples_of_a_row(plan: StudyPlan) -> int:
+    """Count the samples that a row is evaluated on or fitted to."""
+    settings = plan.settings
+    specs = [str(settings.val), str(settings.test)]
+    specs += [parse_ood_set(text).spec for text in settings.ood]
+    specs += [ood_set.spec for ood_set in settings.ood_val_sets()]
+    if plan.fitted:
+        specs.append(str(plan.fitted["fit"]))
+    return sum(_samples(spec, settings.limit) for spec in specs)
 
 
 def _samples(spec: str, limit: int | None = None) -> int:
@@ -423,15 +531,16 @@ def _samples(spec: str, limit: int | None = None) -> int:
 
 
 def _trained(step: Step) -> int:
-    """How many samples pass forward for as long as a training takes, whose steps go backward and update too."""
-    each = _BACKWARD * _samples(str(step.options["data"])) + _samples(str(step.options["val"]))
-    return int(str(step.options["epochs"])) * each
+    """Return how many samples pass forward in the time of a training, whose steps go backward and update too."""
+    each_epoch = _BACKWARD * _samples(str(step.options["data"])) + _samples(str(step.options["val"]))
+    return int(str(step.options["epochs"])) * each_epoch
 
 
 def _probe(step: Step, device: str) -> SearchPlan:
     settings = _settings_of(replace(step, options={**step.options, "device": device}))
     assert isinstance(settings, CircuitSettings)
-    source, options = open_sources(settings.model, model_options(settings))[0], settings.fill(SearchOptions)
+    source = open_sources(settings.model, model_options(settings))[0]
+    options = settings.fill(SearchOptions)
     with processes(settings.timeout) as team:
         return Session(scope_of(source, options, Log()), options, Log(), team).probe()
 
@@ -446,7 +555,7 @@ class _StepLog(PassedOn):
         self._log.detail(message)
 
 
-def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: Plan, log: Log) -> None:
+def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPlan, log: Log) -> None:
     """Run the commands whose outputs are not there, one after another or some at a time."""
     if plan.settings.devices or plan.settings.slurm:
         _run_at_once(steps, plan, log)
@@ -460,19 +569,25 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: Plan, lo
         _RUNS[step.verb](_settings_of(step), _StepLog(log))  # type: ignore[operator]
 
 
-def _run_at_once(steps: Sequence[Step], plan: Plan, log: Log) -> None:
+def _run_at_once(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
     """Run those of the commands that wait for no other one, then those that waited for them, and so on.
 
     Raises:
         HydraError: that of the first command that failed.
     """
-    settings, left = plan.settings, [step for step in steps if not step.done]
+    settings = plan.settings
+    left = [step for step in steps if not step.done]
     with Interruptions() as signals:
         while left:
-            ready = [step for step in left if not any(one in left for one in step.needs)]
+            ready = [step for step in left if not _waits(step, left)]
+            # A timing has the machine to itself.
             untimed = [step for step in ready if step.verb != "bench"]
-            devices = settings.places if untimed else settings.places[:1]  # a timing has the machine to itself
-            commands = {str(step.outputs[-1]): _command(step) for step in untimed or ready}
+            if untimed:
+                ready = untimed
+                devices = settings.places
+            else:
+                devices = settings.places[:1]
+            commands = {str(step.outputs[-1]): _command(step) for step in ready}
             ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt
@@ -484,58 +599,73 @@ def _run_at_once(steps: Sequence[Step], plan: Plan, log: Log) -> None:
             left = [step for step in left if str(step.outputs[-1]) not in ended]
 
 
+def _waits(step: Step, left: Sequence[Step]) -> bool:
+    """Return whether a command needs one that is left to do."""
+    return any(needed in left for needed in step.needs)
+
+
 def _command(step: Step) -> Callable[[str], list[str]]:
     return lambda device: [*step.argv(), f"--device={device}", "--config=/dev/null", "-q"]
 
 
 def _settings_of(step: Step) -> Common:
-    """Every option is given: neither variables nor hydra.yaml count."""
+    """Return the settings of a step, whose every option is given: neither variables nor hydra.yaml count."""
     return merge(SETTINGS[step.verb], step.given, {"HYDRACTL_CONFIG": os.devnull}, Path())
 
 
-def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) -> Outcome:
+def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Log) -> Outcome:
+    """Run the commands, choose, test and write the answer."""
     folder = plan.shop.folder
     for name in ("choose", "test"):  # when the plan is there
         with storing(folder / name):
             (folder / name).mkdir(exist_ok=True)
-    first = in_order(map(plan.choosing, plan.rows))
-    measuring, expected = plan.measuring(), len(plan.outline())
-    _run_steps(first, expected, 0, plan, log)
+    choosing = in_order(map(plan.choosing, plan.rows))
+    measuring = plan.measuring()
+    expected = len(plan.outline())
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
+
+    _run_steps(choosing, expected, 0, plan, log)
     study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
     with Output(folder / "choice.json", force=True) as output:  # before any test sample is read
         write_json(output, study.choice_document())
-    _run_steps([step for step in measuring if step not in first], expected, len(first), plan, log)
+
+    testing = [step for step in measuring if step not in choosing]
+    _run_steps(testing, expected, len(choosing), plan, log)
     study.test({row.name: plan.predictions(row, "test") for row in plan.rows})
+
     steps = in_order([*measuring, *plan.ends(study)])
-    _run_steps([step for step in steps if step not in measuring], len(steps), len(measuring), plan, log)
+    ends = [step for step in steps if step not in measuring]
+    _run_steps(ends, len(steps), len(measuring), plan, log)
     threshold = open_sources([str(folder / "best.st")])[0].description.extra.get("threshold")
-    document = study.document(source.name, source.sha256, [step.argv() for step in steps], threshold)
-    return _write(plan, document, steps, log)
+    commands = [step.argv() for step in steps]
+    return _write(plan, study.document(source.name, source.sha256, commands, threshold), steps, log)
 
 
-def _write(plan: Plan, document: dict[str, Any], steps: Sequence[Step], log: Log) -> Outcome:
-    """The report, the script and the answer."""
+def _write(plan: StudyPlan, document: dict[str, Any], steps: Sequence[Step], log: Log) -> Outcome:
+    """Write the report, the script and the answer."""
     folder = plan.shop.folder
     if plan.warnings:
         document = {**document, "warnings": list(plan.warnings)}
     (best,) = (step for step in steps if folder / "best.st" in step.outputs)
-    text = script([best], steps, folder, Path.cwd())
+    commands = script([best], steps, folder, Path.cwd())
     page = render(read_eval(str(folder / "test.json")), study=document)
     with Output(folder / "report.html", force=True) as output:
         write_with(output, lambda handle: handle.write(page))
     with Output(folder / "study.sh", force=True) as output:
-        write_with(output, lambda handle: handle.write(text.encode("utf-8", "surrogateescape")))
+        write_with(output, lambda handle: handle.write(commands.encode("utf-8", "surrogateescape")))
     with Output(folder / "study.json", force=True) as output:
         write_json(output, document)
     names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
-    timed = [step for step in steps if step.verb == "bench"]
-    return Outcome({**document, **_latency(folder / "bench.json", timed)}, files=[folder / name for name in names])
+    if any(step.verb == "bench" for step in steps):
+        # For the terminal: times are in no other file than bench.json.
+        document = {**document, "latency": _latency(folder / "bench.json")}
+    return Outcome(document, files=[folder / name for name in names])
 
 
-def _latency(path: Path, timed: Sequence[Step]) -> dict[str, Any]:
-    """The measured ratios, for the terminal: times are in no other file than ``bench.json``."""
-    if not timed:
-        return {}
-    rows = [row for row in read_json_file(str(path))["results"] if row["model"] == "best"]
-    return {"latency": [{key: row[key] for key in ("batch_size", "ratio", "ratio_ci")} for row in rows]}
+def _latency(path: Path) -> list[dict[str, Any]]:
+    """Return the measured ratios of the row to use, one for each size of batch."""
+    ratios = []
+    for row in read_json_file(str(path))["results"]:
+        if row["model"] == "best":
+            ratios.append({key: row[key] for key in ("batch_size", "ratio", "ratio_ci")})
+    return ratios
