@@ -8,7 +8,7 @@ Heads that share keys and values have the k and v of these in common.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydractl.criteria.base import Calibration, Criterion, ScoredModel
 
@@ -24,21 +24,27 @@ class Taylor(Criterion):
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Run once forward and backward over the sample."""
-        import torch
-
+        sites_with_heads = [i for i in sites if model.attentions[i].head_counts[0]]
+        gradients = _summed_gradients(model, calibration, sites_with_heads)
         scores: dict[int, list[float]] = {i: [] for i in sites}
-        gradients = _summed_gradients(model, calibration, [i for i in sites if model.attentions[i].head_counts[0]])
         for i, gradient in gradients.items():
             bank = model.attentions[i].only.bank
             product = (bank.qkv.detach().double() * gradient / calibration.size).abs()
-            # 3 times [h, dk, d] -> [h] each: mean over the rows of a projection of a head
-            q, k, v = (rows.flatten(1).mean(1) for rows in bank.packing.split(product))
-            if bank.key_heads is not None:
-                shared = list(bank.key_heads)
-                k = k[shared]
-                v = v[shared]
-            scores[i] = torch.stack([q, k, v], dim=1).mean(1).tolist()
+            scores[i] = _mean_of_projections(bank, product).tolist()
         return scores
+
+
+def _mean_of_projections(bank: Any, product: Tensor) -> Tensor:
+    """Average packed values over the rows of each projection of a head, then over query, key and value: ``[heads]``."""
+    import torch
+
+    # 3 times [h, dk, d] -> [h] each
+    q, k, v = [rows.flatten(1).mean(1) for rows in bank.packing.split(product)]
+    if bank.key_heads is not None:
+        shared = list(bank.key_heads)
+        k = k[shared]
+        v = v[shared]
+    return torch.stack([q, k, v], dim=1).mean(1)
 
 
 def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, Tensor]:

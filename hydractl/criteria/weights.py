@@ -154,8 +154,8 @@ def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
     import torch
 
     if not count:
-        return {name: torch.zeros_like(scores_of_matrix, dtype=torch.bool) for name, scores_of_matrix in scores.items()}
-    flat = np.concatenate([scores_of_matrix.reshape(-1).numpy() for scores_of_matrix in scores.values()])
+        return {name: torch.zeros_like(values, dtype=torch.bool) for name, values in scores.items()}
+    flat = np.concatenate([values.reshape(-1).numpy() for values in scores.values()])
     flat.partition(count - 1)
     limit = flat[count - 1].item()
     # How many of the weights whose score is the limit are still to be taken.

@@ -83,7 +83,10 @@ def batches(
 
 
 def longest_first(dataset: Dataset) -> list[int]:
-    """Every sample once; where lengths matter the longest first: little is padded, and want of memory shows at once."""
+    """Return every sample once; where lengths matter, the longest first.
+
+    Then little is padded, and want of memory shows at once.
+    """
     order = list(range(len(dataset)))
     lengths = dataset.lengths()
     if lengths is not None:

@@ -52,7 +52,7 @@ def _first_paragraphs() -> Iterator[str]:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether a text is a sentence or a few, and neither a signature nor an example."""
+    """Return whether a text is a sentence or a few, and neither a signature nor an example."""
     if not text[:1].isupper() or not text.endswith("."):
         return False
     return _FEWEST_WORDS <= len(text.split()) <= _MOST_WORDS
@@ -61,6 +61,9 @@ def _is_prose(text: str) -> bool:
 def _modules() -> list[Path]:
     """Return the files of public modules of the standard library that are one file each, sorted by name."""
     folder = Path(sysconfig.get_path("stdlib"))
-    names = sorted(name for name in sys.stdlib_module_names if not name.startswith("_"))
-    paths = [folder / f"{name}.py" for name in names]
-    return [path for path in paths if path.is_file()]
+    files = []
+    for name in sorted(sys.stdlib_module_names):
+        file = folder / f"{name}.py"
+        if not name.startswith("_") and file.is_file():
+            files.append(file)
+    return files

@@ -51,26 +51,26 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     samples, held_labels = held[spec.path]
     if len(samples) == 0:
         raise InputError(f"{spec.where} has no samples")
-    labels = None
-    if held_labels is not None:
-        labels = [_plain(label) for label in held_labels]
-        if len(labels) != len(samples):
-            raise InputError(f"{spec.where} has {len(labels)} labels for {len(samples)} samples")
-
+    labels = None if held_labels is None else list(map(_plain, held_labels))
+    if labels is not None and len(labels) != len(samples):
+        raise InputError(f"{spec.where} has {len(labels)} labels for {len(samples)} samples")
     rows = limited(labels, len(samples), limit, seed)
     ids = [f"{spec.path}#{row}" for row in rows]
-    raw = RawLabels()
-    if labels is not None:
-        raw = raw_labels([labels[row] for row in rows], ids)
-        if isinstance(labels[0], str):
-            raw.names = sorted({label for label in labels if isinstance(label, str)})  # of all, whatever the limit
-
+    raw = RawLabels() if labels is None else _raw_labels(labels, rows, ids)
     chosen = [samples[row] for row in rows]
     if isinstance(chosen[0], str | tuple | list):
         texts = [_text(sample, spec) for sample in chosen]
         return Texts(spec.text, spec.where, ids, texts), raw
     image_of(chosen[0])  # refuses now what is no image
     return HeldImages(spec.text, spec.where, ids, chosen), raw
+
+
+def _raw_labels(labels: list[Any], rows: Sequence[int], ids: Sequence[str]) -> RawLabels:
+    """Return the labels of some samples; the names of their classes are those of all, whatever the limit."""
+    raw = raw_labels([labels[row] for row in rows], ids)
+    if isinstance(labels[0], str):
+        raw.names = sorted({label for label in labels if isinstance(label, str)})
+    return raw
 
 
 def _plain(label: Any) -> Any:

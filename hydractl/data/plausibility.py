@@ -56,17 +56,19 @@ def _image_doubts(dataset: Dataset) -> list[str]:
     ranges = _some_ranges(dataset)
     if not ranges:
         return []
-    of_one_colour = sum(darkest == brightest for darkest, brightest in ranges)
+    of_one_colour = 0
+    brightest_of_all = 0
+    for darkest, brightest in ranges:
+        of_one_colour += darkest == brightest
+        brightest_of_all = max(brightest_of_all, brightest)
+    looked_at = f"{len(ranges)} images that were looked at"
     if 2 * of_one_colour > len(ranges):
-        return [
-            f"{of_one_colour} of {len(ranges)} images that were looked at are of one colour each: were they written as "
-            "meant?"
-        ]
-    if max(brightest for _, brightest in ranges) > 1:
+        return [f"{of_one_colour} of {looked_at} are of one colour each: were they written as meant?"]
+    if brightest_of_all > 1:
         return []
     return [
-        f"all pixels of the {len(ranges)} images that were looked at are 0 or 1, and 255 is white: multiply pixels of "
-        "0..1 by 255 before they become bytes"
+        f"all pixels of the {looked_at} are 0 or 1, and 255 is white: multiply pixels of 0..1 by 255 "
+        "before they become bytes"
     ]
 
 

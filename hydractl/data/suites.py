@@ -240,7 +240,7 @@ class FoundSuite:
     notes: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
-        """The suite as recorded in artefacts, without its data sets."""
+        """Return the suite as recorded in artefacts, without its data sets."""
         return {"name": self.name, "left_out": self.left_out, "notes": self.notes}
 
 

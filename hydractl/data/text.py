@@ -304,19 +304,28 @@ class _Collector:
 def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
     columns = collector.columns
     assert columns is not None  # there is a row
-    values: list[Any] = []
-    for label in collector.labels:
-        # An empty field is a missing label.
-        values.append((label.strip() or None) if isinstance(label, str) else label)
-    if all(value is None for value in values) and columns.label_asked and columns.label not in collector.keys:
+    values = [_without_spaces(label) for label in collector.labels]
+    labelled = [value for value in values if value is not None]
+    if not labelled and columns.label_asked and columns.label not in collector.keys:
         return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
     texts: list[Any] | None = None
-    if plain and all(value is None or INTEGER.fullmatch(value) for value in values):
+    if plain and all(map(INTEGER.fullmatch, labelled)):
         texts = values
-        values = [None if text is None else int(text) for text in texts]
+        values = [_integer(text) for text in texts]
     there = ", ".join(collector.keys[:20])
     hint = f"the rows have {there}: name what holds the labels with ?label=NAME"
     return raw_labels(values, ids, hint=hint, texts=texts)
+
+
+def _without_spaces(label: Any) -> Any:
+    """Return a label without the spaces around it; an empty field is a missing label."""
+    if isinstance(label, str):
+        return label.strip() or None
+    return label
+
+
+def _integer(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:

@@ -71,7 +71,7 @@ class StateDict(MappedTensors):
 
 
 def is_state_dict(path: Path) -> bool:
-    """Whether a file is one of those that are read here, by its name."""
+    """Return whether a file is one of those that are read here, by its name."""
     return path.name.lower().endswith(STATE_DICTS)
 
 
