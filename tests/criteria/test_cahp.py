@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -42,16 +43,18 @@ from tests.running import quiet as run
 
 def distance(mean_a: Any, cov_a: Any, mean_b: Any, cov_b: Any) -> float:
     """The formula word for word."""
-    both, apart = (cov_a + cov_b) / 2, mean_a - mean_b
-    ratio = np.linalg.det(both) / math.sqrt(np.linalg.det(cov_a) * np.linalg.det(cov_b))
-    bhattacharyya = float(apart @ np.linalg.inv(both) @ apart) / 8 + math.log(ratio) / 2
+    mean_covariance = (cov_a + cov_b) / 2
+    apart = mean_a - mean_b
+    ratio = np.linalg.det(mean_covariance) / math.sqrt(np.linalg.det(cov_a) * np.linalg.det(cov_b))
+    bhattacharyya = float(apart @ np.linalg.inv(mean_covariance) @ apart) / 8 + math.log(ratio) / 2
     return 2 * (1 - math.exp(-bhattacharyya))
 
 
 def test_distances_are_the_formula() -> None:
     random = np.random.default_rng(0)
     roots = random.normal(size=(4, 5, 5))
-    means, covariances = random.normal(size=(4, 5)), roots @ roots.transpose(0, 2, 1) + 0.1 * np.eye(5)
+    means = random.normal(size=(4, 5))
+    covariances = roots @ roots.transpose(0, 2, 1) + 0.1 * np.eye(5)
     pairs = class_pairs(4, random)
     assert pairs.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     expected = [distance(means[a], covariances[a], means[b], covariances[b]) for a, b in pairs]
@@ -80,12 +83,14 @@ def test_many_classes_have_a_thousand_pairs_drawn_by_the_seed() -> None:
 
 def naive_signatures(outputs: Any, labels: Any) -> Any:
     """Ledoit-Wolf by scikit-learn, one head, one pair at a time: ``[heads, pairs]``."""
-    classes, found = sorted(set(labels.tolist())), []
+    by_head = []
     for head in range(outputs.shape[1]):
-        fits = [LedoitWolf().fit(outputs[labels == c, head]) for c in classes]
-        gaussians = [(fit.location_, fit.covariance_) for fit in fits]
-        found.append([distance(*a, *b) for i, a in enumerate(gaussians) for b in gaussians[i + 1 :]])
-    return np.array(found)
+        gaussians = [LedoitWolf().fit(outputs[labels == label, head]) for label in sorted(set(labels.tolist()))]
+        distances = []
+        for a, b in itertools.combinations(gaussians, 2):
+            distances.append(distance(a.location_, a.covariance_, b.location_, b.covariance_))
+        by_head.append(distances)
+    return np.array(by_head)
 
 
 def test_signatures_are_distances_of_shrunk_gaussians() -> None:
@@ -168,15 +173,20 @@ def test_representatives_are_the_middles_of_clusters() -> None:
 
 def joined_heads(model: Any, variant: str, batch: Any) -> list[torch.Tensor]:
     """What the library's own model gives each output projection, ``[B, T, 24]`` of each site."""
-    found: list[torch.Tensor] = []
-    names = ("attn.proj", "attention.output.dense", "out_lin")
-    projections = [m for n, m in model.named_modules() if n.endswith(names)]
-    hooks = [p.register_forward_pre_hook(lambda _, given: found.append(given[0])) for p in projections]
+    projection_inputs: list[torch.Tensor] = []
+
+    def keep(_: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+        projection_inputs.append(arguments[0])
+
+    hooks = []
+    for name, module in model.named_modules():
+        if name.endswith(("attn.proj", "attention.output.dense", "out_lin")):
+            hooks.append(module.register_forward_pre_hook(keep))
     with torch.no_grad():
         logits(model, batch)
     for hook in hooks:
         hook.remove()
-    return found
+    return projection_inputs
 
 
 READ: dict[str, Any] = {
@@ -189,22 +199,25 @@ READ: dict[str, Any] = {
 READ["swin"] = slice(None)
 
 
+@pytest.mark.parametrize("kept", [None, [[0, 2], [], [1]]])
 @pytest.mark.parametrize("variant", READ)
-def test_head_outputs_are_what_the_library_projects(variant: str) -> None:
+def test_head_outputs_are_what_the_library_projects(variant: str, kept: list[list[int]] | None) -> None:
     reference = stock(variant)
     source = source_of(reference, variant)
-    kept = [[0, 2], [], [1]]
-    for one, removed in ((source, []), (prune_source(source, mask_of(source, kept)), kept)):
-        model = HydraModel(one.description, one.tensors)
-        batch = inputs(variant)
-        found = head_outputs(model, [(batch, torch.zeros(3))], [0, 2], Log())
-        changed = zero_columns(reference, mask_of(source, kept).removed_heads) if removed else reference
-        whole = joined_heads(changed, variant, batch)
-        for site in (0, 2):
-            joined = whole[site].reshape(3, -1, whole[site].shape[2])  # of windows those of each sample together
-            expected = joined[:, READ[variant]].mean(1).unflatten(1, (3, -1))[:, kept[site] if removed else [0, 1, 2]]
-            assert np.abs(found[site] - expected.numpy()).max() < 1e-5
-        assert all(a.observer is None for a in model.attentions)
+    heads = [[0, 1, 2]] * 3 if kept is None else kept
+    if kept is not None:
+        mask = mask_of(source, kept)
+        source = prune_source(source, mask)
+        reference = zero_columns(reference, mask.removed_heads)
+    model = HydraModel(source.description, source.tensors)
+    batch = inputs(variant)
+    outputs = head_outputs(model, [(batch, torch.zeros(3))], [0, 2], Log())
+    whole = joined_heads(reference, variant, batch)
+    for site in (0, 2):
+        joined = whole[site].reshape(3, -1, whole[site].shape[2])  # of windows those of each sample together
+        by_head = joined[:, READ[variant]].mean(1).unflatten(1, (3, -1))
+        assert np.abs(outputs[site] - by_head[:, heads[site]].numpy()).max() < 1e-5
+    assert all(attention.observer is None for attention in model.attentions)
 
 
 def test_head_outputs_of_a_visual_tower() -> None:
@@ -257,28 +270,39 @@ def test_the_decision_is_that_of_a_naive_run_on_the_stock_model() -> None:
     decision = cahp().decide(loaded(reference), calibration(32, seed=2), range(3))
 
     first = split_by_class(y.numpy(), np.random.default_rng([2, 1]))
+    total = int((~first).sum())
     whole = joined_heads(reference, "class-token", x[first])
     outputs = torch.cat([joined[:, 0].unflatten(1, (3, 8)) for joined in whole], dim=1).numpy()
     signature = naive_signatures(outputs, y.numpy()[first])
     apart = np.array([[np.linalg.norm(a - b) for b in signature] for a in signature])
-    heads = [(f"blocks.{i}.attn", h) for i in range(3) for h in range(3)]
-    chosen, correct = [representatives(apart, k, 2) for k in range(1, 10)], []
-    for members in chosen:
-        model_k = zero_columns(reference, [head for n, head in enumerate(heads) if n not in members])
+    heads = [(f"blocks.{block}.attn", head) for block in range(3) for head in range(3)]
+    medoids = [representatives(apart, size, 2) for size in range(1, 10)]
+    correct = []
+    for members in medoids:
+        removed = [head for number, head in enumerate(heads) if number not in members]
+        smaller = zero_columns(reference, removed)
         with torch.no_grad():
-            correct.append(int((model_k(x[~first]).argmax(1) == y[~first]).sum()))
+            correct.append(int((smaller(x[~first]).argmax(1) == y[~first]).sum()))
+    assert correct[0] < total / 2 and correct[-1] == total  # a curve that says something
+    accuracy = [count / total for count in correct]
+    knees = {degree: find_knee(range(1, 10), accuracy, degree).heads for degree in (2, 3, 4, 5)}
+    assert knees[3] == 2 and knees[5] == 9  # a knee, and none
+
     info = decision.info
-    total = int((~first).sum())
     assert info["samples"] == {"signatures": 80 - total, "accuracy": total}
     assert (info["classes"], info["class_pairs"]) == (5, 10)
-    assert [(p["heads"], p["correct"]) for p in info["curve"]] == list(zip(range(1, 10), correct, strict=True))
-    assert correct[0] < total / 2 and correct[-1] == total  # a curve that says something
-    knees = {d: find_knee(range(1, 10), [c / total for c in correct], d).heads for d in (2, 3, 4, 5)}
-    assert info["knees"] == {str(d): k for d, k in knees.items()} and info["knee"]["heads"] == knees[3]
-    assert knees[3] == 2 and knees[5] == 9  # a knee, and none
-    shares = [sum(n in members for members in chosen) / 9 for n in range(9)]
-    assert [score for i in range(3) for score in decision.scores[i]] == pytest.approx(shares)
-    assert {i * 3 + h for i in range(3) for h in decision.kept[i]} == chosen[knees[3] - 1]
+    assert [point["heads"] for point in info["curve"]] == list(range(1, 10))
+    assert [point["correct"] for point in info["curve"]] == correct
+    assert info["knees"] == {str(degree): heads_at_knee for degree, heads_at_knee in knees.items()}
+    assert info["knee"]["heads"] == knees[3]
+    scores = []
+    kept = set()
+    for site in range(3):
+        scores += decision.scores[site]
+        kept.update(site * 3 + head for head in decision.kept[site])
+    shares = [sum(number in members for members in medoids) / 9 for number in range(9)]
+    assert scores == pytest.approx(shares)
+    assert kept == medoids[knees[3] - 1]
 
 
 def test_the_decision_follows_the_seed_and_not_the_batches() -> None:
@@ -324,14 +348,16 @@ def test_too_few_samples_of_a_class() -> None:
     source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
 
-    def given(labels: list[int]) -> Calibration:
-        return Calibration(lambda: iter([(images(len(labels)), torch.tensor(labels))]), len(labels), 0, Log())
+    def of_labels(labels: list[int]) -> Calibration:
+        batch = (images(len(labels)), torch.tensor(labels))
+        return Calibration(lambda: iter([batch]), len(labels), 0, Log())
 
     with pytest.raises(InputError, match="needs 4 samples of each class") as caught:
-        cahp().decide(model, given([0] * 4 + [1] * 3 + [3]), range(3))
-    assert caught.value.problems == ["class 1: 3", "class 3: 1"] and "--samples" in str(caught.value.hint)
+        cahp().decide(model, of_labels([0] * 4 + [1] * 3 + [3]), range(3))
+    assert caught.value.problems == ["class 1: 3", "class 3: 1"]
+    assert "--samples" in str(caught.value.hint)
     with pytest.raises(InputError, match="one class"):
-        cahp().decide(model, given([2] * 8), range(3))
+        cahp().decide(model, of_labels([2] * 8), range(3))
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------

@@ -28,14 +28,15 @@ def given(folder: Path, name: str, images: np.ndarray) -> GivenSet:
     ("shared", "warnings", "problems"), [(0, 0, 0), (5, 0, 0), (6, 1, 0), (100, 1, 0), (101, 0, 1), (200, 0, 1)]
 )
 def test_two_sets_may_share_a_handful(tmp_path: Path, shared: int, warnings: int, problems: int) -> None:
-    one = given(tmp_path, "one", IMAGES[:200])
-    other = given(tmp_path, "other", IMAGES[200 - shared : 400 - shared])
-    found = compare_sets([one, other])
-    assert (len(found.warnings), len(found.problems)) == (warnings, problems)
-    text = (
-        "--other and --one are the same samples" if shared == 200 else f"{shared} of 200 samples of --other are among"
-    )
-    assert all(sentence.startswith(text) for sentence in [*found.warnings, *found.problems])
+    first = given(tmp_path, "one", IMAGES[:200])
+    second = given(tmp_path, "other", IMAGES[200 - shared : 400 - shared])
+    findings = compare_sets([first, second])
+    assert (len(findings.warnings), len(findings.problems)) == (warnings, problems)
+    beginning = f"{shared} of 200 samples of --other are among"
+    if shared == 200:
+        beginning = "--other and --one are the same samples"
+    for sentence in [*findings.warnings, *findings.problems]:
+        assert sentence.startswith(beginning)
 
 
 @pytest.mark.fault(62)
@@ -46,7 +47,8 @@ def test_the_smaller_set_counts(tmp_path: Path) -> None:
 
 @pytest.mark.fault(62)
 def test_no_sample_that_something_is_fitted_to_is_a_test_sample(tmp_path: Path) -> None:
-    fitted, test = given(tmp_path, "val", IMAGES[:200]), given(tmp_path, "test", IMAGES[199:])
+    fitted = given(tmp_path, "val", IMAGES[:200])
+    test = given(tmp_path, "test", IMAGES[199:])
     with pytest.raises(InputError, match="1 of 201 samples of --test are among the 200 of --val"):
         compare_fitted([fitted], [test]).refuse()
     compare_fitted([fitted], [given(tmp_path, "test", IMAGES[200:])]).refuse()
@@ -55,11 +57,13 @@ def test_no_sample_that_something_is_fitted_to_is_a_test_sample(tmp_path: Path) 
 @pytest.mark.fault(62)
 def test_training_data_are_left_out_of_validation_data(tmp_path: Path) -> None:
     training = given(tmp_path, "data", IMAGES[:200])
-    found = without_training_data(given(tmp_path, "val", IMAGES[180:300]), training)
-    assert found.left_out == 20 and len(found.dataset) == 100
-    assert not set(found.dataset.sample_fingerprints()) & set(training.dataset.sample_fingerprints())
-    assert found.dataset.labels is not None and list(found.dataset.labels) == [i % 2 for i in range(20, 120)]
-    assert found.words("--val", "--data").startswith("20 of 120 samples of --val are among those of --data")
+    validation = without_training_data(given(tmp_path, "val", IMAGES[180:300]), training)
+    assert validation.left_out == 20
+    assert len(validation.dataset) == 100
+    assert not set(validation.dataset.sample_fingerprints()) & set(training.dataset.sample_fingerprints())
+    assert validation.dataset.labels is not None
+    assert validation.dataset.labels.tolist() == [0, 1] * 50
+    assert validation.words("--val", "--data").startswith("20 of 120 samples of --val are among those of --data")
     with pytest.raises(InputError, match="61 of 120 samples of --val"):
         without_training_data(given(tmp_path, "val", IMAGES[139:259]), training)
 
@@ -76,14 +80,13 @@ def test_places_are_left_out_of_the_set_that_has_them(tmp_path: Path) -> None:
     whole = open_data(spec).ids
     shorter = without_places(spec, [3, 7, 8, 9])
     assert shorter.endswith("?without=3,7-9")
-    assert open_data(shorter).ids == [one for place, one in enumerate(whole) if place not in (3, 7, 8, 9)]
+    assert open_data(shorter).ids == [*whole[:3], *whole[4:7], *whole[10:]]
     again = without_places(shorter, [0, 3])  # of what is left: 0 and 4
     assert again.endswith("?without=0,3-4,7-9")
-    parts = [open_data(f"{again}&part={part}/2").ids for part in (1, 2)]
-    assert [set(part) for part in parts] == [
-        {*whole[::2]} - {whole[4], whole[0], whole[8]},
-        {*whole[1::2]} - {whole[3], whole[7], whole[9]},
-    ]
+    first = open_data(f"{again}&part=1/2").ids
+    second = open_data(f"{again}&part=2/2").ids
+    assert set(first) == {*whole[::2]} - {whole[0], whole[4], whole[8]}
+    assert set(second) == {*whole[1::2]} - {whole[3], whole[7], whole[9]}
     for wrong in ("7-3", "20", "x", "0-19"):
         with pytest.raises(Exception, match="without"):
             open_data(f"{spec}?without={wrong}")
@@ -104,28 +107,36 @@ def test_images_that_make_no_sense(tmp_path: Path) -> None:
     assert "only 20 of 400 samples are distinct" in doubts(tmp_path, np.concatenate([IMAGES[:20]] * 20))
     few_again = np.concatenate([IMAGES[:300], IMAGES[:100]])
     some_black = np.concatenate([IMAGES[:300], IMAGES[:100] * 0])
-    assert doubts(tmp_path, few_again) == "" and doubts(tmp_path, some_black) == ""
+    assert doubts(tmp_path, few_again) == ""
+    assert doubts(tmp_path, some_black) == ""
 
 
 @pytest.mark.fault(65)
 def test_pictures_of_two_colours_are_no_pixels_of_0_and_1(tmp_path: Path) -> None:
     for number in range(8):
-        image = Image.fromarray(IMAGES[number]).convert("1" if number % 2 else "P")
-        image.quantize(2).save(tmp_path / f"{number}.png") if image.mode == "P" else image.save(
-            tmp_path / f"{number}.png"
-        )
+        image = Image.fromarray(IMAGES[number])
+        if number % 2:
+            two_colours = image.convert("1")
+        else:
+            two_colours = image.convert("P").quantize(2)
+        two_colours.save(tmp_path / f"{number}.png")
     assert sample_doubts(open_data(str(tmp_path))) == []
+
+
+def write_texts(file: Path, empty: int) -> None:
+    """Two hundred texts, the first so many of them without a word."""
+    rows = ["text,label"]
+    for i in range(200):
+        text = " " if i < empty else f"word {i}"
+        rows.append(f"{text},{i % 2}")
+    file.write_text("\n".join(rows) + "\n")
 
 
 @pytest.mark.fault(65)
 def test_empty_texts(tmp_path: Path) -> None:
     file = tmp_path / "texts.csv"
-    file.write_text(
-        "text,label\n" + "".join(f"{'word' if i > 20 else ' '} {i if i > 20 else ''},{i % 2}\n" for i in range(200))
-    )
+    write_texts(file, empty=21)
     (doubt,) = sample_doubts(open_data(str(file)))
     assert "21 of 200 texts are empty" in doubt
-    file.write_text(
-        "text,label\n" + "".join(f"{'word' if i > 4 else ' '} {i if i > 4 else ''},{i % 2}\n" for i in range(200))
-    )
+    write_texts(file, empty=5)
     assert sample_doubts(open_data(str(file))) == []

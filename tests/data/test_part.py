@@ -13,25 +13,40 @@ from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
 
 
+def with_setting(spec: str, setting: str) -> str:
+    return f"{spec}{'&' if '?' in spec else '?'}{setting}"
+
+
+def texts(classes: int, longest: int) -> str:
+    """Lines of a ``.jsonl`` file: texts of 1, 2, ... characters."""
+    lines = [f'{{"text": "{"a" * length}", "label": {length % classes}}}\n' for length in range(1, longest + 1)]
+    return "".join(lines)
+
+
 @pytest.mark.parametrize("spec", ["{0}/a.npz", "{0}/a.jsonl", "builtin:symbols", "{0}/a.npz?corruption=fog&severity=2"])
 def test_the_parts_of_a_set_are_the_set(spec: str, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (11, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(11) % 3)
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "{"a" * n}", "label": {n % 2}}}\n' for n in range(1, 8)))
+    (tmp_path / "a.jsonl").write_text(texts(classes=2, longest=7))
     spec = spec.format(tmp_path)
     whole = open_data(spec)
-    sign = "&" if "?" in spec else "?"
-    for k in (1, 2, 3):
-        part = open_data(f"{spec}{sign}part={k}/3")
-        rows = range(k - 1, len(whole), 3)
-        assert part.ids == [whole.ids[row] for row in rows] and part.kind == whole.kind
+    lengths = whole.lengths()
+    for number in (1, 2, 3):
+        part_spec = with_setting(spec, f"part={number}/3")
+        part = open_data(part_spec)
+        rows = list(range(number - 1, len(whole), 3))
+        assert part.kind == whole.kind
+        assert part.ids == [whole.ids[row] for row in rows]
         assert part.sample_fingerprints() == [whole.sample_fingerprints()[row] for row in rows]
-        assert all(np.array_equal(np.asarray(part[i]), np.asarray(whole[row])) for i, row in enumerate(rows))
+        for i, row in enumerate(rows):
+            assert np.array_equal(np.asarray(part[i]), np.asarray(whole[row]))
         if whole.labels is not None and part.labels is not None:
-            assert part.labels.tolist() == whole.labels[list(rows)].tolist()
-        lengths = whole.lengths()
-        assert part.lengths() == (None if lengths is None else [lengths[row] for row in rows])
-        assert open_data(f"{spec}{sign}part={k}/3", limit=2).ids == part.ids[:2]
+            assert part.labels.tolist() == whole.labels[rows].tolist()
+        if lengths is None:
+            assert part.lengths() is None
+        else:
+            assert part.lengths() == [lengths[row] for row in rows]
+        assert open_data(part_spec, limit=2).ids == part.ids[:2]
 
 
 def test_the_limit_of_a_part_of_a_set_sorted_by_class_takes_every_class(tmp_path: Path) -> None:
@@ -49,14 +64,17 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     np.savez(folder / "a.npz", x=pixels, y=np.arange(12) // 4)
-    (folder / "a.jsonl").write_text("".join(f'{{"text": "{"a" * n}", "label": {n % 3}}}\n' for n in range(1, 12)))
-    names = [f"folder/{number // 4}/{number}.png" for number in range(12)]
-    for name, image in zip(names, pixels, strict=True):
+    (folder / "a.jsonl").write_text(texts(classes=3, longest=11))
+    listed = []
+    captioned = ["filepath\ttitle"]
+    for number, image in enumerate(pixels):
+        name = f"folder/{number // 4}/{number}.png"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / name)
-    (folder / "list.txt").write_text("".join(f"{name} {number // 4}\n" for number, name in enumerate(names)))
-    rows = [f"{name}\tnumber {number}" for number, name in enumerate(names)]
-    (folder / "a.tsv").write_text("\n".join(["filepath\ttitle", *rows]))
+        listed.append(f"{name} {number // 4}")
+        captioned.append(f"{name}\tnumber {number}")
+    (folder / "list.txt").write_text("\n".join(listed) + "\n")
+    (folder / "a.tsv").write_text("\n".join(captioned))
     return folder
 
 
@@ -64,22 +82,26 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_samples_and_the_rest_are_the_set(form: str, sets: Path) -> None:
     spec = form.format(sets)
     whole = open_data(spec)
-    sign = "&" if "?" in spec else "?"
-    first, rest = open_data(f"{spec}{sign}take=3"), open_data(f"{spec}{sign}from=3")
-    assert [*first.ids, *rest.ids] == whole.ids and len(first) == 3
+    first = open_data(with_setting(spec, "take=3"))
+    rest = open_data(with_setting(spec, "from=3"))
+    assert len(first) == 3
+    assert first.ids + rest.ids == whole.ids
     assert first.sample_fingerprints() + rest.sample_fingerprints() == whole.sample_fingerprints()
-    same = open_data(f"{spec}{sign}from=0&take={len(whole)}")
-    assert same.fingerprint() == whole.fingerprint() != first.fingerprint()
+    same = open_data(with_setting(spec, f"from=0&take={len(whole)}"))
+    assert same.fingerprint() == whole.fingerprint()
+    assert first.fingerprint() != whole.fingerprint()
     # From the third sample on, five; of these a part; of that the first two.
-    assert open_data(f"{spec}{sign}part=2/2&take=5&from=2", limit=2).ids == whole.ids[3:7:2]
+    assert open_data(with_setting(spec, "part=2/2&take=5&from=2"), limit=2).ids == whole.ids[3:7:2]
 
 
 def test_a_small_fraction_of_a_rare_class_is_rarely_more_than_its_share(tmp_path: Path) -> None:
     # Two samples of a hundred: were each class to begin at once, its only sample would be in every draw.
     np.savez(tmp_path / "a.npz", x=np.zeros((100, 8, 8), dtype=np.uint8), y=(np.arange(100) == 0).astype(int))
-    drawn = [open_data(f"{tmp_path}/a.npz?fraction=0:0.02&seed={seed}").labels for seed in range(40)]
-    with_the_rare_class = sum(bool(np.any(labels)) for labels in drawn if labels is not None)
-    assert len(drawn) == 40
+    with_the_rare_class = 0
+    for seed in range(40):
+        labels = open_data(f"{tmp_path}/a.npz?fraction=0:0.02&seed={seed}").labels
+        assert labels is not None
+        with_the_rare_class += bool(labels.any())
     assert with_the_rare_class <= 5  # expected: 1.5 samples in a hundred, so 0.6 of 40 draws
 
 
@@ -87,15 +109,17 @@ def test_a_small_fraction_of_a_rare_class_is_rarely_more_than_its_share(tmp_path
 def test_two_fractions_are_the_set_and_have_its_classes(form: str, sets: Path) -> None:
     spec = form.format(sets)
     whole = open_data(spec)
-    sign = "&" if "?" in spec else "?"
-    small, rest = (open_data(f"{spec}{sign}fraction={share}&seed=1") for share in ("0:0.25", "0.25:1"))
-    assert sorted([*small.ids, *rest.ids]) == sorted(whole.ids) and len(small) == round(len(whole) / 4)
+    small = open_data(with_setting(spec, "fraction=0:0.25&seed=1"))
+    rest = open_data(with_setting(spec, "fraction=0.25:1&seed=1"))
+    assert len(small) == round(len(whole) / 4)
+    assert sorted(small.ids + rest.ids) == sorted(whole.ids)
     assert small.ids == [name for name in whole.ids if name in small.ids]
-    assert open_data(f"{spec}{sign}fraction=0:0.25&seed=2").ids != small.ids
+    assert open_data(with_setting(spec, "fraction=0:0.25&seed=2")).ids != small.ids
     if small.labels is not None:
         assert np.bincount(small.labels).tolist() == [1, 1, 1]
         # An OOD set whose labels are of no use has the same samples.
-        assert open_data(f"{spec}{sign}fraction=0:0.25&seed=1", labels=["0"], ignore_labels=True).ids == small.ids
+        unlabelled = open_data(with_setting(spec, "fraction=0:0.25&seed=1"), labels=["0"], ignore_labels=True)
+        assert unlabelled.ids == small.ids
 
 
 def test_a_fraction_of_fewer_samples_than_classes_takes_each_class_once_at_most(tmp_path: Path) -> None:

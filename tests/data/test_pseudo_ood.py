@@ -24,12 +24,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("ood")
     x = np.random.RandomState(0).randint(0, 256, (12, 10, 9, 3)).astype(np.uint8)  # sides that four does not divide
     np.savez(path / "x.npz", x=x, y=np.arange(12) % 3, classes=np.array(["a", "b", "c"]))
-    rows = [f"the film number {i} was made of nothing but hope" for i in range(6)]
-    (path / "t.csv").write_text("text,label\n" + "".join(f"{row},{i % 2}\n" for i, row in enumerate(rows)))
+    rows = ["text,label"]
+    pairs = []
+    for i in range(6):
+        rows.append(f"the film number {i} was made of nothing but hope,{i % 2}")
+    for i in range(4):
+        pairs.append(f'{{"text_a": "one {i} two three", "text_b": "four five {i}"}}')
+    (path / "t.csv").write_text("\n".join(rows) + "\n")
     (path / "words.csv").write_text("text\nhope\nmm\nfilm\n")
-    (path / "pairs.jsonl").write_text(
-        "".join(f'{{"text_a": "one {i} two three", "text_b": "four five {i}"}}\n' for i in range(4))
-    )
+    (path / "pairs.jsonl").write_text("\n".join(pairs) + "\n")
     return path
 
 
@@ -37,48 +40,68 @@ def pixels(dataset: Dataset) -> list[Any]:
     return [np.asarray(dataset[i]) for i in range(len(dataset))]
 
 
-def made(folder: Path, kind: str, name: str = "x.npz", **options: Any) -> tuple[Dataset, Dataset]:
+def opened(folder: Path, kind: str, name: str = "x.npz", **options: Any) -> tuple[Dataset, Dataset]:
+    """The clean samples of a file, and the OOD samples of a kind made of them."""
     clean = open_data(str(folder / name))
     return clean, open_data(f"{folder / name}?ood={kind}", **options)
 
 
+def made(folder: Path, kind: str, name: str = "x.npz", **options: Any) -> Dataset:
+    """The OOD samples of a kind made of those of a file."""
+    _, dataset = opened(folder, kind, name, **options)
+    return dataset
+
+
+def pairs_of_pixels(folder: Path, kind: str) -> list[tuple[Any, Any]]:
+    """Each clean image, and what became of it."""
+    clean, dataset = opened(folder, kind)
+    return list(zip(pixels(clean), pixels(dataset), strict=True))
+
+
 @pytest.mark.parametrize("kind", ["jigsaw", "noise", "rotate"])
 def test_every_image_keeps_its_pixels_and_none_stays_as_it_is(folder: Path, kind: str) -> None:
-    for own, other in zip(*map(pixels, made(folder, kind)), strict=True):
-        assert sorted(map(tuple, own.reshape(-1, 3))) == sorted(map(tuple, other.reshape(-1, 3)))
-        assert own.shape != other.shape or (own != other).any()
+    for clean, changed in pairs_of_pixels(folder, kind):
+        assert sorted(map(tuple, clean.reshape(-1, 3))) == sorted(map(tuple, changed.reshape(-1, 3)))
+        assert clean.shape != changed.shape or (clean != changed).any()
+
+
+def tiles(image: Any) -> Counter[bytes]:
+    """How often each tile of two by two pixels is there, in the part that four divides."""
+    counts: Counter[bytes] = Counter()
+    for row in range(0, 8, 2):
+        for column in range(0, 8, 2):
+            counts[image[row : row + 2, column : column + 2].tobytes()] += 1
+    return counts
 
 
 def test_a_jigsaw_moves_whole_tiles(folder: Path) -> None:
-    for own, other in zip(*map(pixels, made(folder, "jigsaw")), strict=True):
-        corners = [(r, c) for r in range(0, 8, 2) for c in range(0, 8, 2)]
-        tiles = [Counter(one[r : r + 2, c : c + 2].tobytes() for r, c in corners) for one in (own, other)]
-        assert tiles[0] == tiles[1]
-        assert (own[8:] == other[8:]).all() and (own[:, 8:] == other[:, 8:]).all()
+    for clean, changed in pairs_of_pixels(folder, "jigsaw"):
+        assert tiles(clean) == tiles(changed)
+        assert (clean[8:] == changed[8:]).all()
+        assert (clean[:, 8:] == changed[:, 8:]).all()
 
 
 def test_a_rotation_is_one_of_three(folder: Path) -> None:
-    pairs = zip(*map(pixels, made(folder, "rotate")), strict=True)
-    turns = [next(k for k in (1, 2, 3) if np.array_equal(np.rot90(own, k), other)) for own, other in pairs]
-    assert set(turns) == {1, 2, 3}
+    turns_seen = set()
+    for clean, changed in pairs_of_pixels(folder, "rotate"):
+        turns = [turns for turns in (1, 2, 3) if np.array_equal(np.rot90(clean, turns), changed)]
+        assert len(turns) == 1
+        turns_seen.update(turns)
+    assert turns_seen == {1, 2, 3}
 
 
 def test_a_mixture_is_the_mean_of_two_images_of_different_classes(folder: Path) -> None:
-    clean, dataset = made(folder, "mixture")
-    own = np.stack(pixels(clean)).astype(float)
+    clean, dataset = opened(folder, "mixture")
+    images = np.stack(pixels(clean)).astype(float)
     assert clean.labels is not None
-    for i, image in enumerate(pixels(dataset)):
-        means = np.floor((own + own[i]) / 2 + 0.5)  # halves are rounded up
-        (partner,) = np.flatnonzero((means == image).all(axis=(1, 2, 3)))
+    for i, mixture in enumerate(pixels(dataset)):
+        means = np.floor((images + images[i]) / 2 + 0.5)  # halves are rounded up
+        (partner,) = np.flatnonzero((means == mixture).all(axis=(1, 2, 3)))
         assert clean.labels[partner] != clean.labels[i]
 
 
 def test_a_second_image_of_another_size_and_mode_is_fitted() -> None:
-    class Two(PseudoOod):
-        pass
-
-    grey = Image.new("L", (5, 4), 100)
-    images = [grey, Image.new("RGB", (8, 8), (200, 200, 200))]
+    images = [Image.new("L", (5, 4), 100), Image.new("RGB", (8, 8), (200, 200, 200))]
 
     class Pair(Dataset):
         def _sample(self, i: int) -> Image.Image:
@@ -88,50 +111,71 @@ def test_a_second_image_of_another_size_and_mode_is_fitted() -> None:
             return [bytes([i])]
 
     dataset = PseudoOod(Pair("pair", "--data pair", ["0", "1"]), "mixture")
-    assert [(image.mode, image.size) for image in (dataset[0], dataset[1])] == [("L", (5, 4)), ("RGB", (8, 8))]
-    assert np.unique(np.asarray(dataset[0])).tolist() == [150]
+    first, second = dataset[0], dataset[1]
+    assert (first.mode, first.size) == ("L", (5, 4))
+    assert (second.mode, second.size) == ("RGB", (8, 8))
+    assert np.unique(np.asarray(first)).tolist() == [150]
 
 
-def test_texts_are_shuffled_or_spliced(folder: Path) -> None:
-    clean, shuffled = made(folder, "shuffle", "t.csv")
-    for own, other in zip(clean, shuffled, strict=True):
-        assert own != other and sorted(own.split()) == sorted(other.split())
-    halves = [text.split() for text in clean]
-    for i, text in enumerate(made(folder, "splice", "t.csv")[1]):
-        assert text.split()[:5] == halves[i][:5] and text.split()[5:] == halves[0][5:]
-    words = list(made(folder, "shuffle", "words.csv")[1])
-    assert [sorted(word) for word in words] == [sorted("hope"), sorted("mm"), sorted("film")]
-    assert words[0] != "hope" and words[1] == "mm"  # which has no other order
+def test_texts_are_shuffled(folder: Path) -> None:
+    clean, shuffled = opened(folder, "shuffle", "t.csv")
+    for text, changed in zip(clean, shuffled, strict=True):
+        assert text != changed
+        assert sorted(text.split()) == sorted(changed.split())
+
+
+def test_texts_are_spliced(folder: Path) -> None:
+    clean, spliced = opened(folder, "splice", "t.csv")
+    words = [text.split() for text in clean]
+    for i, text in enumerate(spliced):
+        assert text.split()[:5] == words[i][:5]
+        assert text.split()[5:] == words[0][5:]
+
+
+def test_the_letters_of_a_single_word_are_shuffled(folder: Path) -> None:
+    hope, mm, film = made(folder, "shuffle", "words.csv")
+    assert sorted(hope) == sorted("hope") and hope != "hope"
+    assert mm == "mm"  # which has no other order
+    assert sorted(film) == sorted("film")
 
 
 def test_a_pair_stays_a_pair(folder: Path) -> None:
-    dataset = made(folder, "auto", "pairs.jsonl")[1]
-    assert all(len(pair) == 2 for pair in dataset)
-    assert dataset.lengths() == [sum(map(len, pair)) for pair in dataset]
+    dataset = made(folder, "auto", "pairs.jsonl")
+    lengths = []
+    for first, second in dataset:
+        lengths.append(len(first) + len(second))
+    assert dataset.lengths() == lengths
 
 
 def test_a_sample_is_made_by_its_id_and_the_seed(folder: Path) -> None:
-    whole = made(folder, "jigsaw")[1]
-    few, other = made(folder, "jigsaw", limit=5)[1], made(folder, "jigsaw", seed=1)[1]
-    assert all((a == b).all() for a, b in zip(pixels(few), pixels(whole)[:5], strict=True))
+    whole = made(folder, "jigsaw")
+    few = made(folder, "jigsaw", limit=5)
+    other_seed = made(folder, "jigsaw", seed=1)
+    assert np.array_equal(pixels(few), pixels(whole)[:5])
     assert few.sample_fingerprints() == whole.sample_fingerprints()[:5]
-    assert not set(other.sample_fingerprints()) & set(whole.sample_fingerprints())
-    assert whole.spec.endswith("x.npz?ood=jigsaw") and whole.ids[0] == "x.npz#0?ood=jigsaw" and whole.labels is None
+    assert not set(other_seed.sample_fingerprints()) & set(whole.sample_fingerprints())
+    assert whole.spec.endswith("x.npz?ood=jigsaw")
+    assert whole.ids[0] == "x.npz#0?ood=jigsaw"
+    assert whole.labels is None
 
 
 def test_auto_has_as_many_of_each_kind(folder: Path) -> None:
-    dataset = made(folder, "auto")[1]
-    same = {kind: made(folder, kind)[1].sample_fingerprints() for kind in IMAGES}
-    kinds = [[k for k in IMAGES if same[k][i] == one] for i, one in enumerate(dataset.sample_fingerprints())]
-    assert Counter(name for (name,) in kinds) == dict.fromkeys(IMAGES, 3)
+    counts: Counter[str] = Counter()
+    fingerprints_by_kind = {kind: made(folder, kind).sample_fingerprints() for kind in IMAGES}
+    for i, fingerprint in enumerate(made(folder, "auto").sample_fingerprints()):
+        kinds = [kind for kind in IMAGES if fingerprints_by_kind[kind][i] == fingerprint]
+        assert len(kinds) == 1
+        counts.update(kinds)
+    assert counts == dict.fromkeys(IMAGES, 3)
     assert len(KINDS) == len(IMAGES) + 2
 
 
 def test_the_leak_guard_tells_both_apart_and_knows_both(folder: Path) -> None:
-    clean, dataset = made(folder, "auto")
+    clean, dataset = opened(folder, "auto")
     assert not marked([entry("extract-circuit", "ood", dataset)], clean).any()
-    both = [entry("extract-circuit", "ood", one) for one in dataset.origins()]
-    assert marked(both, clean).all() and marked(both, dataset).all()
+    both = [entry("extract-circuit", "ood", origin) for origin in dataset.origins()]
+    assert marked(both, clean).all()
+    assert marked(both, dataset).all()
 
 
 @pytest.mark.parametrize(
