@@ -98,7 +98,7 @@ def main() -> None:
 
     import torch
 
-    from hydractl.circuit.documents import agreement
+    from hydractl.circuit.agreement import agreement
 
     torch.set_num_threads(1)
     sides = {**EXACT, **{name: ["--approx", name] for name in asked.approx.split(",")}}

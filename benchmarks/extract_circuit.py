@@ -181,7 +181,7 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
         evaluator.begin(removed)
         left = [head for head in heads if head not in removed]
         found = search.choose([objective], len(removed) + 1, left)[objective]
-        return found.candidate, found.measured.key(objective)
+        return found.head, found.counts.key(objective)
 
     return Contestant(step, lambda: evaluator.work, preparation)
 

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hydractl.circuit.objective import Values, shares_of, values_of
-from hydractl.circuit.samples import Sample
-from hydractl.circuit.tower import Candidate, Tower, Trace, agreeing
+from hydractl.circuit.counting import Values, values_of
+from hydractl.circuit.objective import shares_of
+from hydractl.circuit.samples import SearchBatch
+from hydractl.circuit.tower import Tower, Trace, agreeing
+from hydractl.circuit.winners import HeadPlace
+from hydractl.distributed import Processes
 from hydractl.families.base import State
 from hydractl.model.prompted import PROMPTS_AT_ONCE
 from hydractl.model.runtime import HydraModel
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The size of one batch in a tower.
+
+    Attributes:
+        samples: of the batch.
+        tokens: of each sample.
+        queries: those of them that are read out.
+    """
+
+    samples: int
+    tokens: int
+    queries: int
 
 
 class Evaluator:
@@ -43,7 +63,7 @@ class Evaluator:
     def __init__(
         self,
         model: HydraModel,
-        batches: Sequence[Sample],
+        batches: Sequence[SearchBatch],
         *,
         stream: Iterable[Any] | None = None,
         ood_score: str = "msp",
@@ -55,53 +75,67 @@ class Evaluator:
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
-        own = [[batch for batch in batches if task in batch.tasks] for task in range(len(weights))]
-        sizes = [
-            (sum(b.size for b in of if b.labels is not None), sum(b.size for b in of if b.labels is None)) for of in own
-        ]
-        self.weights, self.shares = list(weights), shares_of(sizes, weights)
-        self.n_id = sum(share.inside * n_id for share, (n_id, _) in zip(self.shares, sizes, strict=True))
-        self.n_ood = sum(share.outside * n_ood for share, (_, n_ood) in zip(self.shares, sizes, strict=True))
-        self.size = sum(batch.size for batch in batches)
+        self.weights = list(weights)
         self.samples = Tower(model, model.chain_of_samples)
         self.labels = None if model.prompted is None else Tower(model, model.chain_of_labels)
+
+        task_sizes = [_size_of_task(self.batches, task) for task in range(len(weights))]
+        self.shares = shares_of(task_sizes, weights)
+        self.n_id = 0
+        self.n_ood = 0
+        for share, (n_id, n_ood) in zip(self.shares, task_sizes, strict=True):
+            self.n_id += share.inside * n_id
+            self.n_ood += share.outside * n_ood
+        self.size = sum(batch.size for batch in self.batches)
+
+        # The state of each batch before the first block, where all of them fit.
         self._stems: dict[int, State] = {}
         self.keeps_data = True
+        # Of each batch the traces of the models that are searched in turn, and of the one that is tried.
         self._traces: dict[int, list[Trace]] = {}
         self._tried: dict[int, Trace] = {}
-        self._copies, self._aside = 1 + aside, False
+        self._is_aside = False
+        # Of the tower of the labels: its traces, what it reads out, and what it read out for the last candidates.
         self._label_traces: list[Trace] = []
         self._classes: Tensor | None = None
-        self._of_text: tuple[tuple[Candidate, ...], list[Tensor]] | None = None
+        self._last_classes_without: tuple[tuple[HeadPlace, ...], list[Tensor]] | None = None
+
         self._lanes = lanes
-        self._shapes: list[tuple[int, int, int]] = []
-        self.chunks = self._plan(stream or (batch.read() for batch in batches), memory_bytes)
+        self._copies = 2 if aside else 1
+        self._shapes: list[BatchShape] = []
+        if stream is None:
+            stream = (batch.read() for batch in self.batches)
+        self.chunks = self._lay_out(stream, memory_bytes)
 
     def close(self) -> None:
         """Give the model its heads back and let go of what was kept."""
-        self._install([])
+        self._remove([])
         self._traces.clear()
         self._tried.clear()
         self._stems.clear()
 
+    # --- what it costs ------------------------------------------------------------------------------------------------
+
     @property
     def work(self) -> float:
         """Sample-block evaluations so far, in fractions of a block; see :class:`hydractl.circuit.tower.Tower`."""
-        return self.samples.work + (self.labels.work if self.labels else 0.0)
+        of_labels = 0.0 if self.labels is None else self.labels.work
+        return self.samples.work + of_labels
 
     @property
     def largest_batch_tokens(self) -> int:
         """Samples times tokens of the largest batch."""
-        return max(size * tokens for size, tokens, _ in self._shapes)
+        return max(shape.samples * shape.tokens for shape in self._shapes)
 
     def naive_work(self, samples: int, sites: Iterable[int]) -> int:
-        """Sample-block evaluations of one evaluation of so many samples by the whole model.
+        """Return the sample-block evaluations of one evaluation of so many samples by the whole model.
 
         The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
         """
         work = samples * len(self.samples.sites)
         if self.labels is not None and any(site in self.labels.sites for site in sites):
-            work += sum(len(stem.hidden) for stem in self._label_stems) * len(self.labels.sites)
+            prompts = sum(len(stem.hidden) for stem in self._label_stems)
+            work += prompts * len(self.labels.sites)
         return work
 
     def price(self, site: int | None, samples: int, share: float | None = None) -> float:
@@ -112,22 +146,28 @@ class Evaluator:
             samples: on how many samples, each like the mean of those that are here.
             share: the share of the heads that is present at each site; None: as many as now.
         """
-        tower, shapes = self.samples, self._shapes
+        tower = self.samples
+        shapes = self._shapes
         if self.labels is not None and site in self.labels.sites:
             tower = self.labels
-            shapes = [_shape(tower, stem, len(stem.hidden)) for stem in self._label_stems]
-            samples = sum(size for size, _, _ in shapes)
-        total = sum(size * tower.price(site, tokens, queries, share) for size, tokens, queries in shapes)
-        return samples * (total / sum(size for size, _, _ in shapes))
+            shapes = [_shape_in(tower, stem, len(stem.hidden)) for stem in self._label_stems]
+            samples = sum(shape.samples for shape in shapes)
+        price_of_all = sum(shape.samples * tower.price(site, shape.tokens, shape.queries, share) for shape in shapes)
+        return samples * (price_of_all / sum(shape.samples for shape in shapes))
+
+    def count_backward(self, batch: int) -> None:
+        """Count the work of one backward pass to the gates of one batch."""
+        shape = self._shapes[batch]
+        self.samples.count_backward(shape.samples, shape.tokens, shape.queries)
 
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def begin(self, removed: Sequence[Candidate], *, aside: bool = False) -> None:
+    def begin(self, removed: Sequence[HeadPlace], *, aside: bool = False) -> None:
         """Go to the model without these heads; ``aside``, to try it, which leaves the states of the one before."""
-        self._install(removed)
-        self._aside = aside
-        self._of_text = None
+        self._remove(removed)
+        self._is_aside = aside
+        self._last_classes_without = None
         if self.labels is None:
             return
         known: Sequence[Trace | None] = self._label_traces or [None] * len(self._label_stems)
@@ -138,18 +178,18 @@ class Evaluator:
     @torch.inference_mode()
     def keep_tried(self) -> None:
         """Go on with the model that was tried last."""
-        self._aside = False
+        self._is_aside = False
         for batch in list(self._tried):
             self._trace(batch)
 
     @torch.inference_mode()
     def current(self, batch: int) -> Values:
-        """The counts of one batch under the model without the removed heads."""
+        """Return the counts of one batch under the model without the removed heads."""
         return self._values(batch, self._trace(batch).read, self._classes)
 
     @torch.inference_mode()
     def without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
-        """The counts of one batch with each of some heads of one site removed as well."""
+        """Return the counts of one batch with each of some heads of one site removed as well."""
         trace = self._trace(batch)
         if site in self.samples.sites:
             reads = self.samples.without_each(trace, site, heads)
@@ -158,12 +198,15 @@ class Evaluator:
         return [self._values(batch, trace.read, classes) for classes in self._classes_without(site, heads)]
 
     def _classes_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
+        """Return what the tower of the labels reads out with each of some heads of one site removed."""
         assert self.labels is not None
-        key = tuple((site, head) for head in heads)
-        if self._of_text is None or self._of_text[0] != key:
-            parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
-            self._of_text = key, list(torch.cat(parts, dim=1))
-        return self._of_text[1]
+        candidates = tuple((site, head) for head in heads)
+        if self._last_classes_without is not None and self._last_classes_without[0] == candidates:
+            return self._last_classes_without[1]
+        parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
+        classes = list(torch.cat(parts, dim=1))
+        self._last_classes_without = (candidates, classes)
+        return classes
 
     @torch.inference_mode()
     def current_logits(self, batch: int) -> Tensor:
@@ -177,70 +220,75 @@ class Evaluator:
         """
         stem = self._stem(batch)
         # What is kept was made in inference mode, and only a copy of it may be part of a graph of gradients.
-        context = {name: v.clone() if isinstance(v, Tensor) else v for name, v in stem.context.items()}
+        context = {name: value.clone() if isinstance(value, Tensor) else value for name, value in stem.context.items()}
         read = self.samples.gated(State(stem.hidden.clone(), context), gates)
-        return self._logits(batch, read, None if self._classes is None else self._classes.clone())
-
-    def count_backward(self, batch: int) -> None:
-        """Count the work of one backward pass to the gates of one batch."""
-        self.samples.count_backward(*self._shapes[batch])
+        classes = None if self._classes is None else self._classes.clone()
+        return self._logits(batch, read, classes)
 
     def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
-        sample = self.batches[batch]
-        values = values_of(self._logits(batch, read, classes), sample.labels, self.ood_score, sample.beside)
-        return replace(values, tasks=sample.tasks)
+        samples = self.batches[batch]
+        values = values_of(self._logits(batch, read, classes), samples.labels, self.ood_score, samples.beside)
+        return replace(values, tasks=samples.tasks)
 
     def _logits(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
-        outputs = [read] if classes is None else [read, classes]
         # One member's outputs, in the order of the towers: samples first, as the families list them.
-        return self.model.logits([output[None] for output in outputs])[0][:, slice(*self.batches[batch].columns)]
+        outputs = [read[None]]
+        if classes is not None:
+            outputs.append(classes[None])
+        first, last = self.batches[batch].columns
+        return self.model.logits(outputs)[0][:, first:last]
 
-    def _install(self, removed: Sequence[Candidate]) -> None:
-        for tower in (self.samples, self.labels):
-            if tower is not None:
-                tower.remove(removed)
+    def _remove(self, removed: Sequence[HeadPlace]) -> None:
+        self.samples.remove(removed)
+        if self.labels is not None:
+            self.labels.remove(removed)
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _plan(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
-        """Batches in chunks whose traces fit into the memory together; decides what else is kept."""
-        sizes = []
+    def _lay_out(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
+        """Return the batches in chunks whose traces fit into the memory together; decide what else is kept."""
+        stem_bytes = []
         for batch, inputs in enumerate(stream):
             stem = self.samples.chain.stem(inputs)
-            sizes.append(stem.hidden.nbytes)
-            self._shapes.append(_shape(self.samples, stem, self.batches[batch].size))
-            if sum(sizes) > memory_bytes // 4:
+            stem_bytes.append(stem.hidden.nbytes)
+            self._shapes.append(_shape_in(self.samples, stem, self.batches[batch].size))
+            if sum(stem_bytes) > memory_bytes // 4:
                 self.keeps_data = False
                 self._stems.clear()
             elif self.keeps_data:
                 self._stems[batch] = stem
+
         # A state, joined heads and an output per block, and the state before the last.
-        traces = [self._copies * size * (3 * len(self.samples.sites) + 1) for size in sizes]
-        self._stem_bytes = sum(sizes) if self.keeps_data else 0
-        self._trace_bytes = sum(traces)
-        left = memory_bytes - self._stem_bytes
-        self._kept_traces = max(1, min(self._lanes, left // self._trace_bytes))
+        states = 3 * len(self.samples.sites) + 1
+        trace_bytes = [self._copies * size * states for size in stem_bytes]
+        self._stem_bytes = sum(stem_bytes) if self.keeps_data else 0
+        self._trace_bytes = sum(trace_bytes)
+        left_bytes = memory_bytes - self._stem_bytes
+        self._kept_traces = max(1, min(self._lanes, left_bytes // self._trace_bytes))
+
         chunks: list[list[int]] = []
-        filled = 0
-        for batch, size in enumerate(traces):
-            if not chunks or filled + size > left:
+        chunk_bytes = 0
+        for batch, size in enumerate(trace_bytes):
+            if not chunks or chunk_bytes + size > left_bytes:
                 chunks.append([])
-                filled = 0
+                chunk_bytes = 0
             chunks[-1].append(batch)
-            filled += size
+            chunk_bytes += size
         return chunks
 
     @property
     def memory_bytes(self) -> int:
         """About how many bytes are kept at a time."""
-        most = max(len(chunk) for chunk in self.chunks)
-        share = self._trace_bytes * most / len(self.batches)
+        largest_chunk = max(len(chunk) for chunk in self.chunks)
+        share = self._trace_bytes * largest_chunk / len(self.batches)
         return int(self._stem_bytes + self._kept_traces * share)
 
     def _stem(self, batch: int) -> State:
-        """The state before the first block."""
-        return self._stems[batch] if self.keeps_data else self.samples.chain.stem(self.batches[batch].read())
+        """Return the state before the first block."""
+        if self.keeps_data:
+            return self._stems[batch]
+        return self.samples.chain.stem(self.batches[batch].read())
 
     @cached_property
     def _label_stems(self) -> list[State]:
@@ -250,36 +298,87 @@ class Evaluator:
             return [self.labels.chain.stem(inputs) for inputs in prompted.inputs(PROMPTS_AT_ONCE)]
 
     def _trace(self, batch: int) -> Trace:
-        """The trace of the model as it is, made from the nearest one there is."""
+        """Return the trace of the model as it is, made from the nearest one there is."""
+        tower = self.samples
         kept = self._traces.setdefault(batch, [])
-        tower, tried = self.samples, self._tried.pop(batch, None)
+        tried = self._tried.pop(batch, None)
+        there = kept if tried is None else [*kept, tried]
 
         def agreement(trace: Trace) -> int:
             return agreeing(trace.kept, tower.kept)
 
-        nearest = max([*kept, *([tried] if tried else [])], key=agreement, default=None)
-        if nearest is None or nearest.kept != tower.kept:
-            nearest = tower.trace(self._stem(batch), nearest)
-        if self._aside:
-            self._tried[batch] = nearest
-        elif not any(trace is nearest for trace in kept):
-            # A model with more of the same heads removed follows the one before it; another one stands beside it.
-            last = max(kept, key=agreement, default=None)
-            if last is not None and all(set(n) <= set(o) for n, o in zip(nearest.kept, last.kept, strict=True)):
-                kept.remove(last)
-            while kept and len(kept) >= self._kept_traces:
-                kept.pop(0)
-            kept.append(nearest)
-        return nearest
+        trace = max(there, key=agreement, default=None)
+        if trace is None or trace.kept != tower.kept:
+            trace = tower.trace(self._stem(batch), trace)
+        if self._is_aside:
+            self._tried[batch] = trace
+        elif not any(other is trace for other in kept):
+            self._keep(trace, kept)
+        return trace
+
+    def _keep(self, trace: Trace, kept: list[Trace]) -> None:
+        """Keep a trace among those of its batch, in the place of one that is no longer needed."""
+        nearest = max(kept, key=lambda other: agreeing(other.kept, trace.kept), default=None)
+        # A model with more of the same heads removed follows the one before it; another one stands beside it.
+        if nearest is not None and _has_only_heads_of(trace, nearest):
+            kept.remove(nearest)
+        while kept and len(kept) >= self._kept_traces:
+            kept.pop(0)
+        kept.append(trace)
 
     def forget(self, batches: Sequence[int]) -> None:
         """Let go of the traces of a chunk, where not all of them fit into memory."""
-        if len(self.chunks) > 1:
-            for batch in batches:
-                self._traces.pop(batch, None)
-                self._tried.pop(batch, None)
+        if len(self.chunks) == 1:
+            return
+        for batch in batches:
+            self._traces.pop(batch, None)
+            self._tried.pop(batch, None)
 
 
-def _shape(tower: Tower, stem: State, size: int) -> tuple[int, int, int]:
-    """Samples, tokens, and tokens that are read out."""
-    return size, stem.hidden.shape[1], tower.chain.query_tokens(stem).hidden.shape[1]
+def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], processes: Processes) -> dict[int, _Answer]:
+    """Call a function on every batch, shared out among the processes.
+
+    Args:
+        evaluator: whose batches they are.
+        of_batch: what to call; its answer must come back from JSON as it was.
+        processes: who shares the batches.
+
+    Returns:
+        The answers by batch, those of all processes.
+    """
+    own = {}
+    for chunk in evaluator.chunks:
+        for batch in chunk:
+            if batch % processes.size == processes.rank:
+                own[batch] = of_batch(batch)
+        evaluator.forget(chunk)
+    answers = {}
+    for of_process in processes.gather(own):
+        for batch, answer in of_process.items():
+            answers[int(batch)] = answer
+    return answers
+
+
+def _size_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
+    """Return how many ID and OOD samples a task has."""
+    n_id = 0
+    n_ood = 0
+    for batch in batches:
+        if task not in batch.tasks:
+            continue
+        if batch.labels is None:
+            n_ood += batch.size
+        else:
+            n_id += batch.size
+    return n_id, n_ood
+
+
+def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
+    """Return whether a trace was made with no head that another one was made without."""
+    return all(set(own) <= set(others) for own, others in zip(trace.kept, other.kept, strict=True))
+
+
+def _shape_in(tower: Tower, stem: State, samples: int) -> BatchShape:
+    tokens = stem.hidden.shape[1]
+    queries = tower.chain.query_tokens(stem).hidden.shape[1]
+    return BatchShape(samples, tokens, queries)

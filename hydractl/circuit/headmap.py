@@ -16,10 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import Measured
-from hydractl.circuit.race import Step, best_first, could_win
-from hydractl.circuit.search import Found, GreedySearch, same_model
-from hydractl.circuit.tower import Candidate
+from hydractl.circuit.search import GreedySearch, ObjectiveRanking, same_model
+from hydractl.circuit.winners import HeadPlace, Trial, best_first, lowest_chosen
 
 
 class Headmap(GreedySearch):
@@ -31,12 +29,12 @@ class Headmap(GreedySearch):
     """
 
     def __init__(
-        self, evaluator: Evaluator, heads: Sequence[Candidate], *, kept: Mapping[int, int], **others: Any
+        self, evaluator: Evaluator, heads: Sequence[HeadPlace], *, kept: Mapping[int, int], **others: Any
     ) -> None:
         super().__init__(evaluator, heads, **others)
         self.kept = dict(kept)
 
-    def run(self, objectives: Sequence[str], budget: int | None = None) -> dict[str, Found]:
+    def run(self, objectives: Sequence[str], budget: int | None = None) -> dict[str, ObjectiveRanking]:
         """Go over the sites of the candidates once.
 
         Args:
@@ -48,36 +46,33 @@ class Headmap(GreedySearch):
             and then the lowest head, each with the counts when it was masked.
         """
         base = self._base()
-        self.found = {objective: Found(base) for objective in objectives}
-        chosen: dict[str, list[Candidate]] = {objective: [] for objective in objectives}
-        for number, site in enumerate(dict.fromkeys(site for site, _ in self.heads), start=1):
-            left = [head for head in self.heads if head[0] == site]
+        self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
+        chosen: dict[str, list[HeadPlace]] = {objective: [] for objective in objectives}
+        sites = dict.fromkeys(site for site, _ in self.heads)
+        for step, site in enumerate(sites, start=1):
             groups = same_model(chosen)
-            self._expect(len(groups) * sum(head[0] >= site for head in self.heads))
+            heads_to_come = sum(head[0] >= site for head in self.heads)
+            self._expect(len(groups) * heads_to_come)
             for masked, group in groups.items():
-                counted = self._site(group, number, masked, left)
+                trials = self._try_site(group, step, masked, site)
                 for objective in group:
-                    steps = best_first(objective, [Step(head, counted[head].read_by(objective)) for head in left])
-                    gone = max(0, len(steps) - self.kept[site])
-                    self.found[objective].steps += [_with_rivals(objective, s, steps[gone:]) for s in steps[:gone]]
-                    chosen[objective] += [step.candidate for step in steps[gone:]]
-        for objective, found in self.found.items():
-            found.steps = best_first(objective, found.steps)
-            for number, step in enumerate(found.steps, start=1):
-                self.removed(objective, number, step)
-        return self.found
+                    of_objective = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
+                    chosen_here, others = lowest_chosen(objective, of_objective, self.kept[site])
+                    chosen[objective] += [trial.head for trial in chosen_here]
+                    self.rankings[objective].steps += others
 
-    def _site(
-        self, group: list[str], number: int, masked: Sequence[Candidate], left: list[Candidate]
-    ) -> dict[Candidate, Measured]:
-        """The counts with each head of one site masked beside those that were chosen before."""
-        if not self._evaluated(group, number).keys() >= set(left):
+        for objective, ranking in self.rankings.items():
+            ranking.steps = best_first(objective, ranking.steps)
+            for step, removal in enumerate(ranking.steps, start=1):
+                self.on_removal(objective, step, removal)
+        return self.rankings
+
+    def _try_site(self, group: list[str], step: int, masked: Sequence[HeadPlace], site: int) -> list[Trial]:
+        """Return the trial of each head of one site, masked beside those that were chosen before."""
+        heads = [head for head in self.heads if head[0] == site]
+        known = self.memory.evaluations(group[0], step)
+        if not known.keys() >= set(heads):
             self.evaluator.begin(masked)
-        own = self._race(group, number, left, bounds=False).run()[group[0]]
-        self.journal.sync()
-        return self._shared({step.candidate: step.measured for step in own})
-
-
-def _with_rivals(objective: str, step: Step, chosen: Sequence[Step]) -> Step:
-    """A head that is not chosen, and those chosen in its place that rounding may have put there."""
-    return replace(step, rivals=tuple(other for other in chosen if could_win(objective, other, step)))
+        trials = self._race(group, step, heads, bounds=False).run()[group[0]]
+        self.memory.sync()
+        return self._trials_of_all(trials)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,10 +23,10 @@ from hydractl.files.atomic import lock, make_folder, open_locked, open_own, stor
 from hydractl.jsonio import differences, parse_json, shown
 from hydractl.log import Log
 
-SCHEMA = "hydractl.journal/1"
-ORDER = "order"
-START_OVER = "start over with --force and without --resume"
-BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
+JOURNAL_SCHEMA = "hydractl.journal/1"
+ORDER_KEY = "order"
+HOW_TO_START_OVER = "start over with --force and without --resume"
+FIRST_BYTES = json.dumps({"schema": JOURNAL_SCHEMA}).removesuffix("}").encode()
 """The bytes that every journal begins with: they tell a header cut short from a file of another program."""
 
 
@@ -83,26 +83,28 @@ class Journal:
             InputError: on resuming, a file of another search, or one that is broken elsewhere than in its last line.
             StorageError: no space.
         """
-        own = path if rank == 0 else path.with_name(f"{path.name}.{rank}")
-        header = {"schema": SCHEMA, "fingerprint": dict(fingerprint), "environment": dict(environment)}
-        journal = cls(own, _claim(own))
+        own_path = path if rank == 0 else path.with_name(f"{path.name}.{rank}")
+        header = {"schema": JOURNAL_SCHEMA, "fingerprint": dict(fingerprint), "environment": dict(environment)}
+        header_line = _line_of(header)
+        journal = cls(own_path, _claim(own_path))
         try:
             if resume:
-                whole = journal._take_in(path, rank, json.loads(_line_of(header)), log)
+                # Compared as it would be read: tuples are lists, and half characters are none.
+                kept_bytes = journal._take_in(path, rank, json.loads(header_line), log)
             else:
-                whole = 0
                 journal._make_way(path, rank, force)
-            journal._file.truncate(whole)
-            if not whole:
+                kept_bytes = 0
+            journal._file.truncate(kept_bytes)
+            if not kept_bytes:
                 journal._begun_here = True
-                journal._write(_line_of(header))
+                journal._write(header_line)
                 journal.sync()
-                sync_folder(own.parent)
+                sync_folder(own_path.parent)
         except BaseException as error:
             with contextlib.suppress(HydraError):
                 journal.close()
             if isinstance(error, OSError):
-                raise storage_error(error, own) from error
+                raise storage_error(error, own_path) from error
             raise
         return journal
 
@@ -120,7 +122,7 @@ class Journal:
 
         Of several processes that of rank 0 stores it, before any of them appends a record that depends on it.
         """
-        self.append({ORDER: order})
+        self.append({ORDER_KEY: order})
         self.sync()
         self.order = order
 
@@ -158,9 +160,9 @@ class Journal:
     def _write(self, line: bytes) -> None:
         size = self._size()
         try:
-            done = self._file.write(line)
-            while done < len(line):  # the disk is nearly full: it takes the rest, or says why it does not
-                done += self._file.write(line[done:])
+            written = self._file.write(line)
+            while written < len(line):  # the disk is nearly full: it takes the rest, or says why it does not
+                written += self._file.write(line[written:])
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(size)
@@ -173,43 +175,48 @@ class Journal:
         """See that nothing is there, or with ``force`` nothing is left, but the own file."""
         if not force:
             check_free(self.path)
-        for other in _files_beside(path) if rank == 0 else []:
-            if not BIRTH.startswith(_content(other, idle=True)[: len(BIRTH)]):
-                raise OutputError(f"{other} is in the way and is no {SCHEMA} file", hint="move it away")
+        if rank != 0:
+            return
+        for other in _files_beside(path):
+            beginning = _content(other, idle=True)[: len(FIRST_BYTES)]
+            if not FIRST_BYTES.startswith(beginning):
+                raise OutputError(f"{other} is in the way and is no {JOURNAL_SCHEMA} file", hint="move it away")
             other.unlink()
 
     def _take_in(self, path: Path, rank: int, header: Mapping[str, Any], log: Log) -> int:
         """Read what all processes have recorded. Returns the size of the whole lines of the own file, in bytes."""
+        parts = self._parts(path, rank)
+        for part in parts:
+            _check_same_search(part, header)
+        for part in parts:
+            if part.torn:
+                torn = "header" if part.headless else "last line"
+                log.info(f"the {torn} of {part.path} is half-written: dropped")
+            self.records += part.records
+        self.order = _common_order(path, parts)
+
+        begun = [part for part in parts if not part.headless]
+        if not begun:
+            log.info(f"no search is recorded in {path}: starting afresh")
+        changed: dict[str, None] = {}  # each difference once, in the order of the files
+        for part in begun:
+            changed.update(dict.fromkeys(differences(part.environment, header["environment"], "in the journal")))
+        if changed:
+            log.warn("the search was begun in another environment: " + "; ".join(changed))
+        own_part = next(part for part in parts if part.path == self.path)
+        return own_part.whole_bytes
+
+    def _parts(self, path: Path, rank: int) -> list[_Part]:
+        """Read the files of all processes, the first process's file first."""
         parts = []
-        self._file.seek(0)
         for file in dict.fromkeys((path, *_files_beside(path), self.path)):
             if file == self.path:
-                parts.append(own := _parse(file, self._file.read()))
+                self._file.seek(0)
+                parts.append(_parse(file, self._file.read()))
             elif file.exists():
                 # The others of this search open after rank 0: who has a file now belongs to an older one.
                 parts.append(_parse(file, _content(file, idle=rank == 0)))
-        for part in parts:
-            problems = differences(part.fingerprint, header["fingerprint"], "in the journal") if part.whole else []
-            if problems:
-                hint = f"give the settings it was begun with, or {START_OVER}"
-                raise InputError(f"{part.path} records another search", hint=hint, problems=problems)
-        for part in parts:
-            if part.torn:
-                log.info(f"the {'last line' if part.whole else 'header'} of {part.path} is half-written: dropped")
-            self.records += part.records
-        orders = [part.order for part in parts if part.order is not None]
-        if any(order != orders[0] for order in orders):
-            raise InputError(f"{path} and the files beside it are of different searches", hint=START_OVER)
-        self.order = orders[0] if orders else None
-        begun = [part for part in parts if part.whole]
-        if not begun:
-            log.info(f"no search is recorded in {path}: starting afresh")
-        changed = dict.fromkeys(
-            d for part in begun for d in differences(part.environment, header["environment"], "in the journal")
-        )
-        if changed:
-            log.warn("the search was begun in another environment: " + "; ".join(changed))
-        return own.whole
+        return parts
 
 
 class NoJournal(Journal):
@@ -246,20 +253,49 @@ def check_free(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """The file of one process, as found.
+    """The file of one process, as it was read.
 
     Attributes:
-        whole: size of its whole lines, in bytes; 0 when even the header is missing.
+        path: of the file.
+        whole_bytes: size of its whole lines; 0 when even the header is missing.
         torn: whether a line follows that is half-written.
+        fingerprint, environment: of the header.
+        order: of the samples, if it is there.
+        records: the other lines.
     """
 
     path: Path
-    whole: int
+    whole_bytes: int
     torn: bool
     fingerprint: dict[str, Any]
     environment: dict[str, Any]
     order: Any
     records: list[dict[str, Any]]
+
+    @property
+    def headless(self) -> bool:
+        """Whether even the header is missing."""
+        return self.whole_bytes == 0
+
+
+def _check_same_search(part: _Part, header: Mapping[str, Any]) -> None:
+    """Refuse the file of another search, with every difference."""
+    if part.headless:
+        return
+    problems = differences(part.fingerprint, header["fingerprint"], "in the journal")
+    if problems:
+        hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
+        raise InputError(f"{part.path} records another search", hint=hint, problems=problems)
+
+
+def _common_order(path: Path, parts: Sequence[_Part]) -> Any:
+    """Return the order of the samples that the files agree on; None where none has one."""
+    orders = [part.order for part in parts if part.order is not None]
+    if not orders:
+        return None
+    if any(order != orders[0] for order in orders):
+        raise InputError(f"{path} and the files beside it are of different searches", hint=HOW_TO_START_OVER)
+    return orders[0]
 
 
 def _line_of(value: Any) -> bytes:
@@ -273,16 +309,17 @@ def _parse(path: Path, data: bytes) -> _Part:
     Raises:
         InputError: it is no journal, or other lines are broken; all of them are listed.
     """
-    if not data.startswith(BIRTH) and not BIRTH.startswith(data):
-        raise InputError(f"{path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
+    if not data.startswith(FIRST_BYTES) and not FIRST_BYTES.startswith(data):
+        raise InputError(f"{path} is no {JOURNAL_SCHEMA} file", hint="move it away, or choose another output with -o")
     *lines, torn = data.split(b"\n")
     objects: list[dict[str, Any]] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
+        is_last = number == len(lines) and not torn
         try:
             value = parse_json(line, f"line {number}")
         except InputError as error:
-            if number == len(lines) and not torn:
+            if is_last:
                 torn = line + b"\n"
             else:
                 problems.append(error.message.replace(" at line 1, column", " at column"))
@@ -291,26 +328,37 @@ def _parse(path: Path, data: bytes) -> _Part:
             objects.append(value)
         else:
             problems.append(f"line {number} is {shown(value)}, not an object")
-    header, records = (objects[0], objects[1:]) if objects else ({}, [])
-    settings = [header.get("fingerprint", {}), header.get("environment", {})]
-    if not all(isinstance(one, dict) for one in settings):
+
+    header = objects[0] if objects else {}
+    fingerprint = header.get("fingerprint", {})
+    environment = header.get("environment", {})
+    if not isinstance(fingerprint, dict) or not isinstance(environment, dict):
         problems.append("line 1 is no header")
     if problems:
-        raise InputError(f"{path} is broken", hint=START_OVER, problems=problems)
-    order = next((record[ORDER] for record in records if ORDER in record), None)
-    records = [record for record in records if ORDER not in record]
-    fingerprint, environment = settings
+        raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
+
+    order = None
+    records = []
+    for record in objects[1:]:
+        if ORDER_KEY not in record:
+            records.append(record)
+        elif order is None:
+            order = record[ORDER_KEY]
     return _Part(path, len(data) - len(torn), bool(torn), fingerprint, environment, order, records)
 
 
 def _files_beside(path: Path) -> list[Path]:
-    """The files of ranks above 0 that are there, in the order of the ranks."""
-    name = re.compile(re.escape(path.name) + r"\.([1-9][0-9]*)")
+    """Return the files of ranks above 0 that are there, in the order of the ranks."""
+    name_with_rank = re.compile(re.escape(path.name) + r"\.([1-9][0-9]*)")
+    file_by_rank = {}
     try:
-        ranked = [(int(match[1]), file) for file in path.parent.iterdir() if (match := name.fullmatch(file.name))]
+        for file in path.parent.iterdir():
+            match = name_with_rank.fullmatch(file.name)
+            if match:
+                file_by_rank[int(match[1])] = file
     except OSError as error:
         raise storage_error(error, path) from error
-    return [file for _, file in sorted(ranked)]
+    return [file_by_rank[rank] for rank in sorted(file_by_rank)]
 
 
 def _content(path: Path, *, idle: bool) -> bytes:
@@ -338,8 +386,8 @@ def _claim(path: Path) -> IO[bytes]:
     """Open and lock a file for reading and appending; make it where it is not there."""
     try:
         if not path.parent.is_dir():
-            where = path.parent
-            raise OutputError(f"the folder of the journal does not exist: {where}", hint=make_folder(where))
+            folder = path.parent
+            raise OutputError(f"the folder of the journal does not exist: {folder}", hint=make_folder(folder))
         file = open_locked(path, path, buffering=0)
         if not _is_regular(file):
             file.close()

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.lazy import ASKED, EVERY
-from hydractl.circuit.objective import OBJECTIVES
+from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
+from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
-from hydractl.circuit.tower import Candidate
+from hydractl.circuit.winners import HeadPlace
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.log import Log
 from hydractl.report.texts import bytes_text, duration_text
 
 
+class PlanDocument(TypedDict):
+    """A plan as the answer of a dry run holds it; see :class:`SearchPlan`."""
+
+    evaluations_per_objective: int
+    sample_blocks_naive: int
+    sample_blocks: int
+    seconds: float
+    memory_bytes: int
+    chunks: int
+
+
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What a search by Algorithm 1 takes.
 
     Attributes:
@@ -44,114 +56,185 @@ class Plan:
     memory_bytes: int
     chunks: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> PlanDocument:
         """Return the plan for the answer of a dry run."""
-        return {**vars(self), "seconds": round(self.seconds, 1)}
+        return {
+            "evaluations_per_objective": self.evaluations_per_objective,
+            "sample_blocks_naive": self.sample_blocks_naive,
+            "sample_blocks": self.sample_blocks,
+            "seconds": round(self.seconds, 1),
+            "memory_bytes": self.memory_bytes,
+            "chunks": self.chunks,
+        }
 
 
-def plan_of(
+def plan_search(
     evaluator: Evaluator,
-    heads: Sequence[Candidate],
+    heads: Sequence[HeadPlace],
     budget: int,
     options: SearchOptions,
     sizes: Mapping[str, int],
     processes: int,
-) -> Plan:
+) -> SearchPlan:
     """Count what is to be done, and measure on one batch how long it takes.
 
     The evaluator may have a part of the data; ``sizes`` are the samples of all of it, ``id`` and ``ood``.
     """
-    headmap = options.algorithm == "headmap"
-    count = naive_count = len(heads) if headmap else evaluations(len(heads), budget)
-    size = None if options.approx is None else int(options.approx.partition(":")[2])
-    if size is not None:
-        count = sum(min(size, len(heads) - step) for step in range(budget))
-    rounds = len({site for site, _ in heads}) if headmap else budget
-    present = sum(len(kept) for kept in evaluator.samples.full)
+    sites = [site for site, _ in heads]
+    asked_at_most = asked_by_lazy(options)
+    is_headmap = options.algorithm == "headmap"
+    naive_count = len(heads)
+    if not is_headmap:
+        naive_count = evaluations(len(heads), budget)
+    count = naive_count
+    if asked_at_most is not None:
+        count = sum(min(asked_at_most, len(heads) - step) for step in range(budget))
+
     constrained = [parse_constraint(text).key for text in options.subject_to]
-    naive, most = 0.0, 0.0
+    naive_work = 0.0
+    work = 0.0
     for objective in options.objective:
-        reads_ood = any(OBJECTIVES[key].needs_ood for key in (objective, *constrained))
-        samples = sizes["id"] + (sizes.get("ood", 0) if reads_ood else 0)
-        naive += naive_count * evaluator.naive_work(samples, [site for site, _ in heads])
-        for step in range(rounds):
-            share = 1.0 if headmap else 1 - step / present
-            left = 1 / rounds if headmap else (len(heads) - step) / len(heads)
-            passes = 1.0  # of the model itself
-            if size is not None:
-                # The states of the winner are kept; slopes take a pass forward and about two backward.
-                left, passes = min(left, size / len(heads), ASKED / len(heads)), 3 / EVERY
-            most += passes * evaluator.price(None, samples, share)
-            most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
+        samples = sizes["id"]
+        if reads_ood([objective, *constrained]):
+            samples += sizes.get("ood", 0)
+        naive_work += naive_count * evaluator.naive_work(samples, sites)
+        if is_headmap:
+            rounds = _rounds_of_headmap(sites)
+        else:
+            rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
+        for planned in rounds:
+            work += planned.passes * evaluator.price(None, samples, planned.present)
+            work += planned.tried * sum(evaluator.price(site, samples, planned.present) for site in sites)
+
+    seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
     everything = sum(sizes.values())
-    return Plan(
-        count,
-        round(naive),
-        round(most),
-        most * _seconds_per_block(evaluator, heads[0]) / processes,
-        round(evaluator.memory_bytes * everything / evaluator.size),
-        len(evaluator.chunks),
+    return SearchPlan(
+        evaluations_per_objective=count,
+        sample_blocks_naive=round(naive_work),
+        sample_blocks=round(work),
+        seconds=seconds,
+        memory_bytes=round(evaluator.memory_bytes * everything / evaluator.size),
+        chunks=len(evaluator.chunks),
     )
 
 
-def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False) -> Plan:
+def asked_by_lazy(options: SearchOptions) -> int | None:
+    """Return how many candidates a step of ``--approx lazy:N`` evaluates at most; None for an exact search."""
+    if options.approx is None:
+        return None
+    return int(options.approx.removeprefix("lazy:"))
+
+
+@dataclass(frozen=True)
+class _PlannedRound:
+    """What one round of a search is expected to run.
+
+    Attributes:
+        present: the share of the heads that is present.
+        tried: the share of the candidates that is evaluated.
+        passes: how often the model itself runs.
+    """
+
+    present: float
+    tried: float
+    passes: float
+
+
+def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
+    """Return a round for each site, in which the heads of that site alone are evaluated."""
+    count = len(set(sites))
+    return [_PlannedRound(present=1.0, tried=1 / count, passes=1.0)] * count
+
+
+def _rounds_of_elimination(
+    evaluator: Evaluator, heads: int, budget: int, asked_at_most: int | None
+) -> list[_PlannedRound]:
+    """Return a round for each removal."""
+    all_present = sum(len(kept) for kept in evaluator.samples.full)
+    rounds = []
+    for step in range(budget):
+        present = 1 - step / all_present
+        tried = (heads - step) / heads
+        passes = 1.0
+        if asked_at_most is not None:
+            # The states of the winner are kept; slopes take a pass forward and about two backward.
+            tried = min(tried, asked_at_most / heads, USUALLY_ASKED / heads)
+            passes = 3 / SLOPES_EVERY
+        rounds.append(_PlannedRound(present, tried, passes))
+    return rounds
+
+
+def with_memory(
+    plan: SearchPlan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False
+) -> SearchPlan:
     """Return the plan under a limit of memory in bytes, laid out as :class:`Evaluator` does with batches of one size.
 
     Args:
+        plan: made with one batch of each set.
+        batches: how many there are in all.
+        blocks: of the model.
         lanes: how many models with different heads removed are searched in turn.
+        limit: in bytes.
         tried: whether the states of as many models are kept beside them.
     """
-    trace = (3 * blocks + 1) * (1 + tried)  # in sizes of a stem
-    stems = plan.memory_bytes // (1 + lanes * trace)
-    held = stems if stems <= limit // 4 else 0
-    left = limit - held
-    if stems * trace <= left:
-        traces = max(1, min(lanes, left // max(1, stems * trace)))
-        return replace(plan, memory_bytes=held + traces * stems * trace, chunks=1)
-    at_a_time = max(1, left * batches // max(1, stems * trace))
-    share = stems * trace * at_a_time // batches
-    return replace(plan, memory_bytes=held + share, chunks=-(-batches // at_a_time))
+    stems_of_trace = (3 * blocks + 1) * (2 if tried else 1)
+    stem_bytes = plan.memory_bytes // (1 + lanes * stems_of_trace)
+    trace_bytes = stem_bytes * stems_of_trace
+    kept_stem_bytes = stem_bytes if stem_bytes <= limit // 4 else 0
+    left_bytes = limit - kept_stem_bytes
+    if trace_bytes <= left_bytes:
+        traces = max(1, min(lanes, left_bytes // max(1, trace_bytes)))
+        return replace(plan, memory_bytes=kept_stem_bytes + traces * trace_bytes, chunks=1)
+    batches_at_a_time = max(1, left_bytes * batches // max(1, trace_bytes))
+    chunk_bytes = trace_bytes * batches_at_a_time // batches
+    chunks = math.ceil(batches / batches_at_a_time)
+    return replace(plan, memory_bytes=kept_stem_bytes + chunk_bytes, chunks=chunks)
 
 
-def _seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
-    """The time of a sample-block evaluation, counting included, from one candidate on one batch."""
+def _seconds_per_block(evaluator: Evaluator, head: HeadPlace) -> float:
+    """Return the time of a sample-block evaluation, counting included, from one candidate on one batch."""
+    site, position = head
+    labelled = [number for number, batch in enumerate(evaluator.batches) if batch.labels is not None]
+    batch = labelled[0]
     evaluator.begin([])
-    batch = next(b for b, sample in enumerate(evaluator.batches) if sample.labels is not None)
     evaluator.current(batch)
     # What has been done once before is timed: the first call of a shape prepares a library.
-    site, position = head
     evaluator.without_each(batch, site, [position])
     evaluator.begin([])
-    work, start = evaluator.work, time.perf_counter()
+    work_before = evaluator.work
+    start = time.perf_counter()
     evaluator.without_each(batch, site, [position])
     elapsed = time.perf_counter() - start
-    return elapsed / max(evaluator.work - work, 1e-9)
+    return elapsed / max(evaluator.work - work_before, 1e-9)
 
 
 def free_memory(device: torch.device) -> int:
     """Return how many bytes of memory are free on a device, as far as the machine says."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                kilobytes = line.split()[1]
+                return int(kilobytes) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 # --- as it is told ----------------------------------------------------------------------------------------------------
 
 
-def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
+def tell_plan(log: Log, plan: SearchPlan, bounds: bool) -> None:
     """Log what the search will cost."""
+    before_bounds = " before bounds" if bounds else ""
     parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
     log.info(
         f"naively {plan.sample_blocks_naive:,} sample-block evaluations, here about {plan.sample_blocks:,}"
-        f"{' before bounds' if bounds else ''}, about {duration_text(plan.seconds)}; "
+        f"{before_bounds}, about {duration_text(plan.seconds)}; "
         f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
     )
 
 
-def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: int) -> None:
+def tell_work(log: Log, plan: SearchPlan, evaluations: int, work: float, processes: int) -> None:
     """Log what the search did cost."""
     if not evaluations:
         log.info("nothing was left to evaluate: the journal has the whole search")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.circuit.objective import margins, values_of
+from hydractl.circuit.counting import margins, values_of, with_others
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
@@ -19,14 +19,14 @@ from hydractl.model.runtime import HydraModel, move
 _STRATA = 4
 """Into how many parts texts are cut by how undecided they are, before each part is sorted by length."""
 
-Columns = tuple[int, int | None]
+ClassRange = tuple[int, int | None]
 """Classes of a model: from the first number to before the second."""
 
-EVERY: Columns = (0, None)
+ALL_CLASSES: ClassRange = (0, None)
 
 
 @dataclass(frozen=True)
-class Sample:
+class SearchBatch:
     """One batch of the search data.
 
     Attributes:
@@ -43,7 +43,7 @@ class Sample:
     size: int
     beside: Floats | None = None
     tasks: Sequence[int] = (0,)
-    columns: Columns = EVERY
+    columns: ClassRange = ALL_CLASSES
 
 
 class SampleSet:
@@ -52,8 +52,8 @@ class SampleSet:
     Args:
         order: the indices of its samples.
         labelled: whether it is an ID set.
-        beside: as of :class:`Sample`, for all samples in the order of the data set and all classes of the model.
-        tasks, columns: as of :class:`Sample`.
+        beside: as of :class:`SearchBatch`, for all samples in the order of the data set and all classes of the model.
+        tasks, columns: as of :class:`SearchBatch`.
     """
 
     def __init__(
@@ -66,30 +66,45 @@ class SampleSet:
         labelled: bool,
         beside: Floats | None = None,
         tasks: Sequence[int] = (0,),
-        columns: Columns = EVERY,
+        columns: ClassRange = ALL_CLASSES,
     ) -> None:
-        self._dataset, self._model, self._workers, self._beside = dataset, model, workers, beside
-        self._tasks, self._columns = tasks, columns
-        self._order, self._batch_size = [int(i) for i in order], batch_size
+        self._dataset = dataset
+        self._model = model
+        self._batch_size = batch_size
+        self._workers = workers
+        self._labels = dataset.labels if labelled else None
+        self._beside = beside
+        self._tasks = tasks
+        self._columns = columns
+        self._order = [int(index) for index in order]
         starts = range(0, len(order), batch_size)
-        self.batches = [self._batch(self._order[i : i + batch_size], labelled) for i in starts]
+        self.batches = [self._batch(self._order[start : start + batch_size]) for start in starts]
 
-    def _batch(self, indices: list[int], labelled: bool) -> Sample:
-        labels = self._dataset.labels if labelled else None
-        own = None if labels is None else np.asarray(labels)[indices]
-        beside = None if self._beside is None else self._beside[:, indices, slice(*self._columns)]
-        size = len(indices)
-        return Sample(lambda: next(self._inputs(indices, 0)), own, size, beside, self._tasks, self._columns)
+    def _batch(self, indices: list[int]) -> SearchBatch:
+        labels = None
+        if self._labels is not None:
+            labels = np.asarray(self._labels)[indices]
+        beside = None
+        if self._beside is not None:
+            beside = self._beside[:, indices, slice(*self._columns)]
+
+        def read() -> Any:
+            return next(self._inputs(indices, workers=0))
+
+        return SearchBatch(read, labels, len(indices), beside, self._tasks, self._columns)
 
     def stream(self) -> Iterator[Any]:
-        """The inputs of all batches in turn, read ahead by worker processes where there are any."""
+        """Return the inputs of all batches in turn, read ahead by worker processes where there are any."""
         return self._inputs(self._order, self._workers)
 
     def _inputs(self, indices: list[int], workers: int) -> Iterator[Any]:
         parameter = next(self._model.parameters())
-        model, size = self._model, self._batch_size
-        for batch in batches(self._dataset, model.preprocess, size, workers=workers, indices=indices):
+        read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=workers, indices=indices)
+        for batch in read:
             yield move(batch.inputs, parameter.device, parameter.dtype)
+
+
+# --- an order that shows early what a candidate loses -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class Certainty:
 def undecided_first(
     inside: Certainty, outside: Certainty | None, objectives: Sequence[str], lengths: Mapping[str, Sequence[int] | None]
 ) -> dict[str, list[int]]:
-    """An order that shows early what a candidate loses: of each set the indices of those samples first that decide.
+    """Return an order that shows early what a candidate loses: the indices of each set, those that decide first.
 
     ID samples that are wrong, nearly wrong, or look like OOD ones come first, and OOD samples that look like ID ones.
     Any order is right; this one lets a losing candidate stop early. Where lengths matter, samples of about the same
@@ -118,20 +133,20 @@ def undecided_first(
     """
     assert inside.margin is not None and inside.loss is not None
     hazards = np.zeros(len(inside.scores))
-    if any(objective in ("acc", "avg") for objective in objectives):
-        hazards += _rank(-inside.margin)
-    if any(objective in ("nll", "brier") for objective in objectives):
-        hazards += _rank(inside.loss)
-    if outside is not None and any(objective in ("ood", "avg") for objective in objectives):
-        hazards += _rank(inside.scores)
+    if "acc" in objectives or "avg" in objectives:
+        hazards += _relative_rank(-inside.margin)
+    if "nll" in objectives or "brier" in objectives:
+        hazards += _relative_rank(inside.loss)
+    if outside is not None and ("ood" in objectives or "avg" in objectives):
+        hazards += _relative_rank(inside.scores)
     order = {"id": _by_hazard(hazards, lengths["id"])}
     if outside is not None:
-        order["ood"] = _by_hazard(_rank(-outside.scores), lengths["ood"])
+        order["ood"] = _by_hazard(_relative_rank(-outside.scores), lengths["ood"])
     return order
 
 
-def _rank(values: Floats) -> Floats:
-    """The position of each value among them, from 0 to 1."""
+def _relative_rank(values: Floats) -> Floats:
+    """Return the position of each value among them, from 0 to 1."""
     order = np.argsort(values, kind="stable")
     ranks = np.empty(len(values))
     ranks[order] = np.arange(len(values)) / max(1, len(values) - 1)
@@ -141,8 +156,12 @@ def _rank(values: Floats) -> Floats:
 def _by_hazard(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
     order = np.argsort(-hazards, kind="stable")
     if lengths is None:
-        return [int(i) for i in order]
-    return [int(i) for part in np.array_split(order, _STRATA) for i in sorted(part, key=lambda i: -lengths[i])]
+        return [int(index) for index in order]
+    by_length: list[int] = []
+    for stratum in np.array_split(order, _STRATA):
+        longest_first = sorted(stratum, key=lambda index: -lengths[index])
+        by_length += [int(index) for index in longest_first]
+    return by_length
 
 
 def measure_certainty(
@@ -154,28 +173,29 @@ def measure_certainty(
     labelled: bool,
     beside: Floats | None = None,
     advance: Callable[[int], None] = lambda samples: None,
-    columns: Columns = EVERY,
+    columns: ClassRange = ALL_CLASSES,
 ) -> Certainty:
     """Run the whole model once over one set; ``advance`` is called with the number of samples of each batch."""
+    classes = slice(*columns)
+    logits = logits_of(dataset, model, batch_size, workers, advance)[:, classes]
+    all_labels = dataset.labels if labelled else None
     parts: list[Floats] = []
-    logits = logits_of(dataset, model, batch_size, workers, advance)[:, slice(*columns)]
-    known = dataset.labels if labelled else None
     for start in range(0, len(logits), batch_size):
         rows = slice(start, start + batch_size)
-        own, others = logits[rows], None if beside is None else beside[:, rows, slice(*columns)]
-        labels = None if known is None else np.asarray(known)[rows]
-        parts.append(np.stack(_certainty(own, labels, ood_score, others)))
+        labels = None if all_labels is None else np.asarray(all_labels)[rows]
+        others = None if beside is None else beside[:, rows, classes]
+        parts.append(np.stack(_certainty(logits[rows], labels, ood_score, others)))
     return Certainty(*np.concatenate(parts, axis=1))
 
 
 def _certainty(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside: Floats | None) -> list[Floats]:
-    """The rows of :class:`Certainty` of some samples."""
+    """Return the rows of :class:`Certainty` of some samples."""
     scores = values_of(logits, labels, ood_score, beside).scores
     if labels is None:
         return [scores]
-    own = logits.double().numpy()[None]
-    log_p = pooled_log_probs(own if beside is None else np.concatenate([beside, own]))
-    return [scores, margins(log_p, labels), -log_p[np.arange(len(labels)), labels]]
+    log_p = pooled_log_probs(with_others(logits, beside))
+    loss = -log_p[np.arange(len(labels)), labels]
+    return [scores, margins(log_p, labels), loss]
 
 
 def logits_of(
@@ -185,13 +205,14 @@ def logits_of(
     workers: int,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Tensor:
-    """Logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU."""
+    """Return the logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU."""
     parameter = next(model.parameters())
     indices: list[int] = []
     parts: list[Tensor] = []
     with torch.inference_mode():
         for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
-            parts.append(model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))[0].cpu())
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            parts.append(model.member_logits(inputs)[0].cpu())
             indices += batch.indices
             advance(len(batch.indices))
     return torch.cat(parts)[np.argsort(indices)]

@@ -6,28 +6,30 @@ gives the highest score is removed for good. Ties: lowest site first, then lowes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
+from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.journal import START_OVER, Journal, NoJournal
-from hydractl.circuit.objective import Doubt, Limits, Measured, Tally, Values, allowed, limits_of
-from hydractl.circuit.race import Race, Runner, Step, contenders
-from hydractl.circuit.tower import Candidate
+from hydractl.circuit.journal import Journal, NoJournal
+from hydractl.circuit.memory import (
+    Evaluation,
+    SearchMemory,
+    TrialRecord,
+    record_of_trial,
+    trial_from_record,
+)
+from hydractl.circuit.objective import Counts, Limits, allowed, limits_of
+from hydractl.circuit.race import Contestant, Race
+from hydractl.circuit.winners import HeadPlace, Trial, contenders, winner_of
 from hydractl.distributed import Processes
-from hydractl.errors import InputError
 from hydractl.expressions.conditions import Constraint
-from hydractl.jsonio import shown
 from hydractl.log import Progress
-
-_MOST_LOSS = 1 << 100
 
 
 @dataclass
-class Found:
+class ObjectiveRanking:
     """The ranking of one objective.
 
     Attributes:
@@ -36,14 +38,22 @@ class Found:
         ended: the option that ended them before the budget did.
     """
 
-    base: Measured
-    steps: list[Step] = field(default_factory=list)
+    base: Counts
+    steps: list[Trial] = field(default_factory=list)
     ended: str | None = None
 
     @property
-    def removed(self) -> list[Candidate]:
+    def removed(self) -> list[HeadPlace]:
         """The heads removed so far, in order."""
-        return [step.candidate for step in self.steps]
+        return [step.head for step in self.steps]
+
+
+def _always_affordable(removed: Sequence[HeadPlace], head: HeadPlace) -> bool:
+    return True
+
+
+def _tell_nobody(objective: str, step: int, removal: Trial) -> None:
+    pass
 
 
 class GreedySearch:
@@ -59,216 +69,206 @@ class GreedySearch:
         journal: where evaluations are kept and found again.
         processes: who shares the candidates.
         progress: of the evaluations.
-        removed: called with each removal: the objective, the number of the step, and what went.
+        on_removal: called with each removal: the objective, the number of the step, and what went.
     """
 
     def __init__(
         self,
         evaluator: Evaluator,
-        heads: Sequence[Candidate],
+        heads: Sequence[HeadPlace],
         *,
         bounds: bool = True,
         at_once: int = 1,
         constraints: Sequence[Constraint] = (),
         max_drop: Fraction | None = None,
-        affordable: Callable[[Sequence[Candidate], Candidate], bool] = lambda removed, head: True,
+        affordable: Callable[[Sequence[HeadPlace], HeadPlace], bool] = _always_affordable,
         journal: Journal | None = None,
         processes: Processes | None = None,
         progress: Progress | None = None,
-        removed: Callable[[str, int, Step], None] = lambda objective, number, step: None,
+        on_removal: Callable[[str, int, Trial], None] = _tell_nobody,
     ) -> None:
         self.evaluator = evaluator
         self.heads = list(heads)
-        self.bounds, self.at_once = bounds, at_once
-        self.constraints, self.max_drop, self.affordable = constraints, max_drop, affordable
-        self._limits: Limits = {}
-        self._end: Limits = {}
-        self.journal = journal or NoJournal()
+        self.bounds = bounds
+        self.at_once = at_once
+        self.constraints = constraints
+        self.max_drop = max_drop
+        self.affordable = affordable
         self.processes = processes or Processes()
+        self.memory = SearchMemory(journal or NoJournal(), self.processes)
         self.progress = progress or Progress()
-        self.removed = removed
+        self.on_removal = on_removal
         self.evaluations = 0
-        self.found: dict[str, Found] = {}
+        self.rankings: dict[str, ObjectiveRanking] = {}
+        # What a removal has to keep, and what the last one has to keep for the ranking to go on.
+        self._limits: Limits = {}
+        self._end_limits: Limits = {}
 
-    def run(self, objectives: Sequence[str], budget: int) -> dict[str, Found]:
+    def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
         """Remove ``budget`` heads one after another, for each objective, or fewer where a constraint ends it."""
         base = self._base()
         self._limits = limits_of(self.constraints, base)
-        self._end = {} if self.max_drop is None else limits_of([Constraint("acc", self.max_drop, True)], base)
-        self.found = {objective: Found(base) for objective in objectives}
-        for number in range(1, budget + 1):
-            groups = same_model({o: found.removed for o, found in self.found.items() if found.ended is None})
-            self._expect(len(groups) * self.to_come(number, budget))
+        if self.max_drop is not None:
+            highest_drop = Constraint("acc", self.max_drop, below_base=True)
+            self._end_limits = limits_of([highest_drop], base)
+        self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
+        for step in range(1, budget + 1):
+            groups = same_model(self._removed_by_running())
+            self._expect(len(groups) * self.to_come(step, budget))
             for removed, group in groups.items():
-                steps = self._remembered(group, number)
-                if steps is None:
-                    steps = self._step(group, number, removed)
+                winners = self._remembered(group, step)
+                if winners is None:
+                    winners = self._run_step(group, step, removed)
                 for objective in group:
-                    self._take(objective, number, steps.get(objective))
-        return self.found
+                    self._take(objective, step, winners.get(objective))
+        return self.rankings
 
-    def _take(self, objective: str, number: int, step: Step | None) -> None:
+    def _removed_by_running(self) -> dict[str, list[HeadPlace]]:
+        """Return what each objective has removed whose ranking has not ended."""
+        return {objective: ranking.removed for objective, ranking in self.rankings.items() if ranking.ended is None}
+
+    def _take(self, objective: str, step: int, winner: Trial | None) -> None:
         """Add a removal to its ranking, or end that."""
-        found = self.found[objective]
-        if step is None or not allowed(step.measured, self._end):
-            found.ended = "max_drop" if step else "subject_to" if self._left(found.removed) else "max_cost"
-            return
-        found.steps.append(step)
-        self.removed(objective, number, step)
+        ranking = self.rankings[objective]
+        if winner is None:
+            ranking.ended = "subject_to" if self._left(ranking.removed) else "max_cost"
+        elif not allowed(winner.counts, self._end_limits):
+            ranking.ended = "max_drop"
+        else:
+            ranking.steps.append(winner)
+            self.on_removal(objective, step, winner)
 
-    def to_come(self, number: int, budget: int) -> int:
+    def to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations there may be from a step on, for objectives that have removed the same heads."""
-        return evaluations(len(self.heads) - number + 1, budget - number + 1)
+        return evaluations(len(self.heads) - step + 1, budget - step + 1)
 
-    def _base(self) -> Measured:
-        for record in self.journal.records:
-            if "base" in record:
-                return measured_of(record["base"])
+    def _base(self) -> Counts:
+        """Return what the model gives before the first removal."""
+        known = self.memory.base()
+        if known is not None:
+            return known
         self.evaluator.begin([])
         base = self._over_all(Tally(self.evaluator.shares), self.evaluator.current)
-        self._keep({"base": counts_of(base)})
+        self.memory.keep_base(base)
         return base
 
-    def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> Measured:
+    def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> Counts:
         """Return the counts over everything: what has been counted, and the values of the other batches."""
         for chunk in self.evaluator.chunks:
             for batch in chunk:
                 if batch not in tally.seen:
                     tally.add(batch, values(batch))
             self.evaluator.forget(chunk)
-        return tally.measured()
+        return tally.counts()
 
-    def _step(self, group: list[str], number: int, removed: Sequence[Candidate]) -> dict[str, Step]:
+    def _run_step(self, group: list[str], step: int, removed: Sequence[HeadPlace]) -> dict[str, Trial]:
         """Remove one head for objectives that have removed the same heads."""
         self.evaluator.begin(removed)
-        steps = self.choose(group, number, self._left(removed))
+        winners = self.choose(group, step, self._left(removed))
         for objective in group:
-            step = steps.get(objective)
-            self._keep(
-                {"ended": objective, "step": number}
-                if step is None
-                else {"removed": objective, "step": number, **record_of(step)}
-            )
-        self.journal.sync()
-        return steps
+            self.memory.keep_removal(objective, step, winners.get(objective))
+        self.memory.sync()
+        return winners
 
-    def _left(self, removed: Sequence[Candidate]) -> list[Candidate]:
+    def _left(self, removed: Sequence[HeadPlace]) -> list[HeadPlace]:
         """Return the candidates of a step."""
         return [head for head in self.heads if head not in removed and self.affordable(removed, head)]
 
-    def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
+    def choose(self, group: list[str], step: int, left: list[HeadPlace]) -> dict[str, Trial]:
         """Choose the best of the candidates left, for each objective that has one.
 
         The evaluator must be at the model of the step.
         """
-        race = self._race(group, number, left, self.bounds)
-        best = self._together(race.run())
-        return {objective: self._complete(step, race.tally_of(step.candidate)) for objective, step in best.items()}
+        race = self._race(group, step, left, self.bounds)
+        winners = self._winners_of_all(race.run())
+        return {objective: self._complete(winner, race.tally_of(winner.head)) for objective, winner in winners.items()}
 
-    def _race(self, group: list[str], number: int, left: Sequence[Candidate], bounds: bool) -> Race:
+    def _race(self, group: list[str], step: int, left: Sequence[HeadPlace], bounds: bool) -> Race:
         """Build the race of this process's candidates; those that a journal knows are already counted."""
+
+        def finished(contestant: Contestant) -> None:
+            given_up = [objective for objective in group if objective not in contestant.open_for]
+            evaluation = Evaluation(contestant.head, contestant.counts, given_up)
+            self.evaluations += 1
+            self.memory.keep_own_evaluation(group[0], step, evaluation)
+            self.progress.advance()
+
         return Race(
             self.evaluator,
             group,
-            self._own(left),
+            self._dealt_to_this_process(left),
             bounds=bounds,
             at_once=self.at_once,
             limits=self._limits,
-            known=self._evaluated(group, number),
-            finished=lambda runner: self._finished(runner, group, number),
+            known=self.memory.evaluations(group[0], step),
+            finished=finished,
         )
-
-    def _finished(self, runner: Runner, group: list[str], number: int) -> None:
-        self.evaluations += 1
-        given_up = [objective for objective in group if objective not in runner.alive]
-        record = {"of": group[0], "step": number, "head": list(runner.candidate), "given_up": given_up}
-        self.journal.append({**record, **counts_of(runner.measured)})
-        self.progress.advance()
 
     def _expect(self, evaluations: int) -> None:
         """Tell the progress how many evaluations are left, in all processes together."""
         self.progress.set_total(self.evaluations + evaluations // self.processes.size)
 
+    def _complete(self, winner: Trial, tally: Tally) -> Trial:
+        """Count what the winner's objective did not need, so that each step says how the whole data fares."""
+        if winner.counts.n_ood == self.evaluator.n_ood:
+            return winner
+        site, position = winner.head
+        positions = [position] * self.at_once  # another number would round otherwise
+
+        def without_winner(batch: int) -> Values:
+            return self.evaluator.without_each(batch, site, positions)[0]
+
+        return replace(winner, counts=self._over_all(tally, without_winner))
+
+    def _remembered(self, group: list[str], step: int) -> dict[str, Trial] | None:
+        """Return the winners of a step if a journal has all of them; without the objectives that ended there."""
+        return self.memory.removals(group, step)
+
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _own(self, left: Sequence[Candidate]) -> list[Candidate]:
+    def _dealt_to_this_process(self, left: Sequence[HeadPlace]) -> list[HeadPlace]:
         """Return the candidates of this process: the dearest are dealt first, each to the process with least to do."""
+        samples = self.evaluator.size
+        sites = dict.fromkeys(site for site, _ in left)
+        prices = {site: self.evaluator.price(site, samples) for site in sites}
+        dearest_first = sorted(left, key=lambda head: (-prices[head[0]], head))
         loads = [0.0] * self.processes.size
         mine = []
-        samples = self.evaluator.size
-        prices = {site: self.evaluator.price(site, samples) for site in dict.fromkeys(site for site, _ in left)}
-        for site, head in sorted(left, key=lambda candidate: (-prices[candidate[0]], candidate)):
-            least = loads.index(min(loads))
-            loads[least] += prices[site]
-            if least == self.processes.rank:
-                mine.append((site, head))
+        for site, position in dearest_first:
+            least_loaded = loads.index(min(loads))
+            loads[least_loaded] += prices[site]
+            if least_loaded == self.processes.rank:
+                mine.append((site, position))
         return sorted(mine)
 
-    def _together(self, arrived: Mapping[str, Sequence[Step]]) -> dict[str, Step]:
-        """Choose the best candidate of all processes for each objective, and keep those that could have won elsewhere.
+    def _winners_of_all(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
+        """Choose the best candidate of all processes for each objective, with those that could have won elsewhere.
 
-        The counts of these rivals leave out OOD samples where the objective reads none. An objective for which no
-        candidate is allowed is left out.
+        An objective for which no candidate is allowed is left out.
         """
-        own = {o: [record_of(step) for step in contenders(o, steps, self._limits)] for o, steps in arrived.items()}
+        own: dict[str, list[TrialRecord]] = {}
+        for objective, of_objective in trials.items():
+            could_win = contenders(objective, of_objective, self._limits)
+            own[objective] = [record_of_trial(trial) for trial in could_win]
         everyone = self.processes.gather(own)
-        best = {}
-        for objective in arrived:
-            steps = [step_of(record) for records in everyone for record in records.get(objective, [])]
-            ordered = contenders(objective, steps, self._limits)
-            if not ordered or not allowed(ordered[0].measured, self._limits):
-                continue
-            winner, *rivals = ordered
-            read = tuple(replace(rival, measured=rival.measured.read_by(objective)) for rival in rivals)
-            best[objective] = replace(winner, rivals=read)
-        return best
 
-    def _shared(self, own: Mapping[Candidate, Measured]) -> dict[Candidate, Measured]:
+        winners = {}
+        for objective in trials:
+            gathered = [trial_from_record(record) for records in everyone for record in records.get(objective, [])]
+            winner = winner_of(objective, gathered, self._limits)
+            if winner is not None:
+                winners[objective] = winner
+        return winners
+
+    def _trials_of_all(self, own: Sequence[Trial]) -> list[Trial]:
         """Gather, in every process, what any of them has counted of some candidates."""
-        everyone = self.processes.gather([record_of(Step(head, measured)) for head, measured in own.items()])
-        return {_head(record): measured_of(record) for records in everyone for record in records}
-
-    def _complete(self, step: Step, tally: Tally) -> Step:
-        """Count what the winner's objective did not need, so that each step says how the whole data fares."""
-        if step.measured.n_ood == self.evaluator.n_ood:
-            return step
-        site, head = step.candidate
-        heads = [head] * self.at_once  # another number would round otherwise
-        return replace(step, measured=self._over_all(tally, lambda b: self.evaluator.without_each(b, site, heads)[0]))
-
-    # --- memory -------------------------------------------------------------------------------------------------------
-
-    def _keep(self, record: Mapping[str, Any]) -> None:
-        """Write a record that all processes know into the journal, in the first process only."""
-        if self.processes.rank == 0:
-            self.journal.append(record)
-
-    def _remembered(self, group: list[str], number: int) -> dict[str, Step] | None:
-        """Return the step as a journal has it, if it has all of it; without the objectives that ended there."""
-        found = {
-            record["removed"]: step_of(record)
-            for record in self.journal.records
-            if record.get("removed") in group and record.get("step") == number
-        }
-        ended = {r["ended"] for r in self.journal.records if r.get("ended") in group and r["step"] == number}
-        return found if len(found) + len(ended) == len(group) else None
-
-    def _evaluated(self, group: list[str], number: int) -> dict[Candidate, tuple[Measured, list[str]]]:
-        """Return the counts that a journal has of a step that was not finished.
-
-        Returns:
-            For each candidate its counts, and the objectives it was given up for.
-        """
-        return {
-            _head(record): (measured_of(record), record["given_up"])
-            for record in self.journal.records
-            if record.get("of") == group[0] and record.get("step") == number
-        }
+        everyone = self.processes.gather([record_of_trial(trial) for trial in own])
+        return [trial_from_record(record) for records in everyone for record in records]
 
 
-def same_model(removed: Mapping[str, Sequence[Candidate]]) -> dict[tuple[Candidate, ...], list[str]]:
+def same_model(removed: Mapping[str, Sequence[HeadPlace]]) -> dict[tuple[HeadPlace, ...], list[str]]:
     """Group objectives by the heads they have removed: the same heads in another order are the same model."""
-    groups: dict[tuple[Candidate, ...], list[str]] = {}
+    groups: dict[tuple[HeadPlace, ...], list[str]] = {}
     for objective, heads in removed.items():
         groups.setdefault(tuple(sorted(heads)), []).append(objective)
     return groups
@@ -277,111 +277,3 @@ def same_model(removed: Mapping[str, Sequence[Candidate]]) -> dict[tuple[Candida
 def evaluations(heads: int, budget: int) -> int:
     """Evaluations of the whole data that Algorithm 1 needs: 5,784 for 48 of 144 heads."""
     return sum(heads - step for step in range(budget))
-
-
-# --- records of a journal ---------------------------------------------------------------------------------------------
-
-_Whole = tuple[int, int, bool]  # the ID and OOD samples of the data, and whether they are of several tasks
-
-
-def _head(record: Mapping[str, Any]) -> Candidate:
-    site, head = record["head"]
-    return site, head
-
-
-def counts_of(measured: Measured) -> dict[str, Any]:
-    """Return the integers of an evaluation, as a journal holds them."""
-    return {**vars(measured), "doubt": list(measured.doubt)}
-
-
-def measured_of(record: Mapping[str, Any]) -> Measured:
-    """Return the evaluation, the inverse of :func:`counts_of`."""
-    names = ("correct", "n_id", "two_u", "n_ood", "nll", "brier")
-    return Measured(**{name: record[name] for name in names}, doubt=Doubt(*record.get("doubt", ())))
-
-
-def record_of(step: Step) -> dict[str, Any]:
-    """Return a candidate and its counts, as a journal holds them."""
-    rivals = {"rivals": [record_of(rival) for rival in step.rivals]} if step.rivals else {}
-    return {"head": list(step.candidate), **counts_of(step.measured), **rivals}
-
-
-def step_of(record: Mapping[str, Any]) -> Step:
-    """Return the step, the inverse of :func:`record_of`."""
-    return Step(_head(record), measured_of(record), tuple(map(step_of, record.get("rivals", ()))))
-
-
-def check_records(
-    path: Path,
-    journal: Journal,
-    sizes: Mapping[str, int],
-    heads: Collection[Candidate],
-    objectives: Sequence[str],
-    whole: tuple[int, int] | None = None,
-) -> None:
-    """Check that the journal at a path holds what a search wrote: a damaged figure must not become a result.
-
-    Args:
-        sizes: samples of the data, ``id`` and ``ood``.
-        whole: of several tasks, the ID and OOD samples of all of them, as often as they count.
-
-    Raises:
-        InputError: listing every record that cannot be one.
-    """
-    problems = []
-    if journal.order is not None and not _is_order(journal.order, sizes):
-        problems.append("the order of the samples is not one")
-    removed: dict[tuple[str, int], Any] = {}
-    most = (*(whole or (sizes["id"], sizes.get("ood", 0))), whole is not None)
-    for record in journal.records:
-        if not _is_record(record, most, heads, objectives):
-            problems.append(f"no record of this search: {shown(record, 200)}")
-        elif "removed" in record:
-            place = (record["removed"], record["step"])
-            if removed.setdefault(place, record["head"]) != record["head"]:
-                problems.append(f"step {place[1]} of {place[0]} removes two different heads")
-    if problems:
-        raise InputError(f"{path} is broken", hint=START_OVER, problems=problems)
-
-
-def _is_order(order: Any, sizes: Mapping[str, int]) -> bool:
-    if not isinstance(order, dict) or set(order) != set(sizes):
-        return False
-    whole = all(isinstance(own, list) and all(type(i) is int for i in own) for own in order.values())
-    return whole and all(sorted(own) == list(range(sizes[name])) for name, own in order.items())
-
-
-def _is_record(
-    record: Mapping[str, Any], whole: _Whole, heads: Collection[Candidate], objectives: Sequence[str]
-) -> bool:
-    try:
-        if "base" in record:
-            return _are_counts(measured_of(record["base"]), whole)
-        if type(record["step"]) is not int:
-            return False
-        if "ended" in record:
-            return record["ended"] in objectives
-        step = step_of(record)
-        sound = record["of" if "of" in record else "removed"] in objectives
-        sound = sound and ("of" not in record or isinstance(record["given_up"], list))
-        sound = sound and all(type(off) is float for off in record.get("off", {}).values())
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
-        return False
-    return sound and all(
-        _is_candidate(one.candidate, heads) and _are_counts(one.measured, whole) for one in (step, *step.rivals)
-    )
-
-
-def _is_candidate(pair: tuple[Any, ...], heads: Collection[Candidate]) -> bool:
-    return all(type(i) is int for i in pair) and pair in heads
-
-
-def _are_counts(m: Measured, whole: _Whole) -> bool:
-    n_id, n_ood, several = whole
-    counts = (m.n_id, m.n_ood, m.correct, 0 if m.two_u is None else m.two_u, m.nll, m.brier, *m.doubt)
-    if not all(type(count) is int and count >= 0 for count in counts):
-        return False
-    pairs = 2 * (n_id * n_ood if several else m.n_id * m.n_ood)
-    most_doubt = Doubt(m.n_id, m.n_id, pairs, pairs, _MOST_LOSS)
-    most = (n_id, n_ood, m.n_id, pairs, _MOST_LOSS, _MOST_LOSS, *most_doubt)
-    return all(count <= highest for count, highest in zip(counts, most, strict=True))

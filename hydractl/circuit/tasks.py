@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from hydractl.circuit.memory import WholeData
 from hydractl.circuit.objective import shares_of
-from hydractl.circuit.samples import EVERY, Columns
+from hydractl.circuit.samples import ALL_CLASSES, ClassRange
 from hydractl.circuit.scope import SearchOptions
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
@@ -34,7 +34,12 @@ class Task:
     data: str
     ood: str | None
     weight: int
-    columns: Columns
+    columns: ClassRange
+
+    @property
+    def sets(self) -> list[str]:
+        """The names of the sets."""
+        return [self.data] if self.ood is None else [self.data, self.ood]
 
 
 def role_of(name: str) -> str:
@@ -42,17 +47,22 @@ def role_of(name: str) -> str:
     return "id" if name.startswith("id") else "ood"
 
 
-def with_classes(source: Source, options: SearchOptions) -> tuple[Source, list[list[str]]]:
+def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source, list[list[str]]]:
     """Return the source with the classes of all ID sets, one set's after another's, and the classes of each set.
 
     The second is empty where all sets have the same classes, as all have with a classifier.
     """
     if source.classes is not None:
         return source, []
-    own = [list(named_by_data(source, spec, options.limit).description.labels or ()) for spec in options.data]
-    if all(names == own[0] for names in own):
-        return with_labels(source, own[0]), []
-    return with_labels(source, [name for names in own for name in names]), own
+    classes_by_set = []
+    for spec in options.data:
+        named = named_by_data(source, spec, options.limit)
+        classes_by_set.append(list(named.description.labels or ()))
+    first = classes_by_set[0]
+    if all(classes == first for classes in classes_by_set):
+        return with_labels(source, first), []
+    all_classes = [name for classes in classes_by_set for name in classes]
+    return with_labels(source, all_classes), classes_by_set
 
 
 def open_tasks(
@@ -63,45 +73,74 @@ def open_tasks(
     Tasks are every pair of an ID and an OOD set, or those given together.
 
     Args:
-        source: of the model, and ``classes``, as :func:`with_classes` gives them.
+        source: of the model, and ``classes``, as :func:`with_classes_of_data` gives them.
 
     Raises:
         InputError: for data that do not fit the model.
     """
-    reads = {source.name: source.description.reads}
-    few: dict[str, Any] = {"limit": options.limit, "seed": options.seed, "reads": reads}
-    inside: dict[str, Dataset] = {}
-    for index, spec in enumerate(options.data):
-        labels = classes[index] if classes else source.description.labels or []  # names are never taken by position
-        dataset = inside[_name("id", index)] = open_data(spec, labels=labels, need_labels=True, **few)
-        check_labels(dataset, source)
-        report_classes(dataset, log)
-    starts = [0, *itertools.accumulate(map(len, classes))]
+    inside = _open_id_sets(source, classes, options, log)
     outside: dict[str, Dataset] = {}
     tasks = []
+    starts = [0, *itertools.accumulate(map(len, classes))]
     for number, (data, dataset) in enumerate(inside.items()):
-        columns = (starts[number], starts[number + 1]) if classes else EVERY
+        columns = (starts[number], starts[number + 1]) if classes else ALL_CLASSES
         weight = options.weights[number] if options.weights else 1
         against: list[str | None] = []
         for index, spec in enumerate(options.ood):
             if options.paired and index != number:
                 continue
-            name = _name("ood", index) + (f" of {data}" if spec == AUTO and number else "")
+            name = _name("ood", index)
+            if spec == AUTO and number:
+                name += f" of {data}"
             if name not in outside:
-                if spec == AUTO:
-                    outside[name] = PseudoOod(dataset, AUTO, options.seed, "--ood auto")
-                else:
-                    outside[name] = open_data(spec, option="--ood", ignore_labels=True, **few)
+                outside[name] = _open_ood_set(spec, dataset, source, options)
             against.append(name)
-        tasks += [Task(data, ood, weight, columns) for ood in against or [None]]
+        if not against:
+            against = [None]
+        tasks += [Task(data, ood, weight, columns) for ood in against]
     return {**inside, **outside}, tasks
+
+
+def _open_id_sets(
+    source: Source, classes: Sequence[Sequence[str]], options: SearchOptions, log: Log
+) -> dict[str, Dataset]:
+    """Open the ID sets by name; see :func:`open_tasks`."""
+    sets = {}
+    for index, spec in enumerate(options.data):
+        dataset = open_data(
+            spec,
+            # Names are never taken by position.
+            labels=classes[index] if classes else source.description.labels or [],
+            need_labels=True,
+            limit=options.limit,
+            seed=options.seed,
+            reads={source.name: source.description.reads},
+        )
+        check_labels(dataset, source)
+        report_classes(dataset, log)
+        sets[_name("id", index)] = dataset
+    return sets
+
+
+def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOptions) -> Dataset:
+    """Open one OOD set; ``auto`` makes it of the ID samples."""
+    if spec == AUTO:
+        return PseudoOod(inside, AUTO, options.seed, "--ood auto")
+    return open_data(
+        spec,
+        option="--ood",
+        ignore_labels=True,
+        limit=options.limit,
+        seed=options.seed,
+        reads={source.name: source.description.reads},
+    )
 
 
 def _name(role: str, index: int) -> str:
     return f"{role}{index + 1}" if index else role
 
 
-def data_doubts(sets: Mapping[str, Dataset]) -> list[str]:
+def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
     """Return what is odd about the sets of a search, each and in comparison.
 
     Raises:
@@ -111,28 +150,57 @@ def data_doubts(sets: Mapping[str, Dataset]) -> list[str]:
     findings.refuse("give OOD validation data that hold none of --data, and each set once")
     doubts = list(findings.warnings)
     for dataset in sets.values():
-        doubts += [] if isinstance(dataset, PseudoOod) else sample_doubts(dataset)
+        if not isinstance(dataset, PseudoOod):
+            doubts += sample_doubts(dataset)
     return doubts
 
 
-def run_once(tasks: Sequence[Task]) -> dict[tuple[str, Columns], list[int]]:
-    """List what is run: each set once for all tasks with the same classes, ID sets first, and those tasks' numbers."""
-    shared: dict[tuple[str, Columns], list[int]] = {}
-    for names in ([task.data for task in tasks], [task.ood for task in tasks]):
-        for number, name in enumerate(names):
-            if name is not None:
-                shared.setdefault((name, tasks[number].columns), []).append(number)
-    return shared
+@dataclass(frozen=True)
+class SetRun:
+    """One set as the model runs it: for all tasks with the same classes at once.
+
+    Attributes:
+        name: of the set.
+        columns: the classes of the tasks.
+        tasks: the numbers of the tasks.
+    """
+
+    name: str
+    columns: ClassRange
+    tasks: list[int]
 
 
-def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> tuple[int, int] | None:
-    """Count the ID and OOD samples of several tasks, as often as they count; None for a single task.
+def set_runs(tasks: Sequence[Task]) -> list[SetRun]:
+    """List what is run: each set once for all tasks with the same classes, ID sets first."""
+    runs: dict[tuple[str, ClassRange], SetRun] = {}
+
+    def add(name: str, number: int) -> None:
+        columns = tasks[number].columns
+        run = runs.setdefault((name, columns), SetRun(name, columns, []))
+        run.tasks.append(number)
+
+    for number, task in enumerate(tasks):
+        add(task.data, number)
+    for number, task in enumerate(tasks):
+        if task.ood is not None:
+            add(task.ood, number)
+    return list(runs.values())
+
+
+def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
+    """Count the ID and OOD samples of all tasks, of several as often as they count.
 
     Args:
+        tasks: all of them.
         sizes: of the sets, by name.
     """
     if len(tasks) == 1:
-        return None
-    own = [(sizes[task.data], sizes.get(task.ood or "", 0)) for task in tasks]
-    pairs = list(zip(shares_of(own, [task.weight for task in tasks]), own, strict=True))
-    return sum(share.inside * n for share, (n, _) in pairs), sum(share.outside * n for share, (_, n) in pairs)
+        return WholeData(sizes["id"], sizes.get("ood", 0))
+    task_sizes = [(sizes[task.data], sizes.get(task.ood or "", 0)) for task in tasks]
+    shares = shares_of(task_sizes, [task.weight for task in tasks])
+    n_id = 0
+    n_ood = 0
+    for share, (inside, outside) in zip(shares, task_sizes, strict=True):
+        n_id += share.inside * inside
+        n_ood += share.outside * outside
+    return WholeData(n_id, n_ood, several_tasks=True)

@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydractl.circuit.winners import HeadPlace
 from hydractl.families.base import State
 from hydractl.heads.weights import COMMON
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.projections import HeadBank, MemberProjections, is_linear
 from hydractl.model.runtime import HydraModel
-
-Candidate = tuple[int, int]
-"""(index of the site, position of the head among those present in the model)."""
 
 Kept = tuple[tuple[int, ...], ...]
 """The positions that are present at each site of a tower."""
@@ -65,32 +63,42 @@ class Tower:
         self._whole = [attention.only for attention in chain.attentions]
         blocks = [model.networks[0].get_submodule(path) for path in chain.block_paths]
         spans = chain.spans or [(1.0, 1)] * len(blocks)
-        self.costs = [BlockCost.of(*each) for each in zip(blocks, chain.attentions, spans, strict=True)]
+        self.costs = [
+            BlockCost.of(block, attention, span)
+            for block, attention, span in zip(blocks, chain.attentions, spans, strict=True)
+        ]
         self.full: Kept = tuple(tuple(range(projections.heads)) for projections in self._whole)
         self.kept = self.full
         self.work = 0.0
 
-    def remove(self, removed: Sequence[Candidate]) -> None:
+    def remove(self, removed: Sequence[HeadPlace]) -> None:
         """Slice exactly these heads of this tower away."""
         gone = set(removed)
-        kept = tuple(
-            tuple(head for head in heads if (site, head) not in gone)
-            for site, heads in zip(self.sites, self.full, strict=True)
-        )
-        for whole, attention, now, wanted in zip(self._whole, self.chain.attentions, self.kept, kept, strict=True):
-            if now != wanted:
-                sliced = whole
-                if len(wanted) < whole.heads:
-                    # What is made in inference mode could be part of no graph of gradients.
-                    with torch.inference_mode(False), torch.no_grad():
-                        common = (getattr(whole.bank, name) for name in COMMON)
-                        sliced = MemberProjections(HeadBank(whole.weights().select(wanted), *common))
-                attention.members[0] = sliced
-        self.kept = kept
+        kept = []
+        for index, site in enumerate(self.sites):
+            wanted = tuple(head for head in self.full[index] if (site, head) not in gone)
+            if wanted != self.kept[index]:
+                self._install(index, wanted)
+            kept.append(wanted)
+        self.kept = tuple(kept)
+
+    def _install(self, index: int, wanted: tuple[int, ...]) -> None:
+        """Give one site these of its heads."""
+        whole = self._whole[index]
+        projections = whole
+        if len(wanted) < whole.heads:
+            # What is made in inference mode could be part of no graph of gradients.
+            with torch.inference_mode(False), torch.no_grad():
+                common = [getattr(whole.bank, name) for name in COMMON]
+                projections = MemberProjections(HeadBank(whole.weights().select(wanted), *common))
+        self.chain.attentions[index].members[0] = projections
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
         """Run one batch through the current model; what ``known`` has of it already is not computed again."""
-        count, first, state, last = len(self.kept), 0, stem, stem
+        count = len(self.kept)
+        first = 0
+        state = stem
+        last = stem
         before: list[State] = []
         joined: list[Tensor] = []
         output: list[Tensor] = []
@@ -98,36 +106,51 @@ class Tower:
             first = agreeing(known.kept, self.kept)
             if first == count:
                 return known
-            before, joined, output = known.before[:first], known.joined[:first], known.output[:first]
-            state = known.before[first] if first < count - 1 else known.last
+            before = known.before[:first]
+            joined = known.joined[:first]
+            output = known.output[:first]
+            # Before the last block only what is read out was kept in `before`.
+            state = known.last if first == count - 1 else known.before[first]
+
         for index in range(first, count):
-            before.append(state if index < count - 1 else self.chain.query_tokens(state))
+            is_last = index == count - 1
+            before.append(self.chain.query_tokens(state) if is_last else state)
             last = state
             state, heads, attended = self._observed(index, state)
             joined.append(heads)
             output.append(attended)
-        return Trace(self.kept, before, last, joined, output, self.chain.readout(state)[0])
+        read = self.chain.readout(state)[0]
+        return Trace(self.kept, before, last, joined, output, read)
 
     def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
         """Return what the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
-        first, times = site - self.sites.start, len(heads)
-        projections, present = self.chain.attentions[first].only, self.kept[first]
-        joined, output = trace.joined[first], trace.output[first]
-        if len(present) == 1:
-            # Taking the only head from the sum would leave its rounding, and samples that are alike no longer tie.
-            outputs = [projections.bias_only(output)] * times
-        else:
-            outputs = [output - projections.share(joined, present.index(head)) for head in heads]
-        before = trace.before[first]
+        first = site - self.sites.start
+        times = len(heads)
+        outputs = self._outputs_without_each(trace, first, heads)
         attended = outputs[0] if times == 1 else torch.cat(outputs)
+        before = trace.before[first]
         state = self.chain.block(site, self.chain.repeated(before, times), attended=attended)
-        rows, tokens = len(before.hidden), trace.last.hidden.shape[1] / self.costs[-1].share
+
+        rows = len(before.hidden)
+        tokens = trace.last.hidden.shape[1] / self.costs[-1].share
         queries = before.hidden.shape[1] / self.costs[first].share
         self._add_work(times * rows * self.costs[first].without_attention(queries), tokens)
+
         for index in range(first + 1, len(self.kept)):
             state = self._run(index, state)
         read = self.chain.readout(state)[0]
         return read.unflatten(0, (times, len(read) // times))
+
+    def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
+        """Return the output ``[B, q, d_model]`` of one attention with each of some of its heads removed."""
+        projections = self.chain.attentions[index].only
+        present = self.kept[index]
+        joined = trace.joined[index]
+        output = trace.output[index]
+        if len(present) == 1:
+            # Taking the only head from the sum would leave its rounding, and samples that are alike no longer tie.
+            return [projections.bias_only(output)] * len(heads)
+        return [output - projections.share(joined, present.index(head)) for head in heads]
 
     def gated(self, stem: State, gates: Sequence[Tensor]) -> Tensor:
         """Return what the tower reads out of a batch with each head's output scaled, as a function of the scales.
@@ -148,9 +171,14 @@ class Tower:
 
     def count_backward(self, rows: int, tokens: int, queries: int) -> None:
         """Count the work of one backward pass through :meth:`gated`; ``queries`` of the tokens are read out."""
-        by_block = [tokens] * (len(self.full) - 1) + [queries]
-        for cost, each, heads in zip(self.costs, by_block, self.kept, strict=True):
-            self._add_work(rows * cost.backward(tokens, each, len(heads)), tokens)
+        for cost, block_queries, heads in zip(
+            self.costs, self._queries_by_block(tokens, queries), self.kept, strict=True
+        ):
+            self._add_work(rows * cost.backward(tokens, block_queries, len(heads)), tokens)
+
+    def _queries_by_block(self, tokens: int, queries: int) -> list[int]:
+        """Return how many tokens each block gives on: all of them, and the last one those that are read out."""
+        return [tokens] * (len(self.full) - 1) + [queries]
 
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
         """Run one block: the state after it, its joined heads, and the output of its attention."""
@@ -168,7 +196,8 @@ class Tower:
 
     def _run(self, index: int, state: State) -> State:
         """Run one block of the current model; the last one only for the tokens that are read out."""
-        rows, share = len(state.hidden), self.costs[index].share
+        rows = len(state.hidden)
+        share = self.costs[index].share
         tokens = state.hidden.shape[1] / share
         if index < len(self.kept) - 1:
             queries = tokens
@@ -185,9 +214,13 @@ class Tower:
         Args:
             share: the share of the heads that is present at each site; None: as many as now.
         """
-        by_block = [tokens] * (len(self.full) - 1) + [queries]
-        heads = [len(h) if share is None else share * len(f) for h, f in zip(self.kept, self.full, strict=True)]
-        first, macs = 0, 0.0
+        by_block = self._queries_by_block(tokens, queries)
+        if share is None:
+            heads: list[float] = [len(present) for present in self.kept]
+        else:
+            heads = [share * len(of_site) for of_site in self.full]
+        first = 0
+        macs = 0.0
         if site is not None:
             first = site - self.sites.start + 1
             macs += self.costs[first - 1].without_attention(by_block[first - 1])
@@ -200,8 +233,8 @@ class Tower:
 
     def unit(self, tokens: float) -> float:
         """Return the mult-adds of one sample of ``tokens`` in a block with all its heads, averaged over the blocks."""
-        each = [c.block(tokens, tokens, len(h)) for c, h in zip(self.costs, self.full, strict=True)]
-        return sum(each) / len(each)
+        of_blocks = [cost.block(tokens, tokens, len(heads)) for cost, heads in zip(self.costs, self.full, strict=True)]
+        return sum(of_blocks) / len(of_blocks)
 
 
 @dataclass(frozen=True)
@@ -231,17 +264,30 @@ class BlockCost:
             span: its share of the stem's tokens, and the windows that they attend in.
         """
         bank = attention.only.bank
-        layers: list[Any] = [m for m in block.modules() if is_linear(m) and m is not bank.features]
-        linear = sum(layer.weight.numel() for layer in layers)
-        keys = bank.heads if bank.packing.keys is None else bank.packing.keys
-        return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear, *span)
+        linear_layers: list[Any] = [
+            module for module in block.modules() if is_linear(module) and module is not bank.features
+        ]
+        share, windows = span
+        return cls(
+            d_model=bank.out.shape[0],
+            head_dim=bank.head_dim,
+            keys=bank.heads if bank.packing.keys is None else bank.packing.keys,
+            gated=bank.gate is not None,
+            per_token=sum(layer.weight.numel() for layer in linear_layers),
+            share=share,
+            windows=windows,
+        )
 
     def block(self, tokens: float, queries: float, heads: float) -> float:
         """Return the mult-adds with keys and values of all ``tokens``, and ``queries`` tokens, which alone go on."""
-        width, tokens, queries = heads * self.head_dim, tokens * self.share, queries * self.share
-        of_keys = min(heads, self.keys) * self.head_dim  # of heads that share keys, at most so many
-        attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * of_keys
-        return attention + 2 * queries * tokens / self.windows * width + queries * self.per_token
+        tokens = tokens * self.share
+        queries = queries * self.share
+        width = heads * self.head_dim
+        key_width = min(heads, self.keys) * self.head_dim  # of heads that share keys, at most so many
+        of_queries = (2 + self.gated) * queries * self.d_model * width
+        of_keys_and_values = 2 * tokens * self.d_model * key_width
+        of_scores = 2 * queries * tokens / self.windows * width
+        return of_queries + of_keys_and_values + of_scores + queries * self.per_token
 
     def backward(self, tokens: float, queries: float, heads: float) -> float:
         """Return the mult-adds of the gradients of activations only.
@@ -258,4 +304,7 @@ class BlockCost:
 
 def agreeing(a: Kept, b: Kept) -> int:
     """Return how many leading sites have the same heads."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+    for index, (heads, other_heads) in enumerate(zip(a, b, strict=True)):
+        if heads != other_heads:
+            return index
+    return len(a)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from hydractl.circuit.journal import check_free
 from hydractl.circuit.scope import Scope, SearchOptions, scope_of
@@ -28,28 +28,25 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 
 
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    found = open_sources([*settings.model, *settings.ensemble_with], model_options(settings))
-    source, members = only_one(found[: len(settings.model)], "extract-circuit"), found[len(settings.model) :]
-    objectives = list(settings.objective)
+    opened = open_sources([*settings.model, *settings.ensemble_with], model_options(settings))
+    source = only_one(opened[: len(settings.model)], "extract-circuit")
+    members = opened[len(settings.model) :]
     options = settings.fill(SearchOptions)
     scope = scope_of(source, options, log, members)
+
     paths: dict[str, Path] = {}
     journal: Path | None = None
     if not settings.to_stdout:
-        path = file_path(settings.output or f"{source.name}.circuit{settings.seed_mark if settings.limit else ''}.json")
-        paths = circuit_paths(path, objectives)
+        path = _output_path(settings, source.name)
+        paths = circuit_paths(path, settings.objective)
         journal = path.with_name(f"{path.name}.journal")
-    elif len(objectives) > 1:
+    elif len(settings.objective) > 1:
         raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
+
     if settings.dry_run:
         check_outputs(paths.values(), force=settings.force or settings.resume)
-        return _dry_run(scope, options, log, list(map(str, paths.values())), team)
-    count = evaluations(len(scope.heads), scope.budget) if settings.algorithm == "greedy" else len(scope.heads)
-    most = "up to " if options.subject_to or (options.max_drop, options.max_cost) != (None, None) else ""
-    log.info(
-        f"removing {most}{scope.budget} of {len(scope.heads)} heads: {count:,} evaluations of the whole data per "
-        f"objective, {', '.join(objectives)}; steps that objectives share are measured once"
-    )
+        return _dry_run(scope, options, log, [str(path) for path in paths.values()], team)
+    _announce(scope, options, log)
     try:
         return _search_and_write(scope, options, log, team, paths, journal)
     except KeyboardInterrupt:
@@ -58,42 +55,90 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         raise Interrupted(hint=f"add --resume to the same command to go on; {journal} has what was found") from None
 
 
-def circuit_paths(path: Path, objectives: list[str]) -> dict[str, Path]:
-    """One file per objective: ``circuit.json`` becomes ``circuit.acc.json`` and so on when there are several."""
+def _output_path(settings: CircuitSettings, model: str) -> Path:
+    """Return the file that ``-o`` names, or one named after the model."""
+    seed_mark = settings.seed_mark if settings.limit else ""
+    return file_path(settings.output or f"{model}.circuit{seed_mark}.json")
+
+
+def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
+    """Return one file per objective: ``circuit.json`` becomes ``circuit.acc.json`` and so on when there are several."""
     if len(objectives) == 1:
         return {objectives[0]: path}
-    path = path if path.suffix else path.with_name(f"{path.name}.json")
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.json")
     return {objective: named_apart(path, objective) for objective in objectives}
 
 
+def _announce(scope: Scope, options: SearchOptions, log: Log) -> None:
+    """Say how much is to be searched."""
+    heads = len(scope.heads)
+    count = heads
+    if options.algorithm == "greedy":
+        count = evaluations(heads, scope.budget)
+    may_end_early = options.subject_to or options.max_drop is not None or options.max_cost is not None
+    up_to = "up to " if may_end_early else ""
+    log.info(
+        f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "
+        f"objective, {', '.join(options.objective)}; steps that objectives share are measured once"
+    )
+
+
 def _search_and_write(
-    scope: Scope, options: SearchOptions, log: Log, team: Processes, paths: dict[str, Path], journal: Path | None
+    scope: Scope,
+    options: SearchOptions,
+    log: Log,
+    team: Processes,
+    paths: Mapping[str, Path],
+    journal: Path | None,
 ) -> Outcome:
+    """Search, and write the circuit of each objective.
+
+    Args:
+        scope, options: of the search.
+        log: of this process.
+        team: who searches together; only the first process writes.
+        paths: the file of each objective; none where the circuit goes to standard output.
+        journal: where the search is kept.
+    """
     with ExitStack() as stack:
-        outputs = {}
+        outputs: dict[str, Output] = {}
         if team.rank == 0:
             # A search that is resumed replaces what an earlier end of it wrote.
-            replace = options.force or (options.resume and journal is not None and journal.exists())
-            outputs = {o: stack.enter_context(Output(p, force=replace)) for o, p in paths.items()}
-            if journal is not None and not replace:
+            resumes = options.resume and journal is not None and journal.exists()
+            replaces = options.force or resumes
+            for objective, path in paths.items():
+                outputs[objective] = stack.enter_context(Output(path, force=replaces))
+            if journal is not None and not replaces:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
         announce_reading([scope.source, *scope.members], log)
-        documents = Session(scope, options, log, team).search(journal)
+        circuits = Session(scope, options, log, team).search(journal)
         if team.rank:
             return Outcome({}, silent=True)
-        objectives = list(documents)
+        documents = {objective: dict(circuit) for objective, circuit in circuits.items()}
+        first = next(iter(documents.values()))
         if not outputs:
-            return Outcome(documents[objectives[0]], print_document=True)
-        files = [write_json(outputs[o], documents[o]) for o in objectives]
-    if len(objectives) == 1:
-        return Outcome(documents[objectives[0]], files=files)
+            return Outcome(first, print_document=True)
+        files = [write_json(outputs[objective], document) for objective, document in documents.items()]
+    if len(documents) == 1:
+        return Outcome(first, files=files)
     return Outcome({"schema": "hydractl.circuits/1", "circuits": list(documents.values())}, files=files)
 
 
 def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], team: Processes) -> Outcome:
+    """Say what the search would take."""
     plan = Session(scope, options, log, team).probe()
     if team.rank:
         return Outcome({}, silent=True)
-    document: dict[str, Any] = {"schema": "hydractl.circuit/1", "dry_run": True, "model": scope.source.name}
-    document |= {"budget": scope.budget, "heads": len(scope.heads), "objectives": list(options.objective)}
-    return Outcome({**document, **plan.to_json(), "files": files})
+    return Outcome(
+        {
+            "schema": "hydractl.circuit/1",
+            "dry_run": True,
+            "model": scope.source.name,
+            "budget": scope.budget,
+            "heads": len(scope.heads),
+            "objectives": list(options.objective),
+            **plan.to_json(),
+            "files": files,
+        }
+    )

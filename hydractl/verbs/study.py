@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.circuit.plan import Plan as SearchPlan
+from hydractl.circuit.plan import SearchPlan
 from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
 from hydractl.data import open_data

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.lazy import (
+from hydractl.circuit.forecasts import (
     LABEL,
     MARGIN,
-    NEEDS,
     OOD_SCORE,
-    Lazy,
+    QUANTITIES_OF,
     Quantities,
     current_quantities,
     forecast,
     quantity,
     slopes,
 )
-from hydractl.circuit.objective import OBJECTIVES
+from hydractl.circuit.lazy import Lazy
+from hydractl.circuit.objective import OBJECTIVE_BY_NAME
 from hydractl.circuit.search import GreedySearch
 from hydractl.distributed import Processes
 from hydractl.metrics.ood import OOD_SCORES
@@ -40,7 +40,7 @@ SITES = {"clip": [f"{tower}transformer.resblocks.{i}.attn" for tower, i in (("vi
 
 
 def test_every_objective_and_score_has_a_forecast() -> None:
-    assert NEEDS.keys() == OBJECTIVES.keys()
+    assert QUANTITIES_OF.keys() == OBJECTIVE_BY_NAME.keys()
     (choices,) = (option.choices for option in options_of(CircuitSettings) if option.name == "ood_score")
     draws = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0)).double()
     for members in (draws[:1], draws):
@@ -104,7 +104,8 @@ def test_slopes_are_finite_differences_on_the_library_s_model(variant: str, ood_
     evaluator = Evaluator(model, batches, ood_score=ood_score)
     removed = [(0, 1), (2, 0)]
     evaluator.begin(removed)
-    heads, found = slopes(evaluator, [MARGIN, LABEL, OOD_SCORE])
+    measured = slopes(evaluator, [MARGIN, LABEL, OOD_SCORE])
+    heads, found = measured.heads, measured.quantities
     sites = 2 if variant == "clip" else 3  # slopes are for the tower of the samples
     assert heads == [head for head in HEADS if head not in removed and head[0] < sites]
     paths = [site.path for site in model.sites]
@@ -174,7 +175,7 @@ def test_it_is_exact_where_everything_is_evaluated(variant: str) -> None:
     assert {o: ranking.removed for o, ranking in found.items()} == {o: ranking.removed for o, ranking in exact.items()}
     for objective, ranking in found.items():
         for step, other in zip(ranking.steps, exact[objective].steps, strict=True):
-            assert step.measured.score(objective) == pytest.approx(other.measured.score(objective), abs=1e-5)
+            assert step.counts.score(objective) == pytest.approx(other.counts.score(objective), abs=1e-5)
     assert search.evaluations >= 9 + 8 + 7
 
 
@@ -222,7 +223,7 @@ def test_the_best_estimate_is_evaluated_until_it_has_been(every: int, seed: int)
             counted.append(first)
         assert asked[number] == counted
         gone.append(max(counted, key=values.__getitem__))
-        assert (paths[step.candidate[0]], step.candidate[1]) == gone[-1]
+        assert (paths[step.head[0]], step.head[1]) == gone[-1]
     assert search.evaluations == sum(map(len, asked)) > 4
     assert corrections or every == 1, every
 

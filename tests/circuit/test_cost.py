@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hydractl.circuit.cost import FusedCost
+from hydractl.circuit.scope import FusedCost
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.cost import dense_macs, macs
 from tests.pico import prune_source, source_of, stock

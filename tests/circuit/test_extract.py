@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.circuit.documents import repeated_text
+from hydractl.circuit.agreement import repeated_text
 from hydractl.cli.app import main
 from tests.forked import LIMIT, Forked, team
 from tests.running import quiet as run

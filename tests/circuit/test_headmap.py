@@ -71,7 +71,7 @@ def test_it_is_the_pass_over_the_sites(variant: str, draw: int, k: int, objectiv
             assert names(model, ranking) == [(path, head) for path, head, _ in expected], objective
             scale = 11 if objective in ("nll", "brier") else 1
             for step, (_, _, score) in zip(ranking.steps, expected, strict=True):
-                assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
+                assert step.counts.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
     assert evaluations == [9] * len(objectives)
     if len(objectives) == 3:  # the first site at least is measured once
         assert search.evaluations <= 27 - 6

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES
+from hydractl.circuit.objective import OBJECTIVE_BY_NAME
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
-from hydractl.circuit.search import Found, GreedySearch
+from hydractl.circuit.search import GreedySearch, ObjectiveRanking
 from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.families.torchvision_operators import declare_operators
@@ -78,7 +78,7 @@ def plain_rankings(
         return naive.bounds(seen[key].__getitem__, objective, data)
 
     found: dict[str, list[tuple[Candidate, Any]]] = {}
-    for objective in OBJECTIVES:
+    for objective in OBJECTIVE_BY_NAME:
         removed: list[Candidate] = []
         found[objective] = []
         for _ in range(budget):
@@ -95,7 +95,7 @@ def plain_rankings(
 
 def rankings(
     reference: str, data: str, ood: str, sizes: tuple[int, int], candidates: Sequence[Candidate] | None, **settings: Any
-) -> dict[bool, tuple[dict[str, Found], float]]:
+) -> dict[bool, tuple[dict[str, ObjectiveRanking], float]]:
     """With and without bounds, all objectives in one search, and the block evaluations it took."""
     budget, batch_size = settings["budget"], settings["batch_size"]
     source = open_source(reference, ModelOptions(max_length=settings.get("max_length")))
@@ -104,19 +104,24 @@ def rankings(
     sets = {"id": inside, "ood": open_data(ood, limit=sizes[1], ignore_labels=True)}
     certain = {n: measure_certainty(d, model, batch_size, 0, "msp", labelled=n == "id") for n, d in sets.items()}
     lengths = {name: dataset.lengths() for name, dataset in sets.items()}
-    order = undecided_first(certain["id"], certain["ood"], list(OBJECTIVES), lengths)
+    order = undecided_first(certain["id"], certain["ood"], list(OBJECTIVE_BY_NAME), lengths)
     parts = [SampleSet(d, order[n], model, batch_size, 0, labelled=n == "id") for n, d in sets.items()]
     heads = candidates or [(site, head) for site in range(len(model.sites)) for head in range(HEADS)]
     found = {}
     for bounds in (True, False):
-        evaluator = Evaluator(model, [batch for part in parts for batch in part.batches], lanes=len(OBJECTIVES))
-        found[bounds] = GreedySearch(evaluator, heads, bounds=bounds).run(list(OBJECTIVES), budget), evaluator.work
+        evaluator = Evaluator(model, [batch for part in parts for batch in part.batches], lanes=len(OBJECTIVE_BY_NAME))
+        found[bounds] = (
+            GreedySearch(evaluator, heads, bounds=bounds).run(list(OBJECTIVE_BY_NAME), budget),
+            evaluator.work,
+        )
         evaluator.close()
     return found
 
 
 def check(
-    found: dict[bool, tuple[dict[str, Found], float]], expected: dict[str, list[tuple[Candidate, Any]]], samples: int
+    found: dict[bool, tuple[dict[str, ObjectiveRanking], float]],
+    expected: dict[str, list[tuple[Candidate, Any]]],
+    samples: int,
 ) -> None:
     """The same heads in the same order, the same scores, and fewer evaluations with bounds."""
     for results, _ in found.values():
@@ -125,7 +130,7 @@ def check(
             loss = objective in ("nll", "brier")
             for step, (_, (least, most)) in zip(ranking.steps, expected[objective], strict=True):
                 near, scale = (1e-4 * abs(least), samples) if loss else (1e-9, 1)
-                assert least - near <= step.measured.score(objective) * scale <= most + near
+                assert least - near <= step.counts.score(objective) * scale <= most + near
                 assert loss or not step.rivals
     assert found[True][1] < 0.95 * found[False][1]
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from hydractl.circuit.counting import LOGIT_TOLERANCE, SLOPES, Tally, values_of
 from hydractl.circuit.headmap import Headmap
-from hydractl.circuit.objective import SLOPES, TOLERANCE, Doubt, Measured, Tally, values_of
-from hydractl.circuit.race import Step, contenders
+from hydractl.circuit.objective import Counts, Doubt
 from hydractl.circuit.search import GreedySearch
+from hydractl.circuit.winners import Trial, contenders
 from hydractl.metrics.ood import OOD_SCORES
 from tests.circuit import naive
 from tests.circuit.searching import evaluator_of, resumes, searched, shared_by_two
@@ -94,17 +95,17 @@ def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.d
     draw = torch.Generator().manual_seed(0)
     labels = np.arange(60) % 4
     inside, outside = (3 * torch.randn(60, 4, generator=draw) for _ in range(2))
-    near = torch.tensor([0.2, -0.2]).repeat(10) * TOLERANCE[dtype]
+    near = torch.tensor([0.2, -0.2]).repeat(10) * LOGIT_TOLERANCE[dtype]
     inside[range(20), labels[:20]] = inside[:20].amax(1) + near
     outside[:30] = inside[15:45]
     inside, outside = (side.to(dtype).repeat(count, 1, 1) for side in (inside, outside))
 
-    def counted(*sides: torch.Tensor) -> Measured:
+    def counted(*sides: torch.Tensor) -> Counts:
         tally = Tally()
         for batch, (side, own) in enumerate(zip(sides, (labels, None), strict=True)):
             beside = side[1:].double().numpy() if count > 1 else None
             tally.add(batch, values_of(side[0], own, ood_score, beside))
-        return tally.measured()
+        return tally.counts()
 
     found = counted(inside, outside)
     assert min(found.doubt[:4]) > 0
@@ -112,7 +113,7 @@ def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.d
     for _ in range(50):
         sides = []
         for side in (inside.double(), outside.double()):
-            most = 0.45 * TOLERANCE[dtype] * side.abs().amax(-1, keepdim=True).clamp_min(1.0)
+            most = 0.45 * LOGIT_TOLERANCE[dtype] * side.abs().amax(-1, keepdim=True).clamp_min(1.0)
             sides.append(side + most * (2 * torch.rand(side.shape, generator=draw, dtype=torch.float64) - 1))
         noisy = counted(*sides)
         seen.add((noisy.correct, noisy.two_u))
@@ -132,24 +133,24 @@ def test_the_range_is_no_wider_than_the_samples_in_doubt() -> None:
     tally.add(0, values_of(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), np.zeros(2, int), "msp"))
     tally.add(1, values_of(torch.tensor([[1.0 + near, 0.0], [1.0 - far, 0.0], [0.0, 2.0]]), None, "msp"))
     # Of the first sample: lower confidence, higher, higher; of the second: the first two higher, a tie.
-    assert tally.measured().two_u == (0 + 2 + 0) + (2 + 2 + 1)
-    assert tally.measured().doubt == Doubt(lower=0 + 1, higher=2 + 1, loss=2)
+    assert tally.counts().two_u == (0 + 2 + 0) + (2 + 2 + 1)
+    assert tally.counts().doubt == Doubt(lower=0 + 1, higher=2 + 1, loss=2)
 
 
 def test_wider_numbers_leave_less_in_doubt() -> None:
     z, labels = torch.tensor([[1.0, 1.0 - 1e-9], [1.0, 1.0 - 1e-3]]), np.zeros(2, int)
-    fewer = {dtype: values_of(z.to(dtype), labels, "msp").doubt.fewer for dtype in TOLERANCE}
+    fewer = {dtype: values_of(z.to(dtype), labels, "msp").doubt.fewer for dtype in LOGIT_TOLERANCE}
     assert fewer == {torch.float64: 1, torch.float32: 1, torch.float16: 2, torch.bfloat16: 2}
     assert values_of(z.double() + torch.tensor([0.0, -1e-9]), labels, "msp").doubt == Doubt()
     assert SLOPES.keys() <= OOD_SCORES.keys()
 
 
 def test_who_could_have_won() -> None:
-    def step(head: int, correct: int, fewer: int = 0, more: int = 0, nll: int = 0) -> Step:
-        return Step((0, head), Measured(correct, 20, None, 0, nll or head, 0, Doubt(fewer=fewer, more=more)))
+    def step(head: int, correct: int, fewer: int = 0, more: int = 0, nll: int = 0) -> Trial:
+        return Trial((0, head), Counts(correct, 20, None, 0, nll or head, 0, Doubt(fewer=fewer, more=more)))
 
-    def heads(*steps: Step) -> list[int]:
-        return [one.candidate[1] for one in contenders("acc", steps, {})]
+    def heads(*steps: Trial) -> list[int]:
+        return [one.head[1] for one in contenders("acc", steps, {})]
 
     assert heads(step(0, 7), step(1, 8), step(2, 8)) == [1]  # a tie that is one everywhere
     assert heads(step(0, 7), step(1, 8, fewer=1)) == [1, 0]  # at 7 each the first would win
@@ -179,9 +180,9 @@ def test_steps_that_hang_on_rounding_are_those_of_the_definition() -> None:
                     assert naive.bounds(without, "avg", data) == ranges[site, head]
         surest = max(left, key=lambda one: (ranges[one][0], -HEADS.index(one)))
         could = {one for one in left if (ranges[one][1], surest) >= (ranges[surest][0], one)}
-        assert {step.candidate, *(rival.candidate for rival in step.rivals)} == could
+        assert {step.head, *(rival.head for rival in step.rivals)} == could
         assert 1 < len(could) < len(left)
-        gone.append((PATHS[step.candidate[0]], step.candidate[1]))
+        gone.append((PATHS[step.head[0]], step.head[1]))
 
 
 @pytest.mark.parametrize("objectives", [["avg", "nll"], pytest.param(["acc", "ood", "avg"], marks=pytest.mark.long)])
@@ -207,6 +208,6 @@ def test_headmap_notes_heads_that_rounding_may_have_kept() -> None:
     for ranking in found.values():
         assert 0 < sum(bool(step.rivals) for step in ranking.steps) < 6
         for step in ranking.steps:
-            chosen = next(one for one in HEADS if one[0] == step.candidate[0] and one not in ranking.removed)
-            assert all(rival.candidate == chosen for rival in step.rivals)
+            chosen = next(one for one in HEADS if one[0] == step.head[0] and one not in ranking.removed)
+            assert all(rival.head == chosen for rival in step.rivals)
     resumes(make, reference, "class-token", data, ["avg", "acc"])

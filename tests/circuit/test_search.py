@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Doubt, Measured, Tally, Values
-from hydractl.circuit.race import Step, contenders
-from hydractl.circuit.samples import Sample
-from hydractl.circuit.search import Found, GreedySearch, evaluations
+from hydractl.circuit.objective import OBJECTIVE_BY_NAME, Counts, Doubt
+from hydractl.circuit.samples import SearchBatch
+from hydractl.circuit.search import GreedySearch, ObjectiveRanking, evaluations
+from hydractl.circuit.winners import Trial, contenders
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
@@ -28,11 +29,11 @@ from tests.pico import CLIP, logits, mask_of, prune_source, source_of, stock, ze
 HEADS = [(site, head) for site in range(3) for head in range(3)]
 
 
-def samples(found: naive.Data, others: Sequence[Any] = ()) -> list[Sample]:
+def samples(found: naive.Data, others: Sequence[Any] = ()) -> list[SearchBatch]:
     @torch.no_grad()
-    def known(inputs: Any, labels: torch.Tensor | None, size: int) -> Sample:
+    def known(inputs: Any, labels: torch.Tensor | None, size: int) -> SearchBatch:
         beside = np.stack([logits(one, inputs).double().numpy() for one in others]) if others else None
-        return Sample(lambda: inputs, None if labels is None else labels.numpy(), size, beside)
+        return SearchBatch(lambda: inputs, None if labels is None else labels.numpy(), size, beside)
 
     sizes = [len(next(iter(x.values())) if isinstance(x, dict) else x) for x in found.outside]
     inside = [known(x, y, len(y)) for x, y in zip(found.inside, found.labels, strict=True)]
@@ -44,7 +45,9 @@ def model_of(reference: Any, variant: str) -> HydraModel:
     return HydraModel(source.description, source.tensors)
 
 
-def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = None) -> list[tuple[str, int]]:
+def names(
+    model: HydraModel, found: ObjectiveRanking, kept: list[tuple[int, ...]] | None = None
+) -> list[tuple[str, int]]:
     heads = kept or [tuple(range(site.heads)) for site in model.sites]
     return [(model.sites[site].path, heads[site][position]) for site, position in found.removed]
 
@@ -71,17 +74,17 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
     paths = [site.path for site in model.sites]
     # Without any (visual) head, or few of a DeBERTa, all samples are the same, and rounding would decide.
     budget = 4 if variant in FOUR else 5 if variant in (*CLIP, "deberta-v3") else 8
-    expected = naive.rankings(reference, data, list(OBJECTIVES), budget, paths)
+    expected = naive.rankings(reference, data, list(OBJECTIVE_BY_NAME), budget, paths)
     for bounds in (True, False) if variant == "class-token" else (True,):
         evaluator = Evaluator(model, samples(data), lanes=2)
-        found = GreedySearch(evaluator, HEADS, bounds=bounds).run(list(OBJECTIVES), budget)
+        found = GreedySearch(evaluator, HEADS, bounds=bounds).run(list(OBJECTIVE_BY_NAME), budget)
         evaluator.close()
         for objective, ranking in found.items():
             assert names(model, ranking) == [(site, head) for site, head, _ in expected[objective]], objective
             scale = len(torch.cat(data.labels)) if objective in ("nll", "brier") else 1
             for step, (_, _, score) in zip(ranking.steps, expected[objective], strict=True):
-                assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
-                assert step.measured.n_ood == 7  # counted for every objective
+                assert step.counts.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
+                assert step.counts.n_ood == 7  # counted for every objective
                 assert not step.rivals  # the reference has seen that nothing rests on rounding
         assert found["acc"].base.score("avg") == pytest.approx(float(naive.score(reference, "avg", data)), abs=1e-12)
 
@@ -97,13 +100,13 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
 def test_rankings_for_an_ensemble_equal_the_naive_algorithm(count: int, variant: str) -> None:
     reference, data = stock(variant), naive.data(variant, draw=ENSEMBLE_DRAWS[count, variant])
     others = [stock(variant, seed=3), zero_columns(reference, [(SITES_OF[variant][0], 1)])][:count]
-    expected = naive.rankings(reference, data, list(OBJECTIVES), 5, SITES_OF[variant], others)
+    expected = naive.rankings(reference, data, list(OBJECTIVE_BY_NAME), 5, SITES_OF[variant], others)
     evaluator = Evaluator(model := model_of(reference, variant), samples(data, others), lanes=2)
-    for objective, ranking in GreedySearch(evaluator, HEADS).run(list(OBJECTIVES), 5).items():
+    for objective, ranking in GreedySearch(evaluator, HEADS).run(list(OBJECTIVE_BY_NAME), 5).items():
         assert names(model, ranking) == [(site, head) for site, head, _ in expected[objective]], objective
         scale = len(torch.cat(data.labels)) if objective in ("nll", "brier") else 1
         for step, (_, _, score) in zip(ranking.steps, expected[objective], strict=True):
-            assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
+            assert step.counts.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
             assert not step.rivals
 
 
@@ -151,7 +154,7 @@ def test_the_heads_of_one_tower(tower: str, draw: int) -> None:
     expected = naive.ranking(reference, lambda m: naive.score(m, "avg", data), 2, paths, gone)
     assert names(model, found, kept) == [(site, head) for site, head, _ in expected]
     for step, (_, _, score) in zip(found.steps, expected, strict=True):
-        assert step.measured.score("avg") == pytest.approx(float(score), abs=1e-12)
+        assert step.counts.score("avg") == pytest.approx(float(score), abs=1e-12)
 
 
 def test_search_from_a_pruned_model() -> None:
@@ -199,7 +202,7 @@ def test_constrained_rankings_equal_the_naive_algorithm(
 def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_too_far_ends_a_ranking() -> None:
     model, data = model_of(stock("class-token"), "class-token"), naive.data(inside=31, outside=23)
 
-    def rankings(**options: Any) -> dict[str, Found]:
+    def rankings(**options: Any) -> dict[str, ObjectiveRanking]:
         evaluator = Evaluator(model, samples(data))
         found = GreedySearch(evaluator, HEADS, **options).run(["acc", "ood"], 6)
         evaluator.close()
@@ -207,7 +210,7 @@ def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_
 
     plain = rankings()
     assert rankings(constraints=[parse_constraint(text) for text in ("acc>=0", "nll>=-99")]) == plain
-    drops = {o: [found.base.correct - step.measured.correct for step in found.steps] for o, found in plain.items()}
+    drops = {o: [found.base.correct - step.counts.correct for step in found.steps] for o, found in plain.items()}
     most = max(drops["ood"]) - 1
     ended = rankings(max_drop=Fraction(most, 31))
     assert ended["ood"].ended == "max_drop"
@@ -219,8 +222,8 @@ def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_
 def test_rounding_may_decide_whether_a_constraint_is_kept() -> None:
     """Counts with doubt made on purpose: who is surely allowed, who perhaps, and who could take over."""
 
-    def step(head: int, correct: int, two_u: int, fewer: int = 0, more: int = 0) -> Step:
-        return Step((0, head), Measured(correct, 10, two_u, 10, doubt=Doubt(fewer=fewer, more=more)))
+    def step(head: int, correct: int, two_u: int, fewer: int = 0, more: int = 0) -> Trial:
+        return Trial((0, head), Counts(correct, 10, two_u, 10, doubt=Doubt(fewer=fewer, more=more)))
 
     surely, perhaps, nearly, not_at_all = (
         step(0, 8, 50),
@@ -241,7 +244,7 @@ def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
     idle = [("blocks.0.attn", 2), ("blocks.1.attn", 0), ("blocks.1.attn", 1), ("blocks.2.attn", 1)]
     reference = zero_columns(reference, idle)
     model = model_of(reference, "class-token")
-    rankings = naive.rankings(reference, data, list(OBJECTIVES), 6, [site.path for site in model.sites])
+    rankings = naive.rankings(reference, data, list(OBJECTIVE_BY_NAME), 6, [site.path for site in model.sites])
     rows = {}
     for at_once, together in ((1, ["acc", "avg", "brier"]), (2, ["ood", "nll"])):
         evaluator = Evaluator(model, samples(data))
@@ -251,7 +254,7 @@ def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
     for objective, expected in rankings.items():
         found = rows[objective]
         for step in found.steps:
-            candidates = [step.candidate, *(rival.candidate for rival in step.rivals)]
+            candidates = [step.head, *(rival.head for rival in step.rivals)]
             # Nothing but idle heads is a matter of rounding: a product may round otherwise without their zeros.
             assert not step.rivals or {(paths[site], head) for site, head in candidates} <= set(idle)
         removed = names(model, found)
@@ -287,27 +290,27 @@ def test_objectives_share_what_they_have_in_common() -> None:
 
 def test_scores_are_exact_integers() -> None:
     # 1/3 + 2/3 style sums differ as floats; the keys must not.
-    one, two = Measured(1, 3, 4, 3), Measured(2, 3, -2, 3)
+    one, two = Counts(1, 3, 4, 3), Counts(2, 3, -2, 3)
     assert one.key("avg") == two.key("avg")
-    assert Measured(2, 4, 9, 3).score("avg") == pytest.approx((0.5 + 9 / 24) / 2)
+    assert Counts(2, 4, 9, 3).score("avg") == pytest.approx((0.5 + 9 / 24) / 2)
 
 
 def test_the_best_case_is_reached_and_never_exceeded() -> None:
     """All ways to complete a part of the data: none beats the best case, and for the pairs one of them reaches it."""
-    seen = Measured(correct=1, n_id=2, two_u=3, n_ood=1, nll=5, brier=7)
+    seen = Counts(correct=1, n_id=2, two_u=3, n_ood=1, nll=5, brier=7)
     best = seen.best_case(3, 2)
     for right, unseen in itertools.product((0, 1), range(2 * (3 * 2 - 2 * 1) + 1)):
-        done = Measured(1 + right, 3, 3 + unseen, 2, 5, 7)
-        assert all(done.key(o) <= best.key(o) for o in OBJECTIVES)
-    assert Measured(2, 3, 3 + 8, 2, 5, 7) == best
+        done = Counts(1 + right, 3, 3 + unseen, 2, 5, 7)
+        assert all(done.key(o) <= best.key(o) for o in OBJECTIVE_BY_NAME)
+    assert Counts(2, 3, 3 + 8, 2, 5, 7) == best
 
 
 def test_tally_counts_pairs_of_what_it_has_seen() -> None:
     tally = Tally()
     tally.add(0, Values(True, np.array([-0.9, -0.5]), correct=1))
-    assert tally.measured().two_u is None
+    assert tally.counts().two_u is None
     tally.add(3, Values(False, np.array([-0.5, -0.2])))
-    assert tally.measured() == Measured(1, 2, 2 + 1 + 2 + 2, 2)
+    assert tally.counts() == Counts(1, 2, 2 + 1 + 2 + 2, 2)
 
 
 def test_number_of_evaluations_of_the_paper() -> None:

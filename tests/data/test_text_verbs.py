@@ -125,7 +125,7 @@ def test_the_search_counts_the_same_for_any_grouping(bert: str, data: Path) -> N
         search = GreedySearch(Evaluator(model, parts.batches, stream=parts.stream()), [(0, 0), (2, 1), (2, 0)])
         ranking = search.run(["acc"], 2)["acc"]
         search.evaluator.close()
-        found.append((ranking.base.correct, [(step.candidate, step.measured.correct) for step in ranking.steps]))
+        found.append((ranking.base.correct, [(step.head, step.counts.correct) for step in ranking.steps]))
     assert found[0] == found[1] and found[0][0] == expected
 
 

@@ -1,0 +1,192 @@
+"""What is said of finished circuits: how far they agree with others, and what their user should know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydractl.circuit.documents import LOW_GAIN, AgreementDocument, CircuitDocument
+from hydractl.errors import InputError
+from hydractl.heads.mask import Head
+from hydractl.heads.overlap import jaccard_at, kendall_tau
+from hydractl.jsonio import shown
+from hydractl.report.texts import number
+
+_MOST_SCORE = 1e6
+
+# --- another circuit --------------------------------------------------------------------------------------------------
+
+
+def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:
+    """Check that a circuit can be what others are compared with.
+
+    Raises:
+        InputError: for a circuit that is not exact, of another architecture, empty or without scores.
+    """
+    problems = []
+    if not document["removed"]:
+        problems.append("it removes nothing")
+    if document.get("approx") is not None or document.get("algorithm", "greedy") != "greedy":
+        problems.append("it is not the result of an exact search")
+    if document.get("arch", arch) != arch:
+        problems.append(f"it is of {shown(document['arch'])}, the model is {arch!r}")
+    if not all(_is_score(step.get("score")) for step in document["removed"]):
+        problems.append("a step has no score")
+    if problems:
+        raise InputError(f"{path} is nothing to compare with", hint="see --check-against", problems=problems)
+
+
+def _is_score(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _MOST_SCORE
+
+
+def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping[str, Any]) -> AgreementDocument:
+    """Compare the removals of a circuit with those of an exact one.
+
+    Args:
+        document: a circuit that removes something.
+        exact: the removals of the exact one, in order.
+        other: its document.
+
+    Returns:
+        ``jaccard``: of the first N removals of both, for N at a quarter, half, three quarters and all of the shorter;
+        ``kendall_tau``: of the orders, over the heads both remove; ``score_lost``: the score of the exact circuit
+        minus that of this one after as many removals, None where they are of different objectives or data.
+    """
+    removed = [(step["site"], step["head"]) for step in document["removed"]]
+    removals = min(len(removed), len(exact))
+    budgets = sorted({max(1, round(removals * share)) for share in (0.25, 0.5, 0.75, 1.0)})
+    score_lost = None
+    if _measure_the_same(document, other):
+        last = removals - 1
+        score_lost = other["removed"][last]["score"] - document["removed"][last]["score"]
+    jaccard = jaccard_at(removed, exact, budgets)
+    return {
+        "removals": removals,
+        "jaccard": {str(budget): value for budget, value in jaccard.items()},
+        "kendall_tau": kendall_tau(removed, list(exact)),
+        "score_lost": score_lost,
+    }
+
+
+def _measure_the_same(document: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether the scores of two circuits are of the same objective, model and data."""
+    for key in ("objective", "ood_score", "ensemble_with", "sites", "base"):
+        if document.get(key) != other.get(key):
+            return False
+    return _data_of(document) == _data_of(other)
+
+
+def _data_of(document: Mapping[str, Any]) -> list[Any]:
+    """Return what the provenance of a circuit says of its data; an untrusted file may say nothing."""
+    source = document.get("source")
+    if not isinstance(source, Mapping):
+        return []
+    settings = source.get("settings")
+    if not isinstance(settings, Mapping):
+        return []
+    return [settings.get("data"), settings.get("ood"), settings.get("tasks")]
+
+
+# --- as it is told ----------------------------------------------------------------------------------------------------
+
+
+def agreement_text(document: CircuitDocument) -> str:
+    """Say in a line how far a circuit agrees with an exact one."""
+    compared = document["agreement"]
+    jaccard = ", ".join(f"{number(value, 3)} of the first {n}" for n, value in compared["jaccard"].items())
+    lost = "another objective, model or data"
+    if compared["score_lost"] is not None:
+        lost = f"{compared['score_lost']:.4f}"
+    return f"Jaccard {jaccard}; Kendall's tau {number(compared['kendall_tau'], 3)}; score lost {lost}"
+
+
+def tied_text(document: CircuitDocument) -> str | None:
+    """Warn of a search whose score is at its maximum in the first steps, where ties decide; None for others."""
+    objective = document["objective"]
+    steps = document["removed"]
+    perfect = 1.0 if objective in ("acc", "ood", "avg") else 0.0
+    tied = 0
+    for step in steps:
+        if step["score"] < perfect:
+            break
+        tied += 1
+    if not tied:
+        return None
+    return (
+        f"{objective}: the score is at its maximum, {perfect:g}, in the first {tied} of {len(steps)} steps, so ties "
+        "and not the data decide which heads they remove: give more --data, or held-out samples that the model was not "
+        "trained on, or --objective nll"
+    )
+
+
+def gain_text(document: CircuitDocument) -> str:
+    """Say in a line how much the validation AUROC rose, and where that is little, what to make of it."""
+    gain = document["gain"]
+    text = (
+        f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}, "
+        f"{gain['corrected']:.0%} of the wrongly ordered pairs put right"
+    )
+    if not gain["low"]:
+        return text
+    return (
+        f"{text}; below {LOW_GAIN:.0%} circuits were seen not to detect other OOD data better than the whole model: "
+        "compare them on a set of its own before you use them"
+    )
+
+
+def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
+    """Warn of circuits that remove the same heads; None where there are none."""
+    objectives_by_heads: dict[frozenset[Head], list[str]] = {}
+    for objective, document in documents.items():
+        heads = frozenset((step["site"], step["head"]) for step in document["removed"])
+        objectives_by_heads.setdefault(heads, []).append(objective)
+    repeated = [" and ".join(objectives) for objectives in objectives_by_heads.values() if len(objectives) > 1]
+    if not repeated:
+        return None
+    return (
+        f"the same heads are removed: {'; '.join(repeated)}: "
+        "fused, a member that repeats another costs and gives nothing"
+    )
+
+
+def ended_text(document: CircuitDocument) -> str:
+    """Say in a line what ended a search before its budget."""
+    objective = document["objective"]
+    count = len(document["removed"])
+    if document["ended"] == "max_cost":
+        return f"{objective}: {count} heads are removed: with any further one the fused model would cost too much"
+    if document["ended"] == "max_drop":
+        ended = f"--max-drop {document['max_drop']:g}"
+    else:
+        ended = f"--subject-to {', '.join(document['subject_to'])}"
+    if not count:
+        return f"{objective}: no head can go within {ended}: the circuit is the whole model"
+    return f"{objective}: {count} heads are removed: a further one would not keep {ended}"
+
+
+def dear_text(document: CircuitDocument) -> str | None:
+    """Warn of a search that did not come down to its ``--max-cost``; None for others."""
+    most = document.get("max_cost")
+    if most is None:
+        return None
+    removed = document["removed"]
+    ratio = removed[-1]["mac_ratio"] if removed else document["base"]["mac_ratio"]
+    if ratio <= most:
+        return None
+    return (
+        f"{document['objective']}: fused, this circuit and the other members cost {ratio:.3f} times the "
+        f"mult-adds of the model, above --max-cost {most:g}: remove more heads, or keep --sites to the last ones"
+    )
+
+
+def rounding_text(documents: Mapping[str, CircuitDocument]) -> str | None:
+    """Warn of steps that rounding decided; None where there are none."""
+    undecided = []
+    for objective, document in documents.items():
+        steps = [str(step["step"]) for step in document.get("rounding", ())]
+        if steps:
+            undecided.append(f"{objective} {', '.join(steps)}")
+    if not undecided:
+        return None
+    return f"steps decided by less than rounding, which may go otherwise on another machine: {'; '.join(undecided)}"

@@ -1,0 +1,257 @@
+"""From logits to counts: what one batch adds, how far rounding may change it, and the sums over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydractl.circuit.objective import LOSS_UNIT, Counts, Doubt, Share
+from hydractl.errors import NonFiniteError
+from hydractl.metrics.ood import OOD_SCORES, two_u
+from hydractl.metrics.probabilities import Block, Floats
+
+# --- what rounding may change -----------------------------------------------------------------------------------------
+
+LOGIT_TOLERANCE = {torch.float64: 2e-14, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""Two logits that differ by less, times the largest logit of the sample or 1, are the same but for rounding.
+
+Machines were seen to differ by a twentieth of it, in half precision by a half.
+"""
+
+
+def margins(logits: Floats, labels: np.ndarray) -> Floats:
+    """Return the logit (or log p) of the label minus the highest other one, ``[B]``."""
+    rows = np.arange(len(labels))
+    others = logits.copy()
+    others[rows, labels] = -np.inf
+    return np.asarray(logits[rows, labels] - others.max(axis=1))
+
+
+def _msp_slope(block: Block) -> Floats:
+    top = block.pooled_log.argmax(axis=1)
+    log_p = np.take_along_axis(block.member_log_probs, top[None, :, None], axis=2)[:, :, 0]
+    return np.asarray((-np.exp(log_p) * np.expm1(log_p)).mean(axis=0))
+
+
+def _entropy_slope(block: Block) -> Floats:
+    p = block.member_powers
+    log_p = block.pooled_log
+    cross_entropy = -(p * log_p).sum(axis=2, keepdims=True)
+    return np.asarray((p * np.abs(log_p + cross_entropy)).sum(axis=2).mean(axis=0))
+
+
+def _slope_of_one(block: Block) -> Floats:
+    samples = block.logits.shape[1]
+    return np.ones(samples)
+
+
+SLOPES: dict[str, Callable[[Block], Floats]] = {
+    "msp": _msp_slope,
+    "entropy": _entropy_slope,
+    "energy": _slope_of_one,
+    "maxlogit": _slope_of_one,
+}
+"""For each OOD score, the most that it changes for logits of a member that differ by 1, ``[B]``."""
+
+
+# --- one batch --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Values:
+    """The results of one batch under one model.
+
+    Attributes:
+        labelled: whether the samples are ID.
+        scores: the OOD score of each sample, higher = more OOD.
+        correct, nll, brier: as in :class:`hydractl.circuit.objective.Counts`; zero for OOD samples.
+        doubt: of these three, as in :class:`hydractl.circuit.objective.Doubt`.
+        near: how far rounding may take each score; a number holds for all.
+        tasks: the tasks that the samples belong to.
+    """
+
+    labelled: bool
+    scores: Floats
+    correct: int = 0
+    nll: int = 0
+    brier: int = 0
+    doubt: Doubt = Doubt()
+    near: Floats | float = 0.0
+    tasks: Sequence[int] = (0,)
+
+
+def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside: Floats | None = None) -> Values:
+    """Count one batch, in float64.
+
+    Args:
+        logits: ``[B, classes]``.
+        labels: ``[B]``, or None for OOD samples.
+        ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
+        beside: the logits of other members ``[M - 1, B, classes]``: what is counted is then the ensemble.
+
+    Raises:
+        NonFiniteError: for a logit that is NaN or infinite.
+    """
+    members = with_others(logits, beside)
+    if not np.isfinite(members).all():
+        raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
+    block = Block(members)
+    scores = OOD_SCORES[ood_score](members)
+    largest_logit = np.abs(members).max(axis=(0, 2))
+    apart = LOGIT_TOLERANCE[logits.dtype] * np.maximum(1.0, largest_logit)
+    # Half of it, so that the scores of two samples differ by as much as two logits do.
+    near = apart / 2 * SLOPES[ood_score](block)
+    if labels is None:
+        return Values(False, scores, near=near)
+
+    rows = np.arange(len(labels))
+    log_p = block.pooled_log
+    p = np.exp(log_p)
+    # The sum over classes of (p - y)^2, by the classes that are wrong and the one that is right.
+    brier = (p * p).sum(axis=1) + 1 - 2 * p[rows, labels]
+    if beside is None:
+        compared = members[0]
+    else:
+        # Two classes of an ensemble can each take their p from another member, so their log p move apart by twice as
+        # much.
+        compared = log_p
+        apart = 2 * apart
+    correct = int((compared.argmax(axis=1) == labels).sum())
+    margin = margins(compared, labels)
+    surely_correct = int((margin > apart).sum())
+    perhaps_correct = int((margin >= -apart).sum())
+    units_in_doubt = round(LOGIT_TOLERANCE[logits.dtype] / LOGIT_TOLERANCE[torch.float32])
+    return Values(
+        labelled=True,
+        scores=scores,
+        correct=correct,
+        nll=_in_loss_units(-log_p[rows, labels]),
+        brier=_in_loss_units(np.maximum(brier, 0)),
+        doubt=Doubt(
+            fewer=correct - surely_correct,
+            more=perhaps_correct - correct,
+            loss=len(labels) * units_in_doubt,
+        ),
+        near=near,
+    )
+
+
+def with_others(logits: Tensor, beside: Floats | None) -> Floats:
+    """Return float64 logits ``[M, B, classes]`` of an ensemble whose last member gave ``logits`` ``[B, classes]``."""
+    member = logits.double().cpu().numpy()[None]
+    if beside is None:
+        return member
+    return np.concatenate([beside, member])
+
+
+def _in_loss_units(losses: Floats) -> int:
+    return int(np.rint(losses / LOSS_UNIT).astype(np.int64).sum())
+
+
+# --- batch after batch ------------------------------------------------------------------------------------------------
+
+
+class PairCount:
+    """Twice the Mann-Whitney U of OOD scores above ID scores, over the batches so far."""
+
+    def __init__(self) -> None:
+        self.two_u = 0
+        # Sorted, so that a batch is counted against everything before it in little time.
+        self.inside = np.empty(0)
+        self.outside = np.empty(0)
+
+    def add(self, labelled: bool, scores: Floats) -> None:
+        """Count the scores of one batch."""
+        if labelled:
+            self.two_u += two_u(scores, self.outside)
+            self.inside = np.sort(np.concatenate([self.inside, scores]))
+        else:
+            self.two_u += two_u(self.inside, scores)
+            self.outside = np.sort(np.concatenate([self.outside, scores]))
+
+
+class TaskPairs:
+    """The pairs of one task: as counted, with rounding against the model, and with rounding for it."""
+
+    def __init__(self) -> None:
+        self.counted = PairCount()
+        self._least = PairCount()
+        self._most = PairCount()
+
+    def add(self, values: Values) -> None:
+        """Count the scores of one batch."""
+        # An ID sample whose score is higher, and an OOD sample whose score is lower, count against the model.
+        against = values.near if values.labelled else -values.near
+        self.counted.add(values.labelled, values.scores)
+        self._least.add(values.labelled, values.scores + against)
+        self._most.add(values.labelled, values.scores - against)
+
+    @property
+    def lower(self) -> int:
+        """By how much rounding may lower twice the U."""
+        return self.counted.two_u - self._least.two_u
+
+    @property
+    def higher(self) -> int:
+        """By how much rounding may raise twice the U."""
+        return self._most.two_u - self.counted.two_u
+
+
+class Tally:
+    """The counts of one model over the batches it has seen so far, of tasks with these shares.
+
+    Attributes:
+        seen: the numbers of the batches.
+    """
+
+    def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
+        self.seen: set[int] = set()
+        self._shares = shares
+        self._correct = 0
+        self._nll = 0
+        self._brier = 0
+        self._doubt = Doubt()
+        self._pairs = [TaskPairs() for _ in shares]
+
+    def add(self, batch: int, values: Values) -> None:
+        """Count one batch, which must be new."""
+        assert batch not in self.seen
+        self.seen.add(batch)
+        for task in values.tasks:
+            times = self._shares[task].inside
+            self._correct += times * values.correct
+            self._nll += times * values.nll
+            self._brier += times * values.brier
+            self._doubt = self._doubt.plus(times, values.doubt)
+            self._pairs[task].add(values)
+
+    def counts(self) -> Counts:
+        """Return the counts over what has been seen."""
+        n_id = n_ood = twice_u = lower = higher = 0
+        for share, pairs in zip(self._shares, self._pairs, strict=True):
+            n_id += share.inside * len(pairs.counted.inside)
+            n_ood += share.outside * len(pairs.counted.outside)
+            twice_u += share.pairs * pairs.counted.two_u
+            lower += share.pairs * pairs.lower
+            higher += share.pairs * pairs.higher
+        return Counts(
+            correct=self._correct,
+            n_id=n_id,
+            two_u=twice_u if n_ood else None,
+            n_ood=n_ood,
+            nll=self._nll,
+            brier=self._brier,
+            doubt=self._doubt._replace(lower=lower, higher=higher),
+        )
+
+    @property
+    def seen_pairs(self) -> int:
+        """The pairs of ID and OOD samples seen so far."""
+        total = 0
+        for share, pairs in zip(self._shares, self._pairs, strict=True):
+            total += share.pairs * len(pairs.counted.inside) * len(pairs.counted.outside)
+        return total

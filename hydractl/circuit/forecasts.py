@@ -1,0 +1,307 @@
+"""Forecasts of scores from gradients: what the objective would be without each head, were all samples linear in it.
+
+A forecast is made for every sample and counted as the real thing would be. The objectives are counts, and at a trained
+model the slope of any smoothed count is of little use: what a head does for some samples and against others cancels in
+the sum, while a removal moves each sample by a large step. So the slope is taken for each sample, of a quantity that is
+nearly linear in the outputs of the heads (a difference of logits), and the forecast quantities of all samples are then
+counted.
+
+The slope by a gate on a head is the importance of Michel et al. 2019 (arXiv 1905.10650, equation 2) before its absolute
+value and mean; a gate that goes from one to zero removes the head, so the forecast is the quantity minus the slope.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hydractl.circuit.evaluator import Evaluator, over_batches
+from hydractl.circuit.objective import OBJECTIVE_BY_NAME
+from hydractl.circuit.winners import HeadPlace
+from hydractl.distributed import Processes
+from hydractl.errors import NonFiniteError
+from hydractl.metrics.ood import auroc, curve_of
+
+# --- quantities of samples --------------------------------------------------------------------------------------------
+
+MARGIN, LABEL, OOD_SCORE = "margin", "label", "ood_score"
+"""The quantities: the logit of the label minus the highest other one; log-odds of the label; a monotone function of the
+OOD score."""
+
+QUANTITIES_OF: dict[str, tuple[str, ...]] = {
+    "acc": (MARGIN,),
+    "ood": (OOD_SCORE,),
+    "avg": (MARGIN, OOD_SCORE),
+    "nll": (LABEL,),
+    "brier": (LABEL,),
+}
+"""The quantities that the forecast of an objective reads."""
+
+_SPREAD = "spread"
+"""The spread of the probability of the wrong classes: the sum of their squares over the square of their sum."""
+
+_TINY = 1e-300
+
+_DOUBT = 0.5
+"""The assumed standard error of a forecast change, as a share of that change. With it, samples near the decision
+boundary count in part, which tells heads apart that leave equally many samples right."""
+
+
+@dataclass(frozen=True)
+class Quantities:
+    """Numbers of all samples by the names of the quantities, in the order of the batches.
+
+    Attributes:
+        inside: of ID samples ``[N]``, or their slopes ``[N, heads]``.
+        outside: of OOD samples, where any objective reads them.
+    """
+
+    inside: dict[str, Tensor]
+    outside: dict[str, Tensor]
+
+    def of_samples(self, inside: Tensor, outside: Tensor) -> Quantities:
+        """Return those of some ID and some OOD samples, bool ``[N]`` each."""
+        return Quantities(
+            {name: values[inside] for name, values in self.inside.items()},
+            {name: values[outside] for name, values in self.outside.items()},
+        )
+
+    def of_columns(self, columns: Sequence[int]) -> Quantities:
+        """Return the slopes by some of the heads, float64 ``[N, len(columns)]``."""
+        index = torch.tensor(list(columns), dtype=torch.long)
+        return Quantities(
+            {name: values[:, index].double() for name, values in self.inside.items()},
+            {name: values[:, index].double() for name, values in self.outside.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """The slopes of the quantities of all samples by a gate on each head.
+
+    Attributes:
+        heads: those of the tower of samples that are present.
+        quantities: ``[N, len(heads) + 1]``; the last column, zeros, is that of a head which has no slopes.
+    """
+
+    heads: list[HeadPlace]
+    quantities: Quantities
+
+    def by(self, heads: Sequence[HeadPlace]) -> Quantities:
+        """Return the slopes by some heads; zeros for those of the tower of the labels."""
+        column_of = {head: column for column, head in enumerate(self.heads)}
+        return self.quantities.of_columns([column_of.get(head, -1) for head in heads])
+
+
+def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
+    """Return which ID and which OOD samples belong to a task, bool ``[N]`` each."""
+    inside: list[bool] = []
+    outside: list[bool] = []
+    for batch in evaluator.batches:
+        side = outside if batch.labels is None else inside
+        side.extend([task in batch.tasks] * batch.size)
+    return torch.tensor(inside, dtype=torch.bool), torch.tensor(outside, dtype=torch.bool)
+
+
+def quantities_needed(objectives: Sequence[str]) -> list[str]:
+    """Return the quantities that the forecasts of some objectives read."""
+    needed = {name for objective in objectives for name in QUANTITIES_OF[objective]}
+    return [name for name in (MARGIN, LABEL, OOD_SCORE) if name in needed]
+
+
+def quantity(name: str, members: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
+    """Compute one quantity of one batch ``[B]`` from float64 logits ``[M, B, classes]``, differentiably."""
+    if name == OOD_SCORE:
+        return _OOD_SCORE[ood_score](members)
+    assert labels is not None
+    logits = _pooled(members)
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    if name == _SPREAD:
+        return others.softmax(dim=1).square().sum(dim=1)
+    logit_of_label = logits.gather(1, labels[:, None])[:, 0]
+    if name == MARGIN:
+        return logit_of_label - others.amax(dim=1)
+    return logit_of_label - others.logsumexp(dim=1)
+
+
+def _pooled(members: Tensor) -> Tensor:
+    """Return logits of the mean of the softmaxes: of one member as they are, else log p up to a constant."""
+    if members.shape[0] == 1:
+        return members[0]
+    return members.log_softmax(dim=2).logsumexp(dim=0)
+
+
+def _odds_against(members: Tensor) -> Tensor:
+    """Return minus the log-odds of the highest p: minus p itself on a scale that no certainty flattens."""
+    logits = _pooled(members)
+    top = logits.argmax(dim=1, keepdim=True)
+    others = logits.scatter(1, top, -torch.inf)
+    return others.logsumexp(dim=1) - logits.gather(1, top)[:, 0]
+
+
+def _log_entropy(members: Tensor) -> Tensor:
+    log_p = _pooled(members).log_softmax(dim=1)
+    entropy = -(log_p.exp() * log_p).sum(dim=1)
+    return entropy.clamp_min(_TINY).log()
+
+
+_OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "msp": _odds_against,
+    "entropy": _log_entropy,
+    "energy": lambda members: -members.logsumexp(dim=2).mean(dim=0),
+    "maxlogit": lambda members: -members.amax(dim=2).mean(dim=0),
+}
+"""For each OOD score, a function that orders samples as it does and is more nearly linear."""
+
+
+def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> Quantities:
+    """Compute the quantities of all samples under the model as it is."""
+
+    def of_batch(batch: int) -> dict[str, list[float]]:
+        members = _members(evaluator, batch, evaluator.current_logits(batch))
+        readable, labels = _readable(evaluator, batch, names)
+        if LABEL in readable:
+            readable.append(_SPREAD)
+        return {name: quantity(name, members, labels, evaluator.ood_score).tolist() for name in readable}
+
+    by_batch = {}
+    for batch, lists in over_batches(evaluator, of_batch, processes).items():
+        by_batch[batch] = {name: torch.tensor(values).double() for name, values in lists.items()}
+    return _joined(evaluator, by_batch)
+
+
+# --- slopes -----------------------------------------------------------------------------------------------------------
+
+
+def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
+    """Take the slope of each quantity by a gate on each head of the tower of samples, float32.
+
+    That takes one forward pass and one backward pass for each quantity.
+
+    Raises:
+        NonFiniteError: where a slope is NaN or infinite.
+    """
+    tower = evaluator.samples
+    heads = [(site, head) for site, kept in zip(tower.sites, tower.kept, strict=True) for head in kept]
+    with torch.inference_mode(False), torch.enable_grad(), _frozen(evaluator.model):
+        by_batch = {batch: _slopes_of_batch(evaluator, batch, names) for batch in range(len(evaluator.batches))}
+        joined = _joined(evaluator, by_batch)
+    for values in (*joined.inside.values(), *joined.outside.values()):
+        if not bool(values.isfinite().all()):
+            raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
+    return Slopes(heads, joined)
+
+
+def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the slopes of the quantities of one batch, ``[B, heads + 1]`` each."""
+    readable, labels = _readable(evaluator, batch, names)
+    if not readable:
+        return {}
+    parameter = next(evaluator.model.parameters())
+    size = evaluator.batches[batch].size
+    # Each sample has gates of its own, so the gradients of the sum are those of the samples.
+    gates = [
+        torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype, requires_grad=bool(kept))
+        for kept in evaluator.samples.kept
+    ]
+    gates_of_heads = [gate for gate in gates if gate.requires_grad]
+    no_head = parameter.new_zeros(size, 1)
+    members = _members(evaluator, batch, evaluator.gated_logits(batch, gates))
+    slopes_of = {}
+    for name in readable:
+        gradients: Sequence[Tensor] = ()
+        if gates_of_heads:
+            total = quantity(name, members, labels, evaluator.ood_score).sum()
+            gradients = torch.autograd.grad(total, gates_of_heads, retain_graph=True)
+            evaluator.count_backward(batch)
+        slopes_of[name] = torch.cat([*gradients, no_head], dim=1).float().cpu()
+    return slopes_of
+
+
+def _members(evaluator: Evaluator, batch: int, logits: Tensor) -> Tensor:
+    """Return logits ``[M, B, classes]`` of the ensemble from those of the circuit, which is its last member."""
+    circuit = logits.double()[None]
+    beside = evaluator.batches[batch].beside
+    if beside is None:
+        return circuit
+    return torch.cat([torch.from_numpy(beside).to(circuit.device), circuit])
+
+
+def _readable(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
+    """Return the quantities that can be read off a batch, and its labels on the model's device.
+
+    An OOD batch has no labels (None), and no quantity but the OOD score.
+    """
+    labels = evaluator.batches[batch].labels
+    if labels is None:
+        return [name for name in names if name == OOD_SCORE], None
+    device = next(evaluator.model.parameters()).device
+    return list(names), torch.from_numpy(labels).to(device)
+
+
+def _joined(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) -> Quantities:
+    """Join the quantities of all batches, in the order of the batches."""
+    inside: dict[str, list[Tensor]] = {}
+    outside: dict[str, list[Tensor]] = {}
+    for batch in sorted(by_batch):
+        side = outside if evaluator.batches[batch].labels is None else inside
+        for name, values in by_batch[batch].items():
+            side.setdefault(name, []).append(values)
+    return Quantities(
+        {name: torch.cat(parts) for name, parts in inside.items()},
+        {name: torch.cat(parts) for name, parts in outside.items()},
+    )
+
+
+@contextlib.contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Turn off gradients of weights inside this context: their graphs would keep more activations."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+# --- forecasts --------------------------------------------------------------------------------------------------------
+
+
+def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
+    """Forecast the objective without each head, as if all quantities were linear: ``[heads]``.
+
+    Args:
+        objective: what is forecast.
+        now: the quantities under the model as it is.
+        change: the slopes by the heads, float64.
+    """
+    if objective == "avg":
+        return (forecast("acc", now, change) + forecast("ood", now, change)) / 2
+    if OBJECTIVE_BY_NAME[objective].needs_ood:
+        return _forecast_auroc(now, change)
+
+    name = QUANTITIES_OF[objective][0]
+    slope = change.inside[name]
+    after = now.inside[name][:, None] - slope  # [N, heads]
+    if objective == "acc":
+        standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
+        right = torch.special.ndtr(after / standard_error)
+        return right.mean(dim=0).numpy()
+    if objective == "nll":
+        return -nn.functional.softplus(-after).mean(dim=0).numpy()
+    wrong = torch.sigmoid(-after)
+    spread = now.inside[_SPREAD][:, None]
+    return -(wrong * wrong * (1 + spread)).mean(dim=0).numpy()
+
+
+def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:
+    inside = (now.inside[OOD_SCORE][:, None] - change.inside[OOD_SCORE]).numpy()  # [N, heads]
+    outside = (now.outside[OOD_SCORE][:, None] - change.outside[OOD_SCORE]).numpy()
+    return np.array([auroc(curve_of(of_id, of_ood)) for of_id, of_ood in zip(inside.T, outside.T, strict=True)])

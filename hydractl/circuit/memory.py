@@ -1,0 +1,341 @@
+"""What a search has measured: written to its journal as it goes on, and found there again.
+
+Four kinds of records follow each other: the model before the first removal (``base``), a candidate that was evaluated
+(``of``), a removal (``removed``), and the end of a ranking (``ended``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, cast
+
+from hydractl.circuit.journal import HOW_TO_START_OVER, Journal
+from hydractl.circuit.objective import Counts, Doubt
+from hydractl.circuit.winners import HeadPlace, Trial
+from hydractl.distributed import Processes
+from hydractl.errors import InputError
+from hydractl.jsonio import shown
+
+_MOST_LOSS = 1 << 100
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+class CountsRecord(TypedDict):
+    """The integers of an evaluation; ``doubt`` lists those of :class:`Doubt` in their order."""
+
+    correct: int
+    n_id: int
+    two_u: int | None
+    n_ood: int
+    nll: int
+    brier: int
+    doubt: list[int]
+
+
+class TrialRecord(CountsRecord):
+    """One head, what was counted without it, and its rivals."""
+
+    head: list[int]
+    rivals: NotRequired[list[TrialRecord]]
+
+
+class EvaluationRecord(CountsRecord):
+    """One candidate that was evaluated in a step of the objective ``of``.
+
+    ``given_up`` are the objectives that it was given up for, ``off`` by how much its scores are above their forecasts.
+    """
+
+    of: str
+    step: int
+    head: list[int]
+    given_up: list[str]
+    off: NotRequired[dict[str, float]]
+
+
+class RemovalRecord(TrialRecord):
+    """The winner of a step of the objective ``removed``."""
+
+    removed: str
+    step: int
+
+
+def record_of_counts(counts: Counts) -> CountsRecord:
+    """Return the record of an evaluation."""
+    return {
+        "correct": counts.correct,
+        "n_id": counts.n_id,
+        "two_u": counts.two_u,
+        "n_ood": counts.n_ood,
+        "nll": counts.nll,
+        "brier": counts.brier,
+        "doubt": list(counts.doubt),
+    }
+
+
+def counts_from_record(record: Mapping[str, Any]) -> Counts:
+    """Return the evaluation, the inverse of :func:`record_of_counts`."""
+    return Counts(
+        correct=record["correct"],
+        n_id=record["n_id"],
+        two_u=record["two_u"],
+        n_ood=record["n_ood"],
+        nll=record["nll"],
+        brier=record["brier"],
+        doubt=Doubt(*record.get("doubt", ())),
+    )
+
+
+def record_of_trial(trial: Trial) -> TrialRecord:
+    """Return the record of a head and what was counted without it."""
+    record = cast(TrialRecord, {"head": list(trial.head), **record_of_counts(trial.counts)})
+    if trial.rivals:
+        record["rivals"] = [record_of_trial(rival) for rival in trial.rivals]
+    return record
+
+
+def trial_from_record(record: Mapping[str, Any]) -> Trial:
+    """Return the trial, the inverse of :func:`record_of_trial`."""
+    rivals = tuple(trial_from_record(rival) for rival in record.get("rivals", ()))
+    return Trial(head_from_record(record), counts_from_record(record), rivals)
+
+
+def head_from_record(record: Mapping[str, Any]) -> HeadPlace:
+    """Return the head that a record is about."""
+    site, position = record["head"]
+    return site, position
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One candidate that was evaluated.
+
+    Attributes:
+        head: the candidate.
+        counts: what was counted without it.
+        given_up: the objectives that it was given up for, before all was counted.
+        off: by how much the score of each objective is above its forecast, where there was one.
+    """
+
+    head: HeadPlace
+    counts: Counts
+    given_up: Sequence[str] = ()
+    off: Mapping[str, float] | None = None
+
+    def record(self, objective: str, step: int) -> EvaluationRecord:
+        """Return the record of this evaluation, in a step of an objective."""
+        facts: dict[str, object] = {
+            "of": objective,
+            "step": step,
+            "head": list(self.head),
+            "given_up": list(self.given_up),
+        }
+        if self.off is not None:
+            facts["off"] = dict(self.off)
+        return cast(EvaluationRecord, {**facts, **record_of_counts(self.counts)})
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
+        """Return the evaluation, the inverse of :meth:`record`."""
+        return cls(head_from_record(record), counts_from_record(record), record["given_up"], record.get("off"))
+
+
+class SearchMemory:
+    """The journal of a search, in terms of the search.
+
+    What all processes know is written by the first one only.
+    """
+
+    def __init__(self, journal: Journal, processes: Processes) -> None:
+        self._journal = journal
+        self._writes_common = processes.rank == 0
+
+    def sync(self) -> None:
+        """See that what was kept survives a loss of power."""
+        self._journal.sync()
+
+    def base(self) -> Counts | None:
+        """Return what the model gave before the first removal, if that is known."""
+        for record in self._journal.records:
+            if "base" in record:
+                return counts_from_record(record["base"])
+        return None
+
+    def keep_base(self, counts: Counts) -> None:
+        """Keep what the model gives before the first removal."""
+        if self._writes_common:
+            self._journal.append({"base": record_of_counts(counts)})
+
+    def removals(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
+        """Return what a step removed for some objectives, without those whose ranking ended there.
+
+        Returns:
+            None unless the whole step is known.
+        """
+        removed = {}
+        ended = set()
+        for record in self._journal.records:
+            if record.get("step") != step:
+                continue
+            if record.get("removed") in objectives:
+                removed[record["removed"]] = trial_from_record(record)
+            if record.get("ended") in objectives:
+                ended.add(record["ended"])
+        if len(removed) + len(ended) < len(objectives):
+            return None
+        return removed
+
+    def keep_removal(self, objective: str, step: int, winner: Trial | None) -> None:
+        """Keep the winner of a step, or that there was none."""
+        if not self._writes_common:
+            return
+        if winner is None:
+            self._journal.append({"ended": objective, "step": step})
+        else:
+            self._journal.append({"removed": objective, "step": step, **record_of_trial(winner)})
+
+    def evaluations(self, objective: str, step: int) -> dict[HeadPlace, Evaluation]:
+        """Return the candidates that were evaluated in a step of an objective."""
+        evaluations = {}
+        for record in self._journal.records:
+            if record.get("of") == objective and record.get("step") == step:
+                evaluation = Evaluation.from_record(record)
+                evaluations[evaluation.head] = evaluation
+        return evaluations
+
+    def keep_own_evaluation(self, objective: str, step: int, evaluation: Evaluation) -> None:
+        """Keep a candidate that this process alone has evaluated."""
+        self._journal.append(evaluation.record(objective, step))
+
+    def keep_common_evaluation(self, objective: str, step: int, evaluation: Evaluation) -> None:
+        """Keep a candidate that all processes have evaluated together."""
+        if self._writes_common:
+            self._journal.append(evaluation.record(objective, step))
+
+
+# --- checking what was found ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WholeData:
+    """How much a search can count at most.
+
+    Attributes:
+        n_id, n_ood: the samples of all tasks, as often as they count.
+        several_tasks: whether they are of several tasks; then not every ID sample meets every OOD sample.
+    """
+
+    n_id: int
+    n_ood: int
+    several_tasks: bool = False
+
+
+def check_records(
+    path: Path,
+    journal: Journal,
+    sizes: Mapping[str, int],
+    heads: Collection[HeadPlace],
+    objectives: Sequence[str],
+    whole: WholeData,
+) -> None:
+    """Check that the journal at a path holds what a search wrote: a damaged figure must not become a result.
+
+    Args:
+        path: for the message.
+        journal: what was found there.
+        sizes: samples of each set, by name.
+        heads: the candidates.
+        objectives: what is searched for.
+        whole: how much can be counted.
+
+    Raises:
+        InputError: listing every record that cannot be one.
+    """
+    problems = []
+    if journal.order is not None and not _is_order(journal.order, sizes):
+        problems.append("the order of the samples is not one")
+    removed: dict[tuple[str, int], list[int]] = {}
+    for record in journal.records:
+        if not _is_record(record, whole, heads, objectives):
+            problems.append(f"no record of this search: {shown(record, 200)}")
+        elif "removed" in record:
+            objective, step = record["removed"], record["step"]
+            if removed.setdefault((objective, step), record["head"]) != record["head"]:
+                problems.append(f"step {step} of {objective} removes two different heads")
+    if problems:
+        raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
+
+
+def _is_order(order: Any, sizes: Mapping[str, int]) -> bool:
+    if not isinstance(order, dict) or set(order) != set(sizes):
+        return False
+    return all(_is_permutation(indices, sizes[name]) for name, indices in order.items())
+
+
+def _is_permutation(indices: Any, size: int) -> bool:
+    if not isinstance(indices, list) or not all(type(index) is int for index in indices):
+        return False
+    return sorted(indices) == list(range(size))
+
+
+def _is_record(
+    record: Mapping[str, Any], whole: WholeData, heads: Collection[HeadPlace], objectives: Sequence[str]
+) -> bool:
+    try:
+        return _is_sound(record, whole, heads, objectives)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
+        return False
+
+
+def _is_sound(
+    record: Mapping[str, Any], whole: WholeData, heads: Collection[HeadPlace], objectives: Sequence[str]
+) -> bool:
+    """Return whether a record is one; what is missing or of another type may raise instead."""
+    if "base" in record:
+        return _are_counts(counts_from_record(record["base"]), whole)
+    if type(record["step"]) is not int:
+        return False
+    if "ended" in record:
+        return record["ended"] in objectives
+
+    trial = trial_from_record(record)
+    if "of" in record:
+        if record["of"] not in objectives or not isinstance(record["given_up"], list):
+            return False
+    elif record["removed"] not in objectives:
+        return False
+    if not all(type(off) is float for off in record.get("off", {}).values()):
+        return False
+    return all(
+        _is_candidate(counted.head, heads) and _are_counts(counted.counts, whole) for counted in (trial, *trial.rivals)
+    )
+
+
+def _is_candidate(head: tuple[Any, ...], heads: Collection[HeadPlace]) -> bool:
+    return all(type(index) is int for index in head) and head in heads
+
+
+def _are_counts(counts: Counts, whole: WholeData) -> bool:
+    pairs = 2 * counts.n_id * counts.n_ood
+    if whole.several_tasks:
+        pairs = 2 * whole.n_id * whole.n_ood
+    two_u = 0 if counts.two_u is None else counts.two_u
+    return (
+        _within(counts.n_id, whole.n_id)
+        and _within(counts.n_ood, whole.n_ood)
+        and _within(counts.correct, counts.n_id)
+        and _within(two_u, pairs)
+        and _within(counts.nll, _MOST_LOSS)
+        and _within(counts.brier, _MOST_LOSS)
+        and _within(counts.doubt.fewer, counts.n_id)
+        and _within(counts.doubt.more, counts.n_id)
+        and _within(counts.doubt.lower, pairs)
+        and _within(counts.doubt.higher, pairs)
+        and _within(counts.doubt.loss, _MOST_LOSS)
+    )
+
+
+def _within(count: Any, most: int) -> bool:
+    return type(count) is int and 0 <= count <= most

@@ -1,0 +1,188 @@
+"""Who wins a round of a search, decided exactly: integers, ties, and what rounding leaves open.
+
+A round is one step of a search: each candidate is a head, and its *trial* is what was counted without it. Three rules
+decide every round, whichever search it is of:
+
+* The highest key of the objective wins. Keys are integers (``objective.py``), so that two trials which fare equally
+  well have equal keys.
+* Of equal keys the lowest site wins, then the lowest head.
+* Who might win on a machine that rounds otherwise is a rival of the winner. That is everybody whose counts at the most
+  are not below what another one has at the least, so it hangs on the counts alone and on no order of counting.
+
+Nothing here reads a file, a tensor or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hydractl.circuit.objective import Counts, Limits, allowed
+
+HeadPlace = tuple[int, int]
+"""(index of the site, position of the head among those present in the model)."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One head and what was counted without it.
+
+    Attributes:
+        head: the head that was left out.
+        counts: what the model gave without it.
+        rivals: of a winner, the trials that could have won on a machine that rounds otherwise, the best first.
+    """
+
+    head: HeadPlace
+    counts: Counts
+    rivals: tuple[Trial, ...] = ()
+
+
+class Standing(NamedTuple):
+    """The place of a trial in its round: of two standings the greater one wins, and no two heads have the same."""
+
+    key: int
+    minus_site: int
+    minus_head: int
+
+
+def standing(objective: str, head: HeadPlace, counts: Counts) -> Standing:
+    """Return where these counts would put a head."""
+    site, position = head
+    return Standing(counts.key(objective), -site, -position)
+
+
+def surest_standing(objective: str, trial: Trial) -> Standing:
+    """Return the standing that a trial has wherever it is counted: rounding is taken against it."""
+    return standing(objective, trial.head, trial.counts.least)
+
+
+def highest_standing(objective: str, trial: Trial) -> Standing:
+    """Return the highest standing that a trial may have elsewhere: rounding is taken in its favour."""
+    return standing(objective, trial.head, trial.counts.most)
+
+
+def best_first(objective: str, trials: Iterable[Trial]) -> list[Trial]:
+    """Sort trials by score, the highest first; of equal ones the lowest site, then the lowest head."""
+    return sorted(trials, key=lambda trial: standing(objective, trial.head, trial.counts), reverse=True)
+
+
+def first_of_highest(heads: Iterable[HeadPlace], value: Callable[[HeadPlace], float]) -> HeadPlace:
+    """Return the head with the highest value; of equal ones the lowest site, then the lowest head."""
+    return max(heads, key=lambda head: (value(head), -head[0], -head[1]))
+
+
+def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
+    """Return whether rounding could put a trial before another one.
+
+    Two that counted the very same, losses to the last unit, are the same model: what went are heads that do nothing,
+    and between these the order of heads decides everywhere.
+    """
+    if trial.counts.read_by(objective) == other.counts.read_by(objective):
+        return False
+    return highest_standing(objective, trial) > surest_standing(objective, other)
+
+
+# --- a whole round ----------------------------------------------------------------------------------------------------
+
+
+def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[Trial]:
+    """Return the winner, and after it those that could have won on another machine, the best first.
+
+    With ``limits``, the winner is the best trial that keeps them. They too may be kept or not as rounding has it, so
+    one that perhaps keeps them contends. Where none keeps them here there is no winner: the first trial of the list is
+    then not allowed.
+    """
+    perhaps_allowed = [trial for trial in trials if allowed(trial.counts.most, limits)]
+    allowed_here = [trial for trial in perhaps_allowed if allowed(trial.counts, limits)]
+    surely_allowed = [trial for trial in perhaps_allowed if allowed(trial.counts.least, limits)]
+
+    could_win = perhaps_allowed
+    if surely_allowed:
+        surest = max(surely_allowed, key=lambda trial: surest_standing(objective, trial))
+        could_win = [trial for trial in perhaps_allowed if trial is surest or could_beat(objective, trial, surest)]
+
+    in_order = best_first(objective, could_win)
+    if not allowed_here:
+        return in_order
+    winner = best_first(objective, allowed_here)[0]
+    return [winner, *(trial for trial in in_order if trial != winner)]
+
+
+def winner_of(objective: str, trials: Sequence[Trial], limits: Limits) -> Trial | None:
+    """Return the winner of a round with its rivals; None where no trial keeps the limits.
+
+    The counts of the rivals leave out OOD samples where the objective reads none: who has been counted on them depends
+    on what else was searched for.
+    """
+    in_order = contenders(objective, trials, limits)
+    if not in_order or not allowed(in_order[0].counts, limits):
+        return None
+    winner, *others = in_order
+    rivals = tuple(replace(rival, counts=rival.counts.read_by(objective)) for rival in others)
+    return replace(winner, rivals=rivals)
+
+
+def lowest_chosen(objective: str, trials: Sequence[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
+    """Choose the trials with the lowest scores.
+
+    Args:
+        objective: whose score it is.
+        trials: of all heads of one site.
+        count: how many to choose; all where there are fewer.
+
+    Returns:
+        The chosen trials, and the others, each with those chosen in its place that rounding may have put there. Both
+        begin with the highest score.
+    """
+    in_order = best_first(objective, trials)
+    left = max(0, len(in_order) - count)
+    chosen = in_order[left:]
+    others = []
+    for trial in in_order[:left]:
+        rivals = tuple(rival for rival in chosen if could_beat(objective, rival, trial))
+        others.append(replace(trial, rivals=rivals))
+    return chosen, others
+
+
+# --- a round that is not yet counted to its end -----------------------------------------------------------------------
+
+
+class SureLeads:
+    """The highest standing that any candidate of a round surely has, for each objective.
+
+    Who cannot reach it even if all that is not yet counted falls on its side need not be counted to the end. As the
+    lead is taken at the least and the best case at the most, nobody is given up who could win on another machine.
+
+    Args:
+        limits: what a winner has to keep.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._leads: dict[str, Standing] = {}
+
+    def raised_by(self, objective: str, trial: Trial) -> bool:
+        """Take in a trial that is counted to its end; return whether the lead is its own now."""
+        if not allowed(trial.counts.least, self._limits):
+            return False
+        surely = surest_standing(objective, trial)
+        lead = self._leads.get(objective)
+        if lead is not None and surely <= lead:
+            return False
+        self._leads[objective] = surely
+        return True
+
+    def out_of_reach(self, objective: str, head: HeadPlace, best_case: Counts) -> bool:
+        """Return whether a candidate can no longer win.
+
+        Args:
+            objective: what for.
+            head: the candidate.
+            best_case: the most that it can still reach, with rounding in its favour.
+        """
+        if not allowed(best_case, self._limits):
+            return True
+        lead = self._leads.get(objective)
+        return lead is not None and standing(objective, head, best_case) < lead
