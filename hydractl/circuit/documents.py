@@ -15,7 +15,7 @@ from hydractl.data.base import Dataset
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
-from hydractl.heads.mask import Head
+from hydractl.heads.mask import Head, MaskDocument
 from hydractl.model.matching import asked_classes
 
 LOW_GAIN = 0.2
@@ -122,7 +122,7 @@ class CircuitDocument(SearchDocument, total=False):
     rounding: list[RoundingDocument]
     source: dict[str, Any]
     tower: str
-    start_mask: dict[str, Any]
+    start_mask: MaskDocument
     seen: list[Entry]
     warnings: list[str]
     agreement: AgreementDocument

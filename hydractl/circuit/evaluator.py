@@ -220,7 +220,9 @@ class Evaluator:
         """
         stem = self._stem(batch)
         # What is kept was made in inference mode, and only a copy of it may be part of a graph of gradients.
-        context = {name: value.clone() if isinstance(value, Tensor) else value for name, value in stem.context.items()}
+        context = {}
+        for name, value in stem.context.items():
+            context[name] = value.clone() if isinstance(value, Tensor) else value
         read = self.samples.gated(State(stem.hidden.clone(), context), gates)
         classes = None if self._classes is None else self._classes.clone()
         return self._logits(batch, read, classes)

@@ -66,18 +66,16 @@ class Quantities:
 
     def of_samples(self, inside: Tensor, outside: Tensor) -> Quantities:
         """Return those of some ID and some OOD samples, bool ``[N]`` each."""
-        return Quantities(
-            {name: values[inside] for name, values in self.inside.items()},
-            {name: values[outside] for name, values in self.outside.items()},
-        )
+        inside_values = {name: values[inside] for name, values in self.inside.items()}
+        outside_values = {name: values[outside] for name, values in self.outside.items()}
+        return Quantities(inside_values, outside_values)
 
     def of_columns(self, columns: Sequence[int]) -> Quantities:
         """Return the slopes by some of the heads, float64 ``[N, len(columns)]``."""
         index = torch.tensor(list(columns), dtype=torch.long)
-        return Quantities(
-            {name: values[:, index].double() for name, values in self.inside.items()},
-            {name: values[:, index].double() for name, values in self.outside.items()},
-        )
+        inside = {name: values[:, index].double() for name, values in self.inside.items()}
+        outside = {name: values[:, index].double() for name, values in self.outside.items()}
+        return Quantities(inside, outside)
 
 
 @dataclass(frozen=True)
@@ -252,10 +250,11 @@ def _joined(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) 
         side = outside if evaluator.batches[batch].labels is None else inside
         for name, values in by_batch[batch].items():
             side.setdefault(name, []).append(values)
-    return Quantities(
-        {name: torch.cat(parts) for name, parts in inside.items()},
-        {name: torch.cat(parts) for name, parts in outside.items()},
-    )
+    return Quantities(_concatenated(inside), _concatenated(outside))
+
+
+def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat(parts) for name, parts in parts_by_name.items()}
 
 
 @contextlib.contextmanager

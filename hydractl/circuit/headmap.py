@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.search import GreedySearch, ObjectiveRanking, same_model
+from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords, same_model
 from hydractl.circuit.winners import HeadPlace, Trial, best_first, lowest_chosen
 
 
@@ -29,7 +29,12 @@ class Headmap(GreedySearch):
     """
 
     def __init__(
-        self, evaluator: Evaluator, heads: Sequence[HeadPlace], *, kept: Mapping[int, int], **others: Any
+        self,
+        evaluator: Evaluator,
+        heads: Sequence[HeadPlace],
+        *,
+        kept: Mapping[int, int],
+        **others: Unpack[SearchKeywords],
     ) -> None:
         super().__init__(evaluator, heads, **others)
         self.kept = dict(kept)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from hydractl.circuit.forecasts import (
 )
 from hydractl.circuit.memory import Evaluation
 from hydractl.circuit.objective import Counts, Doubt
-from hydractl.circuit.search import GreedySearch
+from hydractl.circuit.search import GreedySearch, SearchKeywords
 from hydractl.circuit.winners import HeadPlace, Trial, first_of_highest
 
 SLOPES_EVERY = 6
@@ -61,7 +61,7 @@ class Lazy(GreedySearch):
         *,
         size: int,
         every: int = SLOPES_EVERY,
-        **others: Any,
+        **others: Unpack[SearchKeywords],
     ) -> None:
         super().__init__(evaluator, heads, **others)
         self.size = size

@@ -322,19 +322,20 @@ def _are_counts(counts: Counts, whole: WholeData) -> bool:
     if whole.several_tasks:
         pairs = 2 * whole.n_id * whole.n_ood
     two_u = 0 if counts.two_u is None else counts.two_u
-    return (
-        _within(counts.n_id, whole.n_id)
-        and _within(counts.n_ood, whole.n_ood)
-        and _within(counts.correct, counts.n_id)
-        and _within(two_u, pairs)
-        and _within(counts.nll, _MOST_LOSS)
-        and _within(counts.brier, _MOST_LOSS)
-        and _within(counts.doubt.fewer, counts.n_id)
-        and _within(counts.doubt.more, counts.n_id)
-        and _within(counts.doubt.lower, pairs)
-        and _within(counts.doubt.higher, pairs)
-        and _within(counts.doubt.loss, _MOST_LOSS)
-    )
+    highest = [
+        (counts.n_id, whole.n_id),
+        (counts.n_ood, whole.n_ood),
+        (counts.correct, counts.n_id),
+        (two_u, pairs),
+        (counts.nll, _MOST_LOSS),
+        (counts.brier, _MOST_LOSS),
+        (counts.doubt.fewer, counts.n_id),
+        (counts.doubt.more, counts.n_id),
+        (counts.doubt.lower, pairs),
+        (counts.doubt.higher, pairs),
+        (counts.doubt.loss, _MOST_LOSS),
+    ]
+    return all(_within(count, most) for count, most in highest)
 
 
 def _within(count: Any, most: int) -> bool:

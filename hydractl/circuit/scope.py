@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TypedDict
 
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import Entry, seen_in
@@ -61,6 +61,15 @@ class SearchOptions:
     allow_other_base: bool
 
 
+class ScopeDetails(TypedDict, total=False):
+    """What the provenance of a circuit says of the heads that were searched."""
+
+    share_sites: int | None
+    allow_other_base: bool
+    sites: str
+    kept: list[int]
+
+
 @dataclass(frozen=True)
 class Scope:
     """The heads of one search.
@@ -80,7 +89,7 @@ class Scope:
     sites: list[str]
     budget: int
     total: int
-    details: dict[str, Any]
+    details: ScopeDetails
     seen: list[Entry]
     kept: dict[str, int] | None = None
     members: Sequence[Source] = ()
@@ -175,9 +184,9 @@ def _check_budget(
         )
 
 
-def _details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None) -> dict[str, Any]:
+def _details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None) -> ScopeDetails:
     """Return what the provenance says of the scope."""
-    details: dict[str, Any] = {}
+    details: ScopeDetails = {}
     if leading:
         details["share_sites"] = options.share_sites
     if options.allow_other_base:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import TypedDict
 
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
@@ -54,6 +55,20 @@ def _always_affordable(removed: Sequence[HeadPlace], head: HeadPlace) -> bool:
 
 def _tell_nobody(objective: str, step: int, removal: Trial) -> None:
     pass
+
+
+class SearchKeywords(TypedDict, total=False):
+    """What every search can be given; see :class:`GreedySearch`."""
+
+    bounds: bool
+    at_once: int
+    constraints: Sequence[Constraint]
+    max_drop: Fraction | None
+    affordable: Callable[[Sequence[HeadPlace], HeadPlace], bool]
+    journal: Journal | None
+    processes: Processes | None
+    progress: Progress | None
+    on_removal: Callable[[str, int, Trial], None]
 
 
 class GreedySearch:

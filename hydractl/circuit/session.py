@@ -43,7 +43,7 @@ from hydractl.circuit.plan import (
 )
 from hydractl.circuit.samples import Certainty, SampleSet, logits_of, measure_certainty, undecided_first
 from hydractl.circuit.scope import FusedCost, Scope, SearchOptions
-from hydractl.circuit.search import GreedySearch, ObjectiveRanking
+from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
 from hydractl.circuit.tasks import doubts_of_sets, open_tasks, role_of, set_runs, whole_of, with_classes_of_data
 from hydractl.circuit.winners import HeadPlace, Trial
 from hydractl.data.batching import longest_first
@@ -217,8 +217,9 @@ class Session:
             memory_bytes: how much the states may take.
             beside: the logits of the other members on each set.
         """
-        parts = [
-            SampleSet(
+        parts = []
+        for run in set_runs(self.tasks):
+            part = SampleSet(
                 self.sets[run.name],
                 order[run.name],
                 self.model,
@@ -229,11 +230,11 @@ class Session:
                 tasks=run.tasks,
                 columns=run.columns,
             )
-            for run in set_runs(self.tasks)
-        ]
+            parts.append(part)
+        batches = [batch for part in parts for batch in part.batches]
         return Evaluator(
             self.model,
-            [batch for part in parts for batch in part.batches],
+            batches,
             stream=self._stream(parts),
             ood_score=self.options.ood_score,
             memory_bytes=memory_bytes,
@@ -316,7 +317,7 @@ class Session:
         def show_removal(objective: str, step: int, removal: Trial) -> None:
             progress.row(self._row(objective, step, removal))
 
-        common: dict[str, Any] = {
+        keywords: SearchKeywords = {
             "at_once": self._candidates_at_once(evaluator),
             "journal": journal,
             "processes": self.team,
@@ -325,16 +326,17 @@ class Session:
             "constraints": [parse_constraint(text) for text in options.subject_to],
         }
         if options.max_drop is not None:
-            common["max_drop"] = Fraction(str(options.max_drop))
+            keywords["max_drop"] = Fraction(str(options.max_drop))
         if options.max_cost is not None:
-            common["affordable"] = self._affordable
+            keywords["affordable"] = self._affordable
 
         if options.algorithm == "headmap":
-            return Headmap(evaluator, heads, kept=self._kept_by_index(), **common)
+            return Headmap(evaluator, heads, kept=self._kept_by_index(), **keywords)
         asked_at_most = asked_by_lazy(options)
         if asked_at_most is None:
-            return GreedySearch(evaluator, heads, bounds=self._bounds, **common)
-        return Lazy(evaluator, heads, size=asked_at_most, **common)
+            keywords["bounds"] = self._bounds
+            return GreedySearch(evaluator, heads, **keywords)
+        return Lazy(evaluator, heads, size=asked_at_most, **keywords)
 
     def _row(self, objective: str, step: int, removal: Trial) -> list[str]:
         """Return the cells of the progress table for one removal."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, Required, TypedDict, TypeGuard
 
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
@@ -50,15 +50,35 @@ class Site:
     sharing: int = 1
 
     def key_heads(self, kept: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the place of each of these heads among the key and value heads in use; None where none is shared."""
-        used = [head // self.sharing for head in kept]
-        there = {key: place for place, key in enumerate(dict.fromkeys(used))}
-        return None if self.sharing == 1 else tuple(there[key] for key in used)
+        """Return the place of each head's keys and values among those in use; None where no head shares any."""
+        if self.sharing == 1:
+            return None
+        used_keys = [head // self.sharing for head in kept]
+        keys_in_use = dict.fromkeys(used_keys)
+        place_of_key = {key: place for place, key in enumerate(keys_in_use)}
+        return tuple(place_of_key[key] for key in used_keys)
 
 
 def all_heads(sites: Iterable[Site]) -> list[Head]:
     """List every head of the given sites, in model order: the order of ties everywhere in hydractl."""
     return [(site.path, head) for site in sites for head in range(site.heads)]
+
+
+class SiteDocument(TypedDict):
+    """One site of a mask file: its number of heads before any pruning, and those that are kept."""
+
+    heads: int
+    kept: list[int]
+
+
+class MaskDocument(TypedDict, total=False):
+    """A mask file ``hydractl.mask/1``."""
+
+    schema: Required[str]
+    arch: str
+    sites: dict[str, SiteDocument]
+    source: dict[str, Any]
+    seen: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -76,33 +96,40 @@ class HeadMask:
     @classmethod
     def full(cls, sites: Iterable[Site]) -> HeadMask:
         """Return the mask that keeps every head."""
-        sites = list(sites)
-        return cls({s.path: s.heads for s in sites}, {s.path: tuple(range(s.heads)) for s in sites})
+        heads = {site.path: site.heads for site in sites}
+        kept = {path: tuple(range(count)) for path, count in heads.items()}
+        return cls(heads, kept)
 
     def without(self, removed: Iterable[Head]) -> HeadMask:
         """Return this mask with more heads removed; heads that are already gone stay gone."""
         gone = set(removed)
-        kept = {p: tuple(h for h in hs if (p, h) not in gone) for p, hs in self.kept.items()}
+        kept = {}
+        for path, heads in self.kept.items():
+            kept[path] = tuple(head for head in heads if (path, head) not in gone)
         return HeadMask(self.heads, kept)
 
     def intersect(self, other: HeadMask) -> HeadMask:
         """Return the heads kept by both masks. Pruning a pruned model again is this operation."""
-        return HeadMask(self.heads, {p: tuple(h for h in hs if h in other.kept[p]) for p, hs in self.kept.items()})
+        kept = {}
+        for path, heads in self.kept.items():
+            kept[path] = tuple(head for head in heads if head in other.kept[path])
+        return HeadMask(self.heads, kept)
 
     def at(self, paths: Iterable[str]) -> HeadMask:
         """Return the part of this mask at some sites, in model order."""
         wanted = set(paths)
-        heads = {p: n for p, n in self.heads.items() if p in wanted}
-        return HeadMask(heads, {p: self.kept[p] for p in heads})
+        heads = {path: count for path, count in self.heads.items() if path in wanted}
+        return HeadMask(heads, {path: self.kept[path] for path in heads})
 
     def updated(self, other: HeadMask) -> HeadMask:
         """Return this mask with the sites of ``other`` as they are there."""
-        return HeadMask(self.heads, {p: other.kept.get(p, kept) for p, kept in self.kept.items()})
+        kept = {path: other.kept.get(path, heads) for path, heads in self.kept.items()}
+        return HeadMask(self.heads, kept)
 
     @property
     def kept_heads(self) -> list[Head]:
         """All kept heads in model order."""
-        return [(p, h) for p, hs in self.kept.items() for h in hs]
+        return [(path, head) for path, heads in self.kept.items() for head in heads]
 
     @property
     def removed_heads(self) -> list[Head]:
@@ -116,23 +143,25 @@ class HeadMask:
     @property
     def is_full(self) -> bool:
         """Whether nothing has been removed."""
-        return all(len(self.kept[p]) == n for p, n in self.heads.items())
+        return all(len(self.kept[path]) == count for path, count in self.heads.items())
 
     def counts(self) -> list[int]:
-        """Kept heads per site, in model order."""
-        return [len(hs) for hs in self.kept.values()]
+        """Return the number of kept heads per site, in model order."""
+        return [len(heads) for heads in self.kept.values()]
 
     def to_json(
         self,
         arch: str | None = None,
         source: Mapping[str, Any] | None = None,
         seen: Sequence[Mapping[str, Any]] = (),
-    ) -> dict[str, Any]:
+    ) -> MaskDocument:
         """Return the JSON form ``hydractl.mask/1``; ``seen`` is what :mod:`hydractl.files.fingerprints` notes."""
-        document: dict[str, Any] = {"schema": MASK_SCHEMA}
+        document: MaskDocument = {"schema": MASK_SCHEMA}
         if arch is not None:
             document["arch"] = arch
-        document["sites"] = {p: {"heads": n, "kept": list(self.kept[p])} for p, n in self.heads.items()}
+        document["sites"] = {}
+        for path, count in self.heads.items():
+            document["sites"][path] = {"heads": count, "kept": list(self.kept[path])}
         if source is not None:
             document["source"] = dict(source)
         if seen:
@@ -155,7 +184,9 @@ class HeadScores:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form ``hydractl.scores/1``."""
-        sites = {p: [None if math.isinf(v) else v for v in values] for p, values in self.scores.items()}
+        sites = {}
+        for path, values in self.scores.items():
+            sites[path] = [None if math.isinf(value) else value for value in values]
         return {"schema": SCORES_SCHEMA, "sites": sites, **self.info}
 
 
@@ -163,21 +194,23 @@ class HeadScores:
 
 
 def _check_sites(
-    found: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
+    listed: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
 ) -> Mapping[str, Any]:
     """Return the ``sites`` object of a file if it names exactly the model's sites; otherwise add to ``problems``.
 
     With ``whole_towers``, naming all sites of some towers is enough.
     """
-    if not isinstance(found, Mapping):
+    if not isinstance(listed, Mapping):
         problems.append('"sites" is missing or not an object')
         return {}
-    known = {s.path for s in sites}
-    problems.extend(f"unknown site {shown(p)}" for p in found if p not in known)
-    towers = {s.tower for s in sites if s.path in found} if whole_towers else set()
-    needed = [s.path for s in sites if not towers or s.tower in towers]
-    problems.extend(f"site {path} is missing" for path in needed if path not in found)
-    return found
+    known = {site.path for site in sites}
+    problems.extend(f"unknown site {shown(path)}" for path in listed if path not in known)
+    needed = sites
+    towers = {site.tower for site in sites if site.path in listed}
+    if whole_towers and towers:
+        needed = [site for site in sites if site.tower in towers]
+    problems.extend(f"site {site.path} is missing" for site in needed if site.path not in listed)
+    return listed
 
 
 def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, Any]:
@@ -216,12 +249,12 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
     """
     document = _check_schema(document, MASK_SCHEMA, origin)
     problems: list[str] = []
-    found = _check_sites(document.get("sites"), sites, problems)
+    listed = _check_sites(document.get("sites"), sites, problems)
     kept: dict[str, tuple[int, ...]] = {}
     for site in sites:
-        if site.path not in found:
+        if site.path not in listed:
             continue
-        entry = found[site.path]
+        entry = listed[site.path]
         if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
             problems.append(f'site {site.path} needs a list "kept"')
             continue
@@ -233,32 +266,40 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
         problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
     if problems:
         raise InputError(
-            f"mask {origin} does not fit the model ({_shape_of([s.heads for s in sites])}; "
-            f"the mask has {_mask_shape(found)})",
+            f"mask {origin} does not fit the model ({_shape_of([site.heads for site in sites])}; "
+            f"the mask has {_mask_shape(listed)})",
             hint="make the mask from this model, or check the site names with: hydractl --info MODEL",
             problems=problems,
         )
-    return HeadMask({s.path: s.heads for s in sites}, kept)
+    return HeadMask({site.path: site.heads for site in sites}, kept)
 
 
-def _mask_shape(found: Mapping[str, Any]) -> str:
-    entries = [e.get("heads") if isinstance(e, Mapping) else None for e in found.values()]
-    counts = [e for e in entries if _is_index(e)]
-    return _shape_of(counts) if len(counts) == len(entries) and counts else f"{len(entries)} sites"
+def _mask_shape(listed: Mapping[str, Any]) -> str:
+    """Say how many sites and heads a mask file has, as far as it says."""
+    counts: list[int] = []
+    for entry in listed.values():
+        count = entry.get("heads") if isinstance(entry, Mapping) else None
+        if not _is_index(count):
+            return f"{len(listed)} sites"
+        counts.append(count)
+    if not counts:
+        return f"{len(listed)} sites"
+    return _shape_of(counts)
 
 
 def _check_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int, ...]:
-    good: list[int] = []
+    """Return the kept heads of one site of a file, ascending; add to ``problems`` what is none."""
+    kept: list[int] = []
     for value in values:
         if not _is_index(value):
             problems.append(f"site {site.path}: head {shown(value)} is not an integer")
         elif not 0 <= value < site.heads:
             problems.append(f"site {site.path}: head {shown(value)} is outside 0..{site.heads - 1}")
-        elif value in good:
+        elif value in kept:
             problems.append(f"site {site.path}: head {value} is listed twice")
         else:
-            good.append(value)
-    return tuple(sorted(good))
+            kept.append(value)
+    return tuple(sorted(kept))
 
 
 def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadScores:
@@ -269,24 +310,34 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     """
     document = _check_schema(document, SCORES_SCHEMA, origin)
     problems: list[str] = []
-    found = _check_sites(document.get("sites"), sites, problems, whole_towers=True)
+    listed = _check_sites(document.get("sites"), sites, problems, whole_towers=True)
     scores: dict[str, tuple[float, ...]] = {}
     for site in sites:
-        if site.path not in found:
+        if site.path not in listed:
             continue
-        values = found[site.path]
+        values = listed[site.path]
         if not isinstance(values, list) or len(values) != site.heads:
             count = len(values) if isinstance(values, list) else "no list of"
             problems.append(f"site {site.path} has {count} scores, the model {site.heads} heads")
             continue
-        for head, value in enumerate(values):
-            if value is not None and not _is_finite(value):
-                problems.append(f"site {site.path}: score of head {head} is {shown(value)}, not a finite number")
-        scores[site.path] = tuple(-math.inf if v is None else v for v in values)
+        scores[site.path] = _check_scores(values, site, problems)
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
-    info = {k: v for k, v in document.items() if k not in ("schema", "sites")}
-    return HeadScores({path: tuple(map(float, values)) for path, values in scores.items()}, info)
+    info = {key: value for key, value in document.items() if key not in ("schema", "sites")}
+    return HeadScores(scores, info)
+
+
+def _check_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[float, ...]:
+    """Return the scores of one site of a file, minus infinity for null; add to ``problems`` what is none."""
+    scores = []
+    for head, value in enumerate(values):
+        if value is None:
+            scores.append(-math.inf)
+        elif _is_finite(value):
+            scores.append(float(value))
+        else:
+            problems.append(f"site {site.path}: score of head {head} is {shown(value)}, not a finite number")
+    return tuple(scores)
 
 
 @dataclass(frozen=True)
@@ -312,14 +363,33 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
         InputError: listing every problem.
     """
     document = _check_schema(document, CIRCUIT_SCHEMA, origin)
-    counts = {s.path: s.heads for s in sites}
-    problems: list[str] = []
-    removed: list[Head] = []
     steps = document.get("removed")
     if not isinstance(steps, list):
         raise InputError(f'circuit {origin} has no list "removed"')
+    removed = _check_removed(steps, sites, origin)
+    start = document.get("start_mask")
+    gone: list[Head] = []
+    if start is not None:
+        gone = mask_from_json(start, sites, f"{origin} (start_mask)").removed_heads
+    twice = set(gone) & set(removed)
+    if twice:
+        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(twice)]
+        raise InputError(f"circuit {origin} contradicts itself", problems=problems)
+    return Ranking(tuple(removed), tuple(gone), nested=document.get("algorithm") != "headmap")
+
+
+def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[Head]:
+    """Return the heads that the steps of a circuit file remove.
+
+    Raises:
+        InputError: listing every problem.
+    """
+    counts = {site.path: site.heads for site in sites}
+    problems: list[str] = []
+    removed: list[Head] = []
     for number, step in enumerate(steps, start=1):
-        site, head = (step.get("site"), step.get("head")) if isinstance(step, Mapping) else (None, None)
+        site = step.get("site") if isinstance(step, Mapping) else None
+        head = step.get("head") if isinstance(step, Mapping) else None
         if not isinstance(site, str) or site not in counts:
             problems.append(f"step {number}: unknown site {shown(site)}")
         elif not _is_index(head) or not 0 <= head < counts[site]:
@@ -330,10 +400,4 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
             removed.append((site, head))
     if problems:
         raise InputError(f"circuit {origin} does not fit the model", problems=problems)
-    start = document.get("start_mask")
-    gone = mask_from_json(start, sites, f"{origin} (start_mask)").removed_heads if start is not None else []
-    twice = set(gone) & set(removed)
-    if twice:
-        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(twice)]
-        raise InputError(f"circuit {origin} contradicts itself", problems=problems)
-    return Ranking(tuple(removed), tuple(gone), nested=document.get("algorithm") != "headmap")
+    return removed

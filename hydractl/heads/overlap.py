@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
 from hydractl.errors import InputError
 from hydractl.heads.mask import Head, HeadMask
@@ -17,7 +17,24 @@ def comparable(a: HeadMask, b: HeadMask) -> bool:
     return dict(a.heads) == dict(b.heads)
 
 
-def mask_overlap(a: HeadMask, b: HeadMask) -> dict[str, dict[str, Any]]:
+class SetOverlap(TypedDict):
+    """Two sets of heads compared; see :func:`mask_overlap`."""
+
+    counts: list[int]
+    shared: int
+    jaccard: float | None
+    overlap: float | None
+    divergence: float | None
+
+
+class MaskOverlap(TypedDict):
+    """Two masks compared by what they keep and by what they remove."""
+
+    kept: SetOverlap
+    removed: SetOverlap
+
+
+def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
     """Compare two masks by what they keep (``kept``) and by what they remove (``removed``).
 
     Returns:
@@ -35,28 +52,40 @@ def mask_overlap(a: HeadMask, b: HeadMask) -> dict[str, dict[str, Any]]:
     return {"kept": _overlap(a.kept_heads, b.kept_heads), "removed": _overlap(a.removed_heads, b.removed_heads)}
 
 
-def _overlap(a: Sequence[Head], b: Sequence[Head]) -> dict[str, Any]:
-    shared, smaller = len(set(a) & set(b)), min(len(a), len(b))
+def _overlap(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
+    shared = len(set(a) & set(b))
+    smaller = min(len(a), len(b))
+    heads_by_site_a = Counter(site for site, _ in a)
+    heads_by_site_b = Counter(site for site, _ in b)
     return {
         "counts": [len(a), len(b)],
         "shared": shared,
         "jaccard": jaccard(a, b),
         "overlap": shared / smaller if smaller else None,
-        "divergence": jensen_shannon(Counter(site for site, _ in a), Counter(site for site, _ in b)),
+        "divergence": jensen_shannon(heads_by_site_a, heads_by_site_b),
     }
 
 
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
-    """Jensen-Shannon divergence in bits of two distributions given as counts; None when one of them counts nothing."""
-    totals = sum(a.values()), sum(b.values())
-    if not all(totals):
+    """Return the Jensen-Shannon divergence in bits of two distributions given as counts.
+
+    It is None when one of them counts nothing.
+    """
+    total_a = sum(a.values())
+    total_b = sum(b.values())
+    if not total_a or not total_b:
         return None
     terms = []
     for key in {**a, **b}:
-        p, q = a.get(key, 0) / totals[0], b.get(key, 0) / totals[1]
-        terms += [share * math.log2(2 * share / (p + q)) for share in (p, q) if share]
+        p = a.get(key, 0) / total_a
+        q = b.get(key, 0) / total_b
+        if p:
+            terms.append(p * math.log2(2 * p / (p + q)))
+        if q:
+            terms.append(q * math.log2(2 * q / (p + q)))
+    divergence = math.fsum(terms) / 2
     # Rounding may lead a hair out of the range that the value has.
-    return min(max(math.fsum(terms) / 2, 0.0), 1.0)
+    return min(max(divergence, 0.0), 1.0)
 
 
 def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
@@ -70,8 +99,8 @@ def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
     Returns:
         None for fewer than two common heads.
     """
-    place = {head: position for position, head in enumerate(b)}
-    places = [place[head] for head in a if head in place]
+    place_in_b = {head: position for position, head in enumerate(b)}
+    places = [place_in_b[head] for head in a if head in place_in_b]
     pairs = len(places) * (len(places) - 1) // 2
     if not pairs:
         return None
@@ -80,17 +109,26 @@ def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
 
 
 def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> dict[int, float | None]:
-    """For each budget ``n``, the Jaccard index of the first ``n`` removals of two orders.
+    """Return for each budget ``n`` the Jaccard index of the first ``n`` removals of two orders.
 
     Returns:
         By budget; None where one of the orders is shorter than that, and for a budget of 0.
     """
     longest = min(len(a), len(b))
-    return {n: jaccard(a[:n], b[:n]) if 0 < n <= longest else None for n in budgets}
+    indices = {}
+    for budget in budgets:
+        index = None
+        if 0 < budget <= longest:
+            index = jaccard(a[:budget], b[:budget])
+        indices[budget] = index
+    return indices
 
 
 def jaccard(a: Iterable[Head], b: Iterable[Head]) -> float | None:
-    """Size of the intersection over size of the union of two head sets; None when both are empty."""
-    first, second = set(a), set(b)
+    """Return the size of the intersection over that of the union of two head sets; None when both are empty."""
+    first = set(a)
+    second = set(b)
     union = len(first | second)
-    return len(first & second) / union if union else None
+    if not union:
+        return None
+    return len(first & second) / union

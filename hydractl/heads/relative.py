@@ -43,10 +43,13 @@ class Relative:
 
     def of(self, member: int) -> Relative:
         """Return the terms of one member."""
-        shared, vectors = self.shared, self.embeddings
-        shared = shared[member] if shared is not None and shared.dim() == 4 else shared
-        vectors = vectors[member] if vectors is not None and vectors.dim() == 3 else vectors
-        return replace(self, shared=shared, embeddings=vectors)
+        shared = self.shared
+        if shared is not None and shared.dim() == 4:
+            shared = shared[member]
+        embeddings = self.embeddings
+        if embeddings is not None and embeddings.dim() == 3:
+            embeddings = embeddings[member]
+        return replace(self, shared=shared, embeddings=embeddings)
 
     def table_of(self, features: nn.Module, weight: Tensor) -> Tensor:
         """Compute the numbers ``[n, R]`` that n heads make of features of the distances by their weights ``[n, F]``."""
@@ -64,7 +67,9 @@ class Relative:
         Returns:
             ``[1 or B, n, q, T]``.
         """
-        numbers = None if table is None or self.index is None else table[:, self.index]  # [n, T, T]
+        numbers = None
+        if table is not None and self.index is not None:
+            numbers = table[:, self.index]  # [n, T, T]
         if self.shared is not None:
             assert heads is not None, "heads that share numbers are known by their original numbers"
             common = self.shared.index_select(0, heads)
@@ -82,14 +87,17 @@ class Relative:
         """
         assert self.index is not None, "vectors are those of distances"
         index = self.index[None] if self.positions is None else self.index[self.positions]
-        index, total = index[:, None], q.new_zeros(())  # [1 or B, 1, q, T]
+        index = index[:, None]  # [1 or B, 1, q, T]
+        total = q.new_zeros(())
         if keys is not None:
             scores = q @ keys.mT  # [B, n, q, R]
             total = total + scores.gather(-1, index.expand(*scores.shape[:3], -1))
         if queries is not None:
             scores = k @ queries.mT  # [B, n, T, R]
             total = total + scores.gather(-1, index.mT.expand(*scores.shape[:3], -1)).mT
-        return total * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        if self.scale is None:
+            return total * q.shape[-1] ** -0.5
+        return total * self.scale
 
     def masked(self, mask: Tensor | None, added: Tensor, samples: int) -> Tensor:
         """Return ``added`` with the masks of windows and the attention mask added, for so many samples or windows."""

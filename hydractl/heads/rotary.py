@@ -32,23 +32,27 @@ class Rotary:
 
     def __call__(self, heads: Tensor) -> Tensor:
         """Turn queries or keys ``[B, h, T, head_dim]``; in their own dtype, computed in that of the angles."""
-        turning, still = heads.split([self.cos.shape[-1], heads.shape[-1] - self.cos.shape[-1]], dim=-1)
+        turning_dims = self.cos.shape[-1]
+        still_dims = heads.shape[-1] - turning_dims
+        turning, still = heads.split([turning_dims, still_dims], dim=-1)
         if self.neighbours:
             across = torch.stack([-turning[..., 1::2], turning[..., ::2]], dim=-1).flatten(-2)
         else:
             first, second = turning.chunk(2, dim=-1)
             across = torch.cat([-second, first], dim=-1)
         turned = (turning * self.cos + across * self.sin).to(heads.dtype)
-        return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
+        if not still_dims:
+            return turned
+        return torch.cat([turned, still], dim=-1)
 
     def at(self, positions: Tensor) -> Rotary:
         """Return the angles of some tokens of every sample, ``[B, q]``."""
         rows = positions[:, None, :, None]  # [B, q] -> [B, 1, q, 1]
 
         def picked(angles: Tensor) -> Tensor:
-            wide = (*angles.shape[:-4], positions.shape[0], angles.shape[-3])  # [M,] B, 1 or H
-            own = rows.expand(*wide, -1, angles.shape[-1])
-            return angles.expand(*wide, -1, -1).gather(-2, own)
+            leading = (*angles.shape[:-4], positions.shape[0], angles.shape[-3])  # [M,] B, 1 or H
+            index = rows.expand(*leading, -1, angles.shape[-1])
+            return angles.expand(*leading, -1, -1).gather(-2, index)
 
         return Rotary(picked(self.cos), picked(self.sin), self.neighbours, self.of_heads)
 
@@ -66,11 +70,13 @@ class Rotary:
         """
         if not self.of_heads:
             return self
-        each = [(self.of(place), heads) for place, heads in members.items()]
-        cos, sin = (
-            torch.cat([getattr(own, name).index_select(1, h) for own, h in each], dim=1) for name in ("cos", "sin")
-        )
-        return Rotary(cos, sin, self.neighbours)
+        cos = []
+        sin = []
+        for member, heads in members.items():
+            of_member = self.of(member)
+            cos.append(of_member.cos.index_select(1, heads))
+            sin.append(of_member.sin.index_select(1, heads))
+        return Rotary(torch.cat(cos, dim=1), torch.cat(sin, dim=1), self.neighbours)
 
     def repeated(self, members: int) -> Rotary:
         """Repeat the angles for member-major samples ``[M * B, ...]``."""

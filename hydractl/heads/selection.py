@@ -11,7 +11,7 @@ from hydractl.heads.mask import Head, HeadMask, HeadScores, Ranking, Site
 
 
 def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict[str, int]:
-    """Number of heads to remove at each site for a budget per site.
+    """Return the number of heads to remove at each site for a budget per site.
 
     Raises:
         UsageError: for a budget outside what the sites have, with the range.
@@ -28,7 +28,7 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
 
 
 def total_budget(present: HeadMask, keep: int | None, remove: int | None, option: str = "--remove") -> int:
-    """Total number of heads to remove, for ``keep`` as the mean kept per site or ``remove`` as a total.
+    """Return the total number of heads to remove, for ``keep`` as the mean kept per site or ``remove`` as a total.
 
     Args:
         present: what the model still has.
@@ -39,19 +39,19 @@ def total_budget(present: HeadMask, keep: int | None, remove: int | None, option
     Raises:
         UsageError: for a budget outside what the model has, with the range.
     """
-    there = len(present.kept_heads)
+    count = len(present.kept_heads)
+    sites = len(present.heads)
     if keep is not None:
-        most = there // len(present.heads)
-        if not 0 <= keep * len(present.heads) <= there:
-            raise UsageError(f"--keep {keep} is outside 0..{most}, the mean number of heads per site")
-        return there - keep * len(present.heads)
-    if remove is None or not 0 <= remove <= there:
-        raise UsageError(f"{option} {remove} is outside 0..{there}, the heads present in the model")
+        if not 0 <= keep * sites <= count:
+            raise UsageError(f"--keep {keep} is outside 0..{count // sites}, the mean number of heads per site")
+        return count - keep * sites
+    if remove is None or not 0 <= remove <= count:
+        raise UsageError(f"{option} {remove} is outside 0..{count}, the heads present in the model")
     return remove
 
 
 def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
-    """Heads from the least to the most important, those of equal importance in the order they are given in."""
+    """Sort heads from the least to the most important, those of equal importance in the order they are given in."""
     return sorted(heads, key=lambda head: scores.scores[head[0]][head[1]])
 
 
@@ -59,7 +59,8 @@ def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, 
     """Remove the least important heads of each site."""
     removed: list[Head] = []
     for path, kept in present.kept.items():
-        removed += lowest(scores, [(path, h) for h in kept])[: budget[path]]
+        least_important_first = lowest(scores, [(path, head) for head in kept])
+        removed += least_important_first[: budget[path]]
     return present.without(removed)
 
 
@@ -79,14 +80,15 @@ def select_global(
         UsageError: when the fixed sites alone remove more than the budget.
     """
     mask = apply_fixed(present, fixed)
-    rest = count - (len(present.kept_heads) - len(mask.kept_heads))
+    removed_at_fixed_sites = len(present.kept_heads) - len(mask.kept_heads)
+    rest = count - removed_at_fixed_sites
     if rest < 0:
         raise UsageError(
-            f"the shared sites alone remove {count - rest} heads, the budget is {count}",
+            f"the shared sites alone remove {removed_at_fixed_sites} heads, the budget is {count}",
             hint="share fewer sites or remove more heads",
         )
-    free = set(mask.kept_heads)
-    candidates = [head for head in order if head in free and head[0] not in fixed]
+    still_there = set(mask.kept_heads)
+    candidates = [head for head in order if head in still_there and head[0] not in fixed]
     if len(candidates) < rest:
         raise InputError(
             f"the ranking has {len(candidates)} heads that can still be removed, the budget needs {rest}",
@@ -96,21 +98,29 @@ def select_global(
 
 
 def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> HeadMask:
-    """``present`` with the heads of the fixed sites taken from ``fixed``; what is gone stays gone."""
-    kept = {p: tuple(h for h in hs if p not in fixed or h in fixed[p]) for p, hs in present.kept.items()}
+    """Return ``present`` with the heads of the fixed sites taken from ``fixed``; what is gone stays gone."""
+    kept = {}
+    for path, heads in present.kept.items():
+        if path in fixed:
+            heads = tuple(head for head in heads if head in fixed[path])
+        kept[path] = heads
     return HeadMask(present.heads, kept)
 
 
 def leading_sites(sites: Sequence[Site], count: int) -> tuple[list[str], int]:
-    """The paths of the first ``count`` sites of each tower, and how many sites the smallest tower has."""
-    towers: dict[str, list[str]] = {}
+    """Return the paths of the first ``count`` sites of each tower, and how many sites the smallest tower has."""
+    paths_by_tower: dict[str, list[str]] = {}
     for site in sites:
-        towers.setdefault(site.tower, []).append(site.path)
-    return [path for paths in towers.values() for path in paths[:count]], min(map(len, towers.values()))
+        paths_by_tower.setdefault(site.tower, []).append(site.path)
+    leading = []
+    for paths in paths_by_tower.values():
+        leading += paths[:count]
+    fewest = min(len(paths) for paths in paths_by_tower.values())
+    return leading, fewest
 
 
 def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str, tuple[int, ...]]:
-    """The kept heads of ``mask`` in the first ``count`` sites of each tower.
+    """Return the kept heads of ``mask`` in the first ``count`` sites of each tower.
 
     Raises:
         UsageError: when a tower has fewer sites.
@@ -122,7 +132,7 @@ def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str,
 
 
 def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[Head]:
-    """``count`` heads drawn without replacement from the first ``first`` of a ranking (paper B.5: 48 of 100).
+    """Draw ``count`` heads without replacement from the first ``first`` of a ranking (paper B.5: 48 of 100).
 
     Raises:
         UsageError: when there are not that many.
@@ -136,7 +146,7 @@ def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[
 
 
 def check_whole(ranking: Ranking, kept: Iterable[Head], origin: str) -> None:
-    """The heads of a ranking that is not nested are removed together.
+    """Check that the heads of a ranking which is not nested are removed together.
 
     Args:
         ranking: the heads.
@@ -156,11 +166,11 @@ def check_whole(ranking: Ranking, kept: Iterable[Head], origin: str) -> None:
 
 
 def check_scored(scores: HeadScores, present: HeadMask) -> None:
-    """Every head that is present must have a score.
+    """Check that every head that is present has a score.
 
     Raises:
         InputError: listing those without.
     """
-    missing = [f"{p} head {h}" for p, h in present.kept_heads if math.isinf(scores.scores[p][h])]
+    missing = [f"{path} head {head}" for path, head in present.kept_heads if math.isinf(scores.scores[path][head])]
     if missing:
         raise InputError("the scores lack heads that the model has", problems=missing)

@@ -62,70 +62,107 @@ class HeadWeights:
         return self.q.shape[1]
 
     def select(self, positions: Sequence[int]) -> HeadWeights:
-        """Only the heads at these positions (positions among the heads present, not original numbers).
+        """Return only the heads at these positions (positions among the heads present, not original numbers).
 
         A head of keys and values goes with the last head that uses it; those that stay are in the order of first use.
         """
-        used = list(positions) if self.key_heads is None else [self.key_heads[position] for position in positions]
-        there = list(dict.fromkeys(used))
+        heads = list(positions)
+        keys = heads
+        key_heads = None
+        if self.key_heads is not None:
+            used_keys = [self.key_heads[position] for position in heads]
+            keys = list(dict.fromkeys(used_keys))
+            key_heads = [keys.index(key) for key in used_keys]
 
         def pick(name: str, tensor: Tensor) -> Tensor:
-            index = there if self.key_heads is not None and name in OF_KEYS else list(positions)
-            return tensor.index_select(0, torch.tensor(index, dtype=torch.long, device=tensor.device))
+            chosen = keys if name in OF_KEYS else heads
+            index = torch.tensor(chosen, dtype=torch.long, device=tensor.device)
+            return tensor.index_select(0, index)
 
-        return self._changed(pick, None if self.key_heads is None else [there.index(key) for key in used])
+        return self._changed(pick, key_heads)
 
     def for_each_head(self) -> HeadWeights:
-        """The same with keys and values for each head, those that are shared repeated."""
-        keys = self.key_heads
-        return self if keys is None else self._changed(lambda name, t: t[list(keys)] if name in OF_KEYS else t, None)
+        """Return the same with keys and values for each head, those that are shared repeated."""
+        if self.key_heads is None:
+            return self
+        key_of_head = list(self.key_heads)
+
+        def repeat(name: str, tensor: Tensor) -> Tensor:
+            return tensor[key_of_head] if name in OF_KEYS else tensor
+
+        return self._changed(repeat, None)
 
     def zeroed(self, positions: Sequence[int]) -> HeadWeights:
-        """The same shapes with the output columns of these heads set to zero: ablation."""
+        """Return the same shapes with the output columns of these heads set to zero: ablation."""
         o = self.o.clone()
         o[list(positions)] = 0
         return replace(self, o=o)
 
     def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None = None) -> HeadWeights:
         """Put the heads present at ``positions`` of ``heads`` heads, which use ``key_heads``; all others are zero."""
+        head_places = list(positions)
+        key_places = head_places
+        keys = heads
+        if self.key_heads is not None and key_heads is not None:
+            place_of_key = {}
+            for key, position in zip(self.key_heads, positions, strict=True):
+                place_of_key[key] = key_heads[position]
+            key_places = [place_of_key[key] for key in range(len(place_of_key))]
+            keys = max(key_heads) + 1
 
         def scatter(name: str, tensor: Tensor) -> Tensor:
-            places, count = list(positions), heads
-            if self.key_heads is not None and key_heads is not None and name in OF_KEYS:
-                place_of = {own: key_heads[position] for own, position in zip(self.key_heads, positions, strict=True)}
-                places, count = [place_of[own] for own in range(len(place_of))], max(key_heads) + 1
-            full = tensor.new_zeros((count, *tensor.shape[1:]))
-            full[torch.tensor(places, dtype=torch.long)] = tensor
-            return full
+            is_of_keys = name in OF_KEYS
+            count = keys if is_of_keys else heads
+            places = key_places if is_of_keys else head_places
+            expanded = tensor.new_zeros((count, *tensor.shape[1:]))
+            expanded[torch.tensor(places, dtype=torch.long)] = tensor
+            return expanded
 
         return self._changed(scatter, key_heads)
 
     @staticmethod
     def gathered(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int] | None = None) -> HeadWeights:
-        """Heads of several blocks as those of one; what belongs to no head is that of the first.
+        """Return heads of several blocks as those of one; what belongs to no head is that of the first.
 
         Args:
             heads: block and position of each head, at least one.
             key_heads: as of the class; those that use one head of keys and values have equal ones.
         """
-        each = [heads[key_heads.index(key)] for key in range(max(key_heads) + 1)] if key_heads is not None else []
-        keys = [(weights, weights.key_heads[position]) for weights, position in each if weights.key_heads is not None]
+        sources_of_keys = list(heads)
+        if key_heads is not None:
+            sources_of_keys = _first_users(heads, key_heads)
 
         def gather(name: str, _: Tensor) -> Tensor:
-            sources = keys if name in OF_KEYS and keys else heads
+            sources = sources_of_keys if name in OF_KEYS else heads
             return torch.stack([getattr(weights, name)[position] for weights, position in sources])
 
-        return heads[0][0]._changed(gather, key_heads)
+        first_block, _ = heads[0]
+        return first_block._changed(gather, key_heads)
 
     def _changed(self, change: Callable[[str, Tensor], Tensor], key_heads: Sequence[int] | None) -> HeadWeights:
-        """With each tensor of :data:`PER_HEAD` that is there changed, given its name and itself."""
-        there = [(name, tensor) for name in PER_HEAD if (tensor := getattr(self, name)) is not None]
-        changed: dict[str, Any] = {name: change(name, tensor) for name, tensor in there}
-        return replace(self, **changed, key_heads=None if key_heads is None else tuple(key_heads))
+        """Return this with each tensor of :data:`PER_HEAD` that is there changed, given its name and itself."""
+        changed: dict[str, Any] = {}
+        for name in PER_HEAD:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                changed[name] = change(name, tensor)
+        changed["key_heads"] = None if key_heads is None else tuple(key_heads)
+        return replace(self, **changed)
 
 
-ROWS = ("gate", "gate_bias", "table", "scale", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
+def _first_users(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int]) -> list[tuple[HeadWeights, int]]:
+    """Return the block and the place of each head of keys and values, taken from the first head that uses it."""
+    sources = []
+    for key in range(max(key_heads) + 1):
+        weights, position = heads[key_heads.index(key)]
+        if weights.key_heads is not None:
+            sources.append((weights, weights.key_heads[position]))
+    # Where no block shares keys and values, each head has its own.
+    return sources or list(heads)
+
+
+HEAD_ROWS = ("gate", "gate_bias", "table", "scale", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
 OF_KEYS = ("k", "v", "k_bias", "v_bias")
-PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *ROWS, "number")
+PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *HEAD_ROWS, "number")
 COMMON = ("q_norm", "k_norm", "features")
 """The modules of a block that belong to no head: norms of queries and keys, and what makes features of distances."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.heads.relative import Relative
-from hydractl.heads.weights import COMMON, ROWS, HeadWeights
+from hydractl.heads.weights import COMMON, HEAD_ROWS, HeadWeights
 
 QUERIES, KEYS_AND_VALUES, ALL_THREE = slice(0, 1), slice(1, 3), slice(0, 3)
 """The projections that are wanted of a weight that holds, head by head, queries, keys and values."""
@@ -112,7 +112,7 @@ class HeadBank(nn.Module):
         self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
         self.out_bias = _parameter(weights.o_bias)
         self._row_shapes: dict[str, torch.Size] = {}
-        for name in ROWS:
+        for name in HEAD_ROWS:
             rows: Tensor | None = getattr(weights, name)
             if rows is not None:
                 self._row_shapes[name] = rows.shape
