@@ -52,6 +52,20 @@ MUTATIONS = (
         "tests/heads/test_selection.py",
     ),
     Mutation(
+        "a tie of a search goes to the highest head",
+        "hydractl/circuit/winners.py",
+        "return Standing(counts.key(objective), -site, -position)",
+        "return Standing(counts.key(objective), -site, position)",
+        "tests/circuit/test_winners.py",
+    ),
+    Mutation(
+        "a candidate given up that another machine may prefer",
+        "hydractl/circuit/winners.py",
+        "        surely = surest_standing(objective, trial)\n",
+        "        surely = highest_standing(objective, trial)\n",
+        "tests/circuit/test_winners.py",
+    ),
+    Mutation(
         "pooling in 16 bits",
         "hydractl/model/runtime.py",
         "logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.circuit.objective import LOSS_UNIT, Counts, Doubt, Share
+from hydractl.circuit.objective import LOSS_UNIT, Doubt, EvaluationCounts, Share
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import OOD_SCORES, two_u
 from hydractl.metrics.probabilities import Block, Floats
@@ -68,7 +68,7 @@ class Values:
     Attributes:
         labelled: whether the samples are ID.
         scores: the OOD score of each sample, higher = more OOD.
-        correct, nll, brier: as in :class:`hydractl.circuit.objective.Counts`; zero for OOD samples.
+        correct, nll, brier: as in :class:`hydractl.circuit.objective.EvaluationCounts`; zero for OOD samples.
         doubt: of these three, as in :class:`hydractl.circuit.objective.Doubt`.
         near: how far rounding may take each score; a number holds for all.
         tasks: the tasks that the samples belong to.
@@ -229,7 +229,7 @@ class Tally:
             self._doubt = self._doubt.plus(times, values.doubt)
             self._pairs[task].add(values)
 
-    def counts(self) -> Counts:
+    def counts(self) -> EvaluationCounts:
         """Return the counts over what has been seen."""
         n_id = n_ood = twice_u = lower = higher = 0
         for share, pairs in zip(self._shares, self._pairs, strict=True):
@@ -238,7 +238,7 @@ class Tally:
             twice_u += share.pairs * pairs.counted.two_u
             lower += share.pairs * pairs.lower
             higher += share.pairs * pairs.higher
-        return Counts(
+        return EvaluationCounts(
             correct=self._correct,
             n_id=n_id,
             two_u=twice_u if n_ood else None,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from hydractl.circuit.objective import LOSS_OBJECTIVES, LOSS_UNIT, OBJECTIVE_BY_NAME, Counts
+from hydractl.circuit.objective import LOSS_OBJECTIVES, LOSS_UNIT, OBJECTIVE_BY_NAME, EvaluationCounts
 from hydractl.circuit.scope import FusedCost, Scope, SearchOptions
 from hydractl.circuit.search import ObjectiveRanking
 from hydractl.circuit.tasks import Task, role_of
-from hydractl.circuit.winners import HeadPlace, Trial
+from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.base import Dataset
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.files.description import provenance
@@ -154,7 +154,7 @@ class CircuitWriter:
 
     scope: Scope
     options: SearchOptions
-    names: Mapping[HeadPlace, Head]
+    names: Mapping[CandidateHead, Head]
     data: Mapping[str, Dataset]
     tasks: Sequence[Task]
     cost: FusedCost | None = None
@@ -248,7 +248,7 @@ class CircuitWriter:
         return documents
 
     def _counts(
-        self, counts: Counts, objective: str, constrained: Sequence[str], removed: Sequence[Head]
+        self, counts: EvaluationCounts, objective: str, constrained: Sequence[str], removed: Sequence[Head]
     ) -> CountsDocument:
         """Return the counts and the score of an objective, the losses that decided, and what the fused model costs."""
         decided_by = (objective, *constrained)

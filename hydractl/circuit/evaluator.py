@@ -15,7 +15,7 @@ from hydractl.circuit.counting import Values, values_of
 from hydractl.circuit.objective import shares_of
 from hydractl.circuit.samples import SearchBatch
 from hydractl.circuit.tower import Tower, Trace, agreeing
-from hydractl.circuit.winners import HeadPlace
+from hydractl.circuit.winners import CandidateHead
 from hydractl.distributed import Processes
 from hydractl.families.base import State
 from hydractl.model.prompted import PROMPTS_AT_ONCE
@@ -98,7 +98,7 @@ class Evaluator:
         # Of the tower of the labels: its traces, what it reads out, and what it read out for the last candidates.
         self._label_traces: list[Trace] = []
         self._classes: Tensor | None = None
-        self._last_classes_without: tuple[tuple[HeadPlace, ...], list[Tensor]] | None = None
+        self._last_classes_without: tuple[tuple[CandidateHead, ...], list[Tensor]] | None = None
 
         self._lanes = lanes
         self._copies = 2 if aside else 1
@@ -163,7 +163,7 @@ class Evaluator:
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def begin(self, removed: Sequence[HeadPlace], *, aside: bool = False) -> None:
+    def begin(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
         """Go to the model without these heads; ``aside``, to try it, which leaves the states of the one before."""
         self._remove(removed)
         self._is_aside = aside
@@ -240,7 +240,7 @@ class Evaluator:
         first, last = self.batches[batch].columns
         return self.model.logits(outputs)[0][:, first:last]
 
-    def _remove(self, removed: Sequence[HeadPlace]) -> None:
+    def _remove(self, removed: Sequence[CandidateHead]) -> None:
         self.samples.remove(removed)
         if self.labels is not None:
             self.labels.remove(removed)

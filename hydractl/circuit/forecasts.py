@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hydractl.circuit.evaluator import Evaluator, over_batches
 from hydractl.circuit.objective import OBJECTIVE_BY_NAME
-from hydractl.circuit.winners import HeadPlace
+from hydractl.circuit.winners import CandidateHead
 from hydractl.distributed import Processes
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import auroc, curve_of
@@ -87,10 +87,10 @@ class Slopes:
         quantities: ``[N, len(heads) + 1]``; the last column, zeros, is that of a head which has no slopes.
     """
 
-    heads: list[HeadPlace]
+    heads: list[CandidateHead]
     quantities: Quantities
 
-    def by(self, heads: Sequence[HeadPlace]) -> Quantities:
+    def by(self, heads: Sequence[CandidateHead]) -> Quantities:
         """Return the slopes by some heads; zeros for those of the tower of the labels."""
         column_of = {head: column for column, head in enumerate(self.heads)}
         return self.quantities.of_columns([column_of.get(head, -1) for head in heads])

@@ -17,7 +17,7 @@ from typing import Unpack
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords, same_model
-from hydractl.circuit.winners import HeadPlace, Trial, best_first, lowest_chosen
+from hydractl.circuit.winners import CandidateHead, Trial, best_first, lowest_chosen
 
 
 class Headmap(GreedySearch):
@@ -31,7 +31,7 @@ class Headmap(GreedySearch):
     def __init__(
         self,
         evaluator: Evaluator,
-        heads: Sequence[HeadPlace],
+        heads: Sequence[CandidateHead],
         *,
         kept: Mapping[int, int],
         **others: Unpack[SearchKeywords],
@@ -52,7 +52,7 @@ class Headmap(GreedySearch):
         """
         base = self._base()
         self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
-        chosen: dict[str, list[HeadPlace]] = {objective: [] for objective in objectives}
+        chosen: dict[str, list[CandidateHead]] = {objective: [] for objective in objectives}
         sites = dict.fromkeys(site for site, _ in self.heads)
         for step, site in enumerate(sites, start=1):
             groups = same_model(chosen)
@@ -72,7 +72,7 @@ class Headmap(GreedySearch):
                 self.on_removal(objective, step, removal)
         return self.rankings
 
-    def _try_site(self, group: list[str], step: int, masked: Sequence[HeadPlace], site: int) -> list[Trial]:
+    def _try_site(self, group: list[str], step: int, masked: Sequence[CandidateHead], site: int) -> list[Trial]:
         """Return the trial of each head of one site, masked beside those that were chosen before."""
         heads = [head for head in self.heads if head[0] == site]
         known = self.memory.evaluations(group[0], step)

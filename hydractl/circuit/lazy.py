@@ -27,9 +27,9 @@ from hydractl.circuit.forecasts import (
     slopes,
 )
 from hydractl.circuit.memory import Evaluation
-from hydractl.circuit.objective import Counts, Doubt
+from hydractl.circuit.objective import Doubt, EvaluationCounts
 from hydractl.circuit.search import GreedySearch, SearchKeywords
-from hydractl.circuit.winners import HeadPlace, Trial, first_of_highest
+from hydractl.circuit.winners import CandidateHead, Trial, first_of_highest
 
 SLOPES_EVERY = 6
 """Slopes are taken anew once in so many steps."""
@@ -57,7 +57,7 @@ class Lazy(GreedySearch):
     def __init__(
         self,
         evaluator: Evaluator,
-        heads: Sequence[HeadPlace],
+        heads: Sequence[CandidateHead],
         *,
         size: int,
         every: int = SLOPES_EVERY,
@@ -67,10 +67,10 @@ class Lazy(GreedySearch):
         self.size = size
         self.every = every
         # Of the step that took slopes last: by the heads removed then.
-        self._slopes: dict[tuple[HeadPlace, ...], Slopes] = {}
+        self._slopes: dict[tuple[CandidateHead, ...], Slopes] = {}
         self._slopes_step = 0
         # By objective and head the step of the last evaluation, and by how much the score was above the forecast.
-        self._off: dict[tuple[str, HeadPlace], tuple[int, float]] = {}
+        self._off: dict[tuple[str, CandidateHead], tuple[int, float]] = {}
 
     def to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations there may be from a step on; more where objectives ask for different heads."""
@@ -85,14 +85,14 @@ class Lazy(GreedySearch):
     def _expect(self, evaluations: int) -> None:
         self.progress.set_total(self.evaluations + evaluations)  # every process has a part in each
 
-    def choose(self, group: list[str], step: int, left: list[HeadPlace]) -> dict[str, Trial]:
+    def choose(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
         """Return the best of the candidates that were evaluated."""
         forecasts = self._forecasts(group, step, left)
         known = self.memory.evaluations(group[0], step)
-        counted: dict[HeadPlace, Counts] = {}
-        last_evaluated: HeadPlace | None = None
+        counted: dict[CandidateHead, EvaluationCounts] = {}
+        last_evaluated: CandidateHead | None = None
 
-        def count(head: HeadPlace) -> None:
+        def count(head: CandidateHead) -> None:
             nonlocal last_evaluated
             if head not in known:
                 of_head = {objective: forecasts[objective][head] for objective in group}
@@ -100,7 +100,7 @@ class Lazy(GreedySearch):
                 last_evaluated = head
             counted[head] = known[head].counts
 
-        def score_or_estimate(objective: str, head: HeadPlace) -> float:
+        def score_or_estimate(objective: str, head: CandidateHead) -> float:
             if head in counted:
                 return counted[head].score(objective)
             return forecasts[objective][head] + self._correction(objective, head)
@@ -126,7 +126,7 @@ class Lazy(GreedySearch):
             self.evaluator.keep_tried()
         return winners
 
-    def _evaluate(self, group: list[str], step: int, head: HeadPlace, forecasts: Mapping[str, float]) -> Evaluation:
+    def _evaluate(self, group: list[str], step: int, head: CandidateHead, forecasts: Mapping[str, float]) -> Evaluation:
         """Count everything without one more head, and keep by how much each score is above its forecast."""
         removed = self.rankings[group[0]].removed
         self.evaluator.begin([*removed, head], aside=True)
@@ -148,7 +148,9 @@ class Lazy(GreedySearch):
 
     # --- estimates ----------------------------------------------------------------------------------------------------
 
-    def _forecasts(self, group: list[str], step: int, left: Sequence[HeadPlace]) -> dict[str, dict[HeadPlace, float]]:
+    def _forecasts(
+        self, group: list[str], step: int, left: Sequence[CandidateHead]
+    ) -> dict[str, dict[CandidateHead, float]]:
         """Return the forecast score without each head, for each objective."""
         change = self._slopes_for(group, step).by(left)
         now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
@@ -186,7 +188,7 @@ class Lazy(GreedySearch):
             self.evaluator.begin(removed)
         return self._slopes[key]
 
-    def _correction(self, objective: str, head: HeadPlace) -> float:
+    def _correction(self, objective: str, head: CandidateHead) -> float:
         """Return by how much the forecast of a head was off when it was last evaluated, or 0.
 
         It is 0 if slopes have been taken anew since, except for heads of the tower of the labels, which have none.
@@ -196,12 +198,12 @@ class Lazy(GreedySearch):
             return off
         return 0.0
 
-    def _of_labels(self, head: HeadPlace) -> bool:
+    def _of_labels(self, head: CandidateHead) -> bool:
         return self.evaluator.labels is not None and head[0] in self.evaluator.labels.sites
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _learn(self, group: list[str], step: int, evaluations: Mapping[HeadPlace, Evaluation]) -> None:
+    def _learn(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, Evaluation]) -> None:
         """Remember by how much the forecasts of some heads were off."""
         for head, evaluation in evaluations.items():
             assert evaluation.off is not None

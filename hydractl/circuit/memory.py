@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from hydractl.circuit.journal import HOW_TO_START_OVER, Journal
-from hydractl.circuit.objective import Counts, Doubt
-from hydractl.circuit.winners import HeadPlace, Trial
+from hydractl.circuit.objective import Doubt, EvaluationCounts
+from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.distributed import Processes
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
@@ -55,14 +55,14 @@ class EvaluationRecord(CountsRecord):
     off: NotRequired[dict[str, float]]
 
 
-class RemovalRecord(TrialRecord):
+class WinnerRecord(TrialRecord):
     """The winner of a step of the objective ``removed``."""
 
     removed: str
     step: int
 
 
-def record_of_counts(counts: Counts) -> CountsRecord:
+def record_of_counts(counts: EvaluationCounts) -> CountsRecord:
     """Return the record of an evaluation."""
     return {
         "correct": counts.correct,
@@ -75,9 +75,9 @@ def record_of_counts(counts: Counts) -> CountsRecord:
     }
 
 
-def counts_from_record(record: Mapping[str, Any]) -> Counts:
+def counts_from_record(record: Mapping[str, Any]) -> EvaluationCounts:
     """Return the evaluation, the inverse of :func:`record_of_counts`."""
-    return Counts(
+    return EvaluationCounts(
         correct=record["correct"],
         n_id=record["n_id"],
         two_u=record["two_u"],
@@ -102,7 +102,7 @@ def trial_from_record(record: Mapping[str, Any]) -> Trial:
     return Trial(head_from_record(record), counts_from_record(record), rivals)
 
 
-def head_from_record(record: Mapping[str, Any]) -> HeadPlace:
+def head_from_record(record: Mapping[str, Any]) -> CandidateHead:
     """Return the head that a record is about."""
     site, position = record["head"]
     return site, position
@@ -119,8 +119,8 @@ class Evaluation:
         off: by how much the score of each objective is above its forecast, where there was one.
     """
 
-    head: HeadPlace
-    counts: Counts
+    head: CandidateHead
+    counts: EvaluationCounts
     given_up: Sequence[str] = ()
     off: Mapping[str, float] | None = None
 
@@ -156,14 +156,14 @@ class SearchMemory:
         """See that what was kept survives a loss of power."""
         self._journal.sync()
 
-    def base(self) -> Counts | None:
+    def base(self) -> EvaluationCounts | None:
         """Return what the model gave before the first removal, if that is known."""
         for record in self._journal.records:
             if "base" in record:
                 return counts_from_record(record["base"])
         return None
 
-    def keep_base(self, counts: Counts) -> None:
+    def keep_base(self, counts: EvaluationCounts) -> None:
         """Keep what the model gives before the first removal."""
         if self._writes_common:
             self._journal.append({"base": record_of_counts(counts)})
@@ -196,7 +196,7 @@ class SearchMemory:
         else:
             self._journal.append({"removed": objective, "step": step, **record_of_trial(winner)})
 
-    def evaluations(self, objective: str, step: int) -> dict[HeadPlace, Evaluation]:
+    def evaluations(self, objective: str, step: int) -> dict[CandidateHead, Evaluation]:
         """Return the candidates that were evaluated in a step of an objective."""
         evaluations = {}
         for record in self._journal.records:
@@ -236,7 +236,7 @@ def check_records(
     path: Path,
     journal: Journal,
     sizes: Mapping[str, int],
-    heads: Collection[HeadPlace],
+    heads: Collection[CandidateHead],
     objectives: Sequence[str],
     whole: WholeData,
 ) -> None:
@@ -281,7 +281,7 @@ def _is_permutation(indices: Any, size: int) -> bool:
 
 
 def _is_record(
-    record: Mapping[str, Any], whole: WholeData, heads: Collection[HeadPlace], objectives: Sequence[str]
+    record: Mapping[str, Any], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
     try:
         return _is_sound(record, whole, heads, objectives)
@@ -290,7 +290,7 @@ def _is_record(
 
 
 def _is_sound(
-    record: Mapping[str, Any], whole: WholeData, heads: Collection[HeadPlace], objectives: Sequence[str]
+    record: Mapping[str, Any], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
     """Return whether a record is one; what is missing or of another type may raise instead."""
     if "base" in record:
@@ -313,11 +313,11 @@ def _is_sound(
     )
 
 
-def _is_candidate(head: tuple[Any, ...], heads: Collection[HeadPlace]) -> bool:
+def _is_candidate(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:
     return all(type(index) is int for index in head) and head in heads
 
 
-def _are_counts(counts: Counts, whole: WholeData) -> bool:
+def _are_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
     pairs = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:
         pairs = 2 * whole.n_id * whole.n_ood

@@ -87,7 +87,7 @@ class Doubt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Counts:
+class EvaluationCounts:
     """The counts of one evaluation, perhaps over a part of the data; with several tasks weighted by :class:`Share`.
 
     Attributes:
@@ -107,18 +107,18 @@ class Counts:
     doubt: Doubt = Doubt()
 
     @property
-    def least(self) -> Counts:
+    def least(self) -> EvaluationCounts:
         """The same with every sample that rounding leaves undecided counted against it."""
         return self._moved(-self.doubt.fewer, -self.doubt.lower, self.doubt.loss)
 
     @property
-    def most(self) -> Counts:
+    def most(self) -> EvaluationCounts:
         """The same with every such sample counted in its favour."""
         return self._moved(self.doubt.more, self.doubt.higher, -self.doubt.loss)
 
-    def _moved(self, by_correct: int, by_two_u: int, by_loss: int) -> Counts:
+    def _moved(self, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
         two_u = None if self.two_u is None else self.two_u + by_two_u
-        return Counts(
+        return EvaluationCounts(
             correct=self.correct + by_correct,
             n_id=self.n_id,
             two_u=two_u,
@@ -127,13 +127,13 @@ class Counts:
             brier=self.brier + by_loss,
         )
 
-    def read_by(self, objective: str) -> Counts:
+    def read_by(self, objective: str) -> EvaluationCounts:
         """Return the counts without those of OOD samples, where the objective reads none."""
         if OBJECTIVE_BY_NAME[objective].needs_ood:
             return self
         return replace(self, two_u=None, n_ood=0, doubt=self.doubt._replace(lower=0, higher=0))
 
-    def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> Counts:
+    def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> EvaluationCounts:
         """Return the most that the whole data can still give: every sample not yet seen right, certain, on its side.
 
         Args:
@@ -144,7 +144,7 @@ class Counts:
             seen_pairs = self.n_id * self.n_ood
         unseen_pairs = n_id * n_ood - seen_pairs
         unseen_id = n_id - self.n_id
-        return Counts(
+        return EvaluationCounts(
             correct=self.correct + unseen_id,
             n_id=n_id,
             two_u=(self.two_u or 0) + 2 * unseen_pairs,
@@ -177,25 +177,25 @@ class Objective:
     """
 
     needs_ood: bool
-    key: Callable[[Counts], int]
-    score: Callable[[Counts], float]
+    key: Callable[[EvaluationCounts], int]
+    score: Callable[[EvaluationCounts], float]
     scale: Callable[[int, int], int]
 
 
-def _accuracy(counts: Counts) -> float:
+def _accuracy(counts: EvaluationCounts) -> float:
     return counts.correct / counts.n_id
 
 
-def _two_u(counts: Counts) -> int:
+def _two_u(counts: EvaluationCounts) -> int:
     assert counts.two_u is not None
     return counts.two_u
 
 
-def _auroc(counts: Counts) -> float:
+def _auroc(counts: EvaluationCounts) -> float:
     return _two_u(counts) / (2 * counts.n_id * counts.n_ood)
 
 
-def _average_key(counts: Counts) -> int:
+def _average_key(counts: EvaluationCounts) -> int:
     # correct / n_id + two_u / (2 n_id n_ood), on the common denominator
     return counts.correct * 2 * counts.n_ood + _two_u(counts)
 
@@ -249,7 +249,7 @@ Limits = Mapping[str, int]
 """The lowest key that is allowed, by objective."""
 
 
-def limits_of(constraints: Iterable[Constraint], base: Counts) -> dict[str, int]:
+def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict[str, int]:
     """Return the lowest allowed key of each objective, exactly; of several constraints on one, the strictest counts.
 
     Args:
@@ -267,6 +267,6 @@ def limits_of(constraints: Iterable[Constraint], base: Counts) -> dict[str, int]
     return limits
 
 
-def allowed(counts: Counts, limits: Limits) -> bool:
+def allowed(counts: EvaluationCounts, limits: Limits) -> bool:
     """Return whether the counts keep every limit."""
     return all(counts.key(objective) >= lowest for objective, lowest in limits.items())

@@ -18,7 +18,7 @@ from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
 from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
-from hydractl.circuit.winners import HeadPlace
+from hydractl.circuit.winners import CandidateHead
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.log import Log
 from hydractl.report.texts import bytes_text, duration_text
@@ -70,7 +70,7 @@ class SearchPlan:
 
 def plan_search(
     evaluator: Evaluator,
-    heads: Sequence[HeadPlace],
+    heads: Sequence[CandidateHead],
     budget: int,
     options: SearchOptions,
     sizes: Mapping[str, int],
@@ -191,7 +191,7 @@ def with_memory(
     return replace(plan, memory_bytes=kept_stem_bytes + chunk_bytes, chunks=chunks)
 
 
-def _seconds_per_block(evaluator: Evaluator, head: HeadPlace) -> float:
+def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
     """Return the time of a sample-block evaluation, counting included, from one candidate on one batch."""
     site, position = head
     labelled = [number for number, batch in enumerate(evaluator.batches) if batch.labels is not None]

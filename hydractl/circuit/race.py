@@ -17,8 +17,8 @@ import numpy as np
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.memory import Evaluation
-from hydractl.circuit.objective import Counts, Limits, reads_ood
-from hydractl.circuit.winners import HeadPlace, Standing, SureLeads, Trial, standing
+from hydractl.circuit.objective import EvaluationCounts, Limits, reads_ood
+from hydractl.circuit.winners import CandidateHead, Standing, SureLeads, Trial, standing
 from hydractl.metrics.ood import two_u
 
 _MOST_PAIRED = 64
@@ -29,7 +29,7 @@ _AHEAD = 0.3
 
 
 @dataclass
-class Contestant:
+class RacingHead:
     """One candidate in a race.
 
     Attributes:
@@ -41,15 +41,15 @@ class Contestant:
         known: its counts, where they come from a journal or are all there.
     """
 
-    head: HeadPlace
+    head: CandidateHead
     open_for: set[str]
-    best_case: Counts
+    best_case: EvaluationCounts
     counted_for: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
-    known: Counts | None = None
+    known: EvaluationCounts | None = None
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> EvaluationCounts:
         """The counts so far."""
         return self.known or self.tally.counts()
 
@@ -80,13 +80,13 @@ class Race:
         self,
         evaluator: Evaluator,
         objectives: Sequence[str],
-        heads: Sequence[HeadPlace],
+        heads: Sequence[CandidateHead],
         *,
         bounds: bool,
         at_once: int,
         limits: Limits,
-        known: Mapping[HeadPlace, Evaluation],
-        finished: Callable[[Contestant], None],
+        known: Mapping[CandidateHead, Evaluation],
+        finished: Callable[[RacingHead], None],
     ) -> None:
         self.evaluator = evaluator
         self.objectives = list(objectives)
@@ -95,12 +95,12 @@ class Race:
         self.limits = limits
         self.finished = finished
         self._leads = SureLeads(limits)
-        self._counted: dict[str, list[Contestant]] = {objective: [] for objective in objectives}
-        self._contestants: list[Contestant] = []
+        self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
+        self._contestants: list[RacingHead] = []
 
-        best_case_of_nothing = Counts(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
+        best_case_of_nothing = EvaluationCounts(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
         for head in heads:
-            contestant = Contestant(
+            contestant = RacingHead(
                 head,
                 open_for=set(self.objectives),
                 best_case=best_case_of_nothing,
@@ -111,7 +111,7 @@ class Race:
             else:
                 self._contestants.append(contestant)
 
-    def _enter_known(self, contestant: Contestant, evaluation: Evaluation) -> None:
+    def _enter_known(self, contestant: RacingHead, evaluation: Evaluation) -> None:
         contestant.known = evaluation.counts
         contestant.open_for.difference_update(evaluation.given_up)
         for objective in contestant.open_for:
@@ -131,7 +131,7 @@ class Race:
             trials[objective] = [Trial(contestant.head, contestant.counts) for contestant in contestants]
         return trials
 
-    def tally_of(self, head: HeadPlace) -> Tally:
+    def tally_of(self, head: CandidateHead) -> Tally:
         """Return what has been counted of a candidate here.
 
         It is empty where another process or a journal counted the candidate.
@@ -164,8 +164,8 @@ class Race:
                     self._advance([leader, *company], batch)
 
     def _company(
-        self, leader: Contestant, running: Sequence[Contestant], batch: int, objective: str
-    ) -> list[Contestant]:
+        self, leader: RacingHead, running: Sequence[RacingHead], batch: int, objective: str
+    ) -> list[RacingHead]:
         """Return who runs together with the candidate in front: the most hopeful of its site."""
         site = leader.head[0]
         others = [
@@ -228,18 +228,18 @@ class Race:
                 parts.append(part)
         return parts
 
-    def _run_part(self, unit: Sequence[Contestant], part: Sequence[int]) -> None:
+    def _run_part(self, unit: Sequence[RacingHead], part: Sequence[int]) -> None:
         for batch in part:
             self._advance(unit, batch)
 
-    def _units(self) -> list[list[Contestant]]:
+    def _units(self) -> list[list[RacingHead]]:
         """Return the candidates that are not done, those that run together in one list; the most hopeful first."""
 
-        def hope(contestant: Contestant) -> Standing:
+        def hope(contestant: RacingHead) -> Standing:
             return contestant.hope(self.objectives[0])
 
         running = [contestant for contestant in self._contestants if contestant.known is None]
-        by_site: dict[int, list[Contestant]] = {}
+        by_site: dict[int, list[RacingHead]] = {}
         for contestant in sorted(running, key=hope, reverse=True):
             by_site.setdefault(contestant.head[0], []).append(contestant)
         units = []
@@ -250,7 +250,7 @@ class Race:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def _advance(self, unit: Sequence[Contestant], batch: int) -> None:
+    def _advance(self, unit: Sequence[RacingHead], batch: int) -> None:
         """Evaluate some candidates of one site on one batch, if one of them may win and has not seen it."""
         if not any(self._wants(contestant, batch) for contestant in unit):
             return
@@ -265,13 +265,13 @@ class Race:
                 contestant.tally.add(batch, values)
                 self._note_batch(contestant)
 
-    def _wants(self, contestant: Contestant, batch: int) -> bool:
+    def _wants(self, contestant: RacingHead, batch: int) -> bool:
         """Return whether a batch can still tell something of a candidate."""
         if contestant.known is not None or batch in contestant.tally.seen:
             return False
         return any(self._reads(objective, batch) for objective in contestant.open_for)
 
-    def _note_batch(self, contestant: Contestant) -> None:
+    def _note_batch(self, contestant: RacingHead) -> None:
         """Note that a candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
         n_id, n_ood = self.evaluator.n_id, self.evaluator.n_ood
         counts = contestant.tally.counts()
@@ -285,7 +285,7 @@ class Race:
                 self._note_counted(contestant, objective)
         self._finish(contestant)
 
-    def _note_counted(self, contestant: Contestant, objective: str) -> None:
+    def _note_counted(self, contestant: RacingHead, objective: str) -> None:
         """Note that a candidate has all its counts: it may be the best so far, which may put others out."""
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
@@ -296,7 +296,7 @@ class Race:
                 self._give_up(other)
                 self._finish(other)
 
-    def _give_up(self, contestant: Contestant) -> None:
+    def _give_up(self, contestant: RacingHead) -> None:
         """Drop the objectives that the candidate can no longer win."""
         if not self.bounds:
             return
@@ -304,7 +304,7 @@ class Race:
             if self._leads.out_of_reach(objective, contestant.head, contestant.best_case):
                 contestant.open_for.discard(objective)
 
-    def _finish(self, contestant: Contestant) -> None:
+    def _finish(self, contestant: RacingHead) -> None:
         """Note as done a candidate that has nothing left to win or to count."""
         if contestant.known is None and contestant.open_for <= contestant.counted_for:
             contestant.known = contestant.tally.counts()

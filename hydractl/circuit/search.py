@@ -21,9 +21,9 @@ from hydractl.circuit.memory import (
     record_of_trial,
     trial_from_record,
 )
-from hydractl.circuit.objective import Counts, Limits, allowed, limits_of
-from hydractl.circuit.race import Contestant, Race
-from hydractl.circuit.winners import HeadPlace, Trial, contenders, winner_of
+from hydractl.circuit.objective import EvaluationCounts, Limits, allowed, limits_of
+from hydractl.circuit.race import Race, RacingHead
+from hydractl.circuit.winners import CandidateHead, Trial, contenders, winner_of
 from hydractl.distributed import Processes
 from hydractl.expressions.conditions import Constraint
 from hydractl.log import Progress
@@ -39,17 +39,17 @@ class ObjectiveRanking:
         ended: the option that ended them before the budget did.
     """
 
-    base: Counts
+    base: EvaluationCounts
     steps: list[Trial] = field(default_factory=list)
     ended: str | None = None
 
     @property
-    def removed(self) -> list[HeadPlace]:
+    def removed(self) -> list[CandidateHead]:
         """The heads removed so far, in order."""
         return [step.head for step in self.steps]
 
 
-def _always_affordable(removed: Sequence[HeadPlace], head: HeadPlace) -> bool:
+def _always_affordable(removed: Sequence[CandidateHead], head: CandidateHead) -> bool:
     return True
 
 
@@ -64,7 +64,7 @@ class SearchKeywords(TypedDict, total=False):
     at_once: int
     constraints: Sequence[Constraint]
     max_drop: Fraction | None
-    affordable: Callable[[Sequence[HeadPlace], HeadPlace], bool]
+    affordable: Callable[[Sequence[CandidateHead], CandidateHead], bool]
     journal: Journal | None
     processes: Processes | None
     progress: Progress | None
@@ -90,13 +90,13 @@ class GreedySearch:
     def __init__(
         self,
         evaluator: Evaluator,
-        heads: Sequence[HeadPlace],
+        heads: Sequence[CandidateHead],
         *,
         bounds: bool = True,
         at_once: int = 1,
         constraints: Sequence[Constraint] = (),
         max_drop: Fraction | None = None,
-        affordable: Callable[[Sequence[HeadPlace], HeadPlace], bool] = _always_affordable,
+        affordable: Callable[[Sequence[CandidateHead], CandidateHead], bool] = _always_affordable,
         journal: Journal | None = None,
         processes: Processes | None = None,
         progress: Progress | None = None,
@@ -138,7 +138,7 @@ class GreedySearch:
                     self._take(objective, step, winners.get(objective))
         return self.rankings
 
-    def _removed_by_running(self) -> dict[str, list[HeadPlace]]:
+    def _removed_by_running(self) -> dict[str, list[CandidateHead]]:
         """Return what each objective has removed whose ranking has not ended."""
         return {objective: ranking.removed for objective, ranking in self.rankings.items() if ranking.ended is None}
 
@@ -157,7 +157,7 @@ class GreedySearch:
         """Return how many evaluations there may be from a step on, for objectives that have removed the same heads."""
         return evaluations(len(self.heads) - step + 1, budget - step + 1)
 
-    def _base(self) -> Counts:
+    def _base(self) -> EvaluationCounts:
         """Return what the model gives before the first removal."""
         known = self.memory.base()
         if known is not None:
@@ -167,7 +167,7 @@ class GreedySearch:
         self.memory.keep_base(base)
         return base
 
-    def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> Counts:
+    def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> EvaluationCounts:
         """Return the counts over everything: what has been counted, and the values of the other batches."""
         for chunk in self.evaluator.chunks:
             for batch in chunk:
@@ -176,7 +176,7 @@ class GreedySearch:
             self.evaluator.forget(chunk)
         return tally.counts()
 
-    def _run_step(self, group: list[str], step: int, removed: Sequence[HeadPlace]) -> dict[str, Trial]:
+    def _run_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
         """Remove one head for objectives that have removed the same heads."""
         self.evaluator.begin(removed)
         winners = self.choose(group, step, self._left(removed))
@@ -185,11 +185,11 @@ class GreedySearch:
         self.memory.sync()
         return winners
 
-    def _left(self, removed: Sequence[HeadPlace]) -> list[HeadPlace]:
+    def _left(self, removed: Sequence[CandidateHead]) -> list[CandidateHead]:
         """Return the candidates of a step."""
         return [head for head in self.heads if head not in removed and self.affordable(removed, head)]
 
-    def choose(self, group: list[str], step: int, left: list[HeadPlace]) -> dict[str, Trial]:
+    def choose(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
         """Choose the best of the candidates left, for each objective that has one.
 
         The evaluator must be at the model of the step.
@@ -198,10 +198,10 @@ class GreedySearch:
         winners = self._winners_of_all(race.run())
         return {objective: self._complete(winner, race.tally_of(winner.head)) for objective, winner in winners.items()}
 
-    def _race(self, group: list[str], step: int, left: Sequence[HeadPlace], bounds: bool) -> Race:
+    def _race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
         """Build the race of this process's candidates; those that a journal knows are already counted."""
 
-        def finished(contestant: Contestant) -> None:
+        def finished(contestant: RacingHead) -> None:
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = Evaluation(contestant.head, contestant.counts, given_up)
             self.evaluations += 1
@@ -241,7 +241,7 @@ class GreedySearch:
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _dealt_to_this_process(self, left: Sequence[HeadPlace]) -> list[HeadPlace]:
+    def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
         """Return the candidates of this process: the dearest are dealt first, each to the process with least to do."""
         samples = self.evaluator.size
         sites = dict.fromkeys(site for site, _ in left)
@@ -281,9 +281,9 @@ class GreedySearch:
         return [trial_from_record(record) for records in everyone for record in records]
 
 
-def same_model(removed: Mapping[str, Sequence[HeadPlace]]) -> dict[tuple[HeadPlace, ...], list[str]]:
+def same_model(removed: Mapping[str, Sequence[CandidateHead]]) -> dict[tuple[CandidateHead, ...], list[str]]:
     """Group objectives by the heads they have removed: the same heads in another order are the same model."""
-    groups: dict[tuple[HeadPlace, ...], list[str]] = {}
+    groups: dict[tuple[CandidateHead, ...], list[str]] = {}
     for objective, heads in removed.items():
         groups.setdefault(tuple(sorted(heads)), []).append(objective)
     return groups

@@ -45,7 +45,7 @@ from hydractl.circuit.samples import Certainty, SampleSet, logits_of, measure_ce
 from hydractl.circuit.scope import FusedCost, Scope, SearchOptions
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
 from hydractl.circuit.tasks import doubts_of_sets, open_tasks, role_of, set_runs, whole_of, with_classes_of_data
-from hydractl.circuit.winners import HeadPlace, Trial
+from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.batching import longest_first
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
@@ -105,7 +105,7 @@ class Session:
         self.names = self._names_of_candidates()
         self._memory = self._memory_bytes()
 
-    def _names_of_candidates(self) -> dict[HeadPlace, Head]:
+    def _names_of_candidates(self) -> dict[CandidateHead, Head]:
         """Return the candidates in model order, each with its site and original number."""
         kept = self.scope.source.description.mask.kept
         names = {}
@@ -368,7 +368,7 @@ class Session:
             return None
         return FusedCost(self.scope.members, self.scope.source)
 
-    def _affordable(self, removed: Sequence[HeadPlace], head: HeadPlace) -> bool:
+    def _affordable(self, removed: Sequence[CandidateHead], head: CandidateHead) -> bool:
         """Return whether the fused model stays within ``--max-cost``; one that is above it must not become dearer."""
         assert self._cost is not None
         names = [self.names[place] for place in removed]

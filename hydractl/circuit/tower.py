@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.circuit.winners import HeadPlace
+from hydractl.circuit.winners import CandidateHead
 from hydractl.families.base import State
 from hydractl.heads.weights import COMMON
 from hydractl.model.attention import HeadAttention
@@ -71,7 +71,7 @@ class Tower:
         self.kept = self.full
         self.work = 0.0
 
-    def remove(self, removed: Sequence[HeadPlace]) -> None:
+    def remove(self, removed: Sequence[CandidateHead]) -> None:
         """Slice exactly these heads of this tower away."""
         gone = set(removed)
         kept = []

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hydractl.circuit.objective import Counts, Limits, allowed
+from hydractl.circuit.objective import EvaluationCounts, Limits, allowed
 
-HeadPlace = tuple[int, int]
+CandidateHead = tuple[int, int]
 """(index of the site, position of the head among those present in the model)."""
 
 
@@ -34,8 +34,8 @@ class Trial:
         rivals: of a winner, the trials that could have won on a machine that rounds otherwise, the best first.
     """
 
-    head: HeadPlace
-    counts: Counts
+    head: CandidateHead
+    counts: EvaluationCounts
     rivals: tuple[Trial, ...] = ()
 
 
@@ -47,7 +47,7 @@ class Standing(NamedTuple):
     minus_head: int
 
 
-def standing(objective: str, head: HeadPlace, counts: Counts) -> Standing:
+def standing(objective: str, head: CandidateHead, counts: EvaluationCounts) -> Standing:
     """Return where these counts would put a head."""
     site, position = head
     return Standing(counts.key(objective), -site, -position)
@@ -68,7 +68,7 @@ def best_first(objective: str, trials: Iterable[Trial]) -> list[Trial]:
     return sorted(trials, key=lambda trial: standing(objective, trial.head, trial.counts), reverse=True)
 
 
-def first_of_highest(heads: Iterable[HeadPlace], value: Callable[[HeadPlace], float]) -> HeadPlace:
+def first_of_highest(heads: Iterable[CandidateHead], value: Callable[[CandidateHead], float]) -> CandidateHead:
     """Return the head with the highest value; of equal ones the lowest site, then the lowest head."""
     return max(heads, key=lambda head: (value(head), -head[0], -head[1]))
 
@@ -174,7 +174,7 @@ class SureLeads:
         self._leads[objective] = surely
         return True
 
-    def out_of_reach(self, objective: str, head: HeadPlace, best_case: Counts) -> bool:
+    def out_of_reach(self, objective: str, head: CandidateHead, best_case: EvaluationCounts) -> bool:
         """Return whether a candidate can no longer win.
 
         Args:

@@ -13,7 +13,7 @@ import torch
 
 from hydractl.circuit.counting import LOGIT_TOLERANCE, SLOPES, Tally, values_of
 from hydractl.circuit.headmap import Headmap
-from hydractl.circuit.objective import Counts, Doubt
+from hydractl.circuit.objective import Doubt, EvaluationCounts
 from hydractl.circuit.search import GreedySearch
 from hydractl.circuit.winners import Trial, contenders
 from hydractl.metrics.ood import OOD_SCORES
@@ -100,7 +100,7 @@ def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.d
     outside[:30] = inside[15:45]
     inside, outside = (side.to(dtype).repeat(count, 1, 1) for side in (inside, outside))
 
-    def counted(*sides: torch.Tensor) -> Counts:
+    def counted(*sides: torch.Tensor) -> EvaluationCounts:
         tally = Tally()
         for batch, (side, own) in enumerate(zip(sides, (labels, None), strict=True)):
             beside = side[1:].double().numpy() if count > 1 else None
@@ -147,7 +147,7 @@ def test_wider_numbers_leave_less_in_doubt() -> None:
 
 def test_who_could_have_won() -> None:
     def step(head: int, correct: int, fewer: int = 0, more: int = 0, nll: int = 0) -> Trial:
-        return Trial((0, head), Counts(correct, 20, None, 0, nll or head, 0, Doubt(fewer=fewer, more=more)))
+        return Trial((0, head), EvaluationCounts(correct, 20, None, 0, nll or head, 0, Doubt(fewer=fewer, more=more)))
 
     def heads(*steps: Trial) -> list[int]:
         return [one.head[1] for one in contenders("acc", steps, {})]

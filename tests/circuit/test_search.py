@@ -16,7 +16,7 @@ import torch
 
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVE_BY_NAME, Counts, Doubt
+from hydractl.circuit.objective import OBJECTIVE_BY_NAME, Doubt, EvaluationCounts
 from hydractl.circuit.samples import SearchBatch
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, evaluations
 from hydractl.circuit.winners import Trial, contenders
@@ -220,10 +220,10 @@ def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_
 
 
 def test_rounding_may_decide_whether_a_constraint_is_kept() -> None:
-    """Counts with doubt made on purpose: who is surely allowed, who perhaps, and who could take over."""
+    """EvaluationCounts with doubt made on purpose: who is surely allowed, who perhaps, and who could take over."""
 
     def step(head: int, correct: int, two_u: int, fewer: int = 0, more: int = 0) -> Trial:
-        return Trial((0, head), Counts(correct, 10, two_u, 10, doubt=Doubt(fewer=fewer, more=more)))
+        return Trial((0, head), EvaluationCounts(correct, 10, two_u, 10, doubt=Doubt(fewer=fewer, more=more)))
 
     surely, perhaps, nearly, not_at_all = (
         step(0, 8, 50),
@@ -290,19 +290,19 @@ def test_objectives_share_what_they_have_in_common() -> None:
 
 def test_scores_are_exact_integers() -> None:
     # 1/3 + 2/3 style sums differ as floats; the keys must not.
-    one, two = Counts(1, 3, 4, 3), Counts(2, 3, -2, 3)
+    one, two = EvaluationCounts(1, 3, 4, 3), EvaluationCounts(2, 3, -2, 3)
     assert one.key("avg") == two.key("avg")
-    assert Counts(2, 4, 9, 3).score("avg") == pytest.approx((0.5 + 9 / 24) / 2)
+    assert EvaluationCounts(2, 4, 9, 3).score("avg") == pytest.approx((0.5 + 9 / 24) / 2)
 
 
 def test_the_best_case_is_reached_and_never_exceeded() -> None:
     """All ways to complete a part of the data: none beats the best case, and for the pairs one of them reaches it."""
-    seen = Counts(correct=1, n_id=2, two_u=3, n_ood=1, nll=5, brier=7)
+    seen = EvaluationCounts(correct=1, n_id=2, two_u=3, n_ood=1, nll=5, brier=7)
     best = seen.best_case(3, 2)
     for right, unseen in itertools.product((0, 1), range(2 * (3 * 2 - 2 * 1) + 1)):
-        done = Counts(1 + right, 3, 3 + unseen, 2, 5, 7)
+        done = EvaluationCounts(1 + right, 3, 3 + unseen, 2, 5, 7)
         assert all(done.key(o) <= best.key(o) for o in OBJECTIVE_BY_NAME)
-    assert Counts(2, 3, 3 + 8, 2, 5, 7) == best
+    assert EvaluationCounts(2, 3, 3 + 8, 2, 5, 7) == best
 
 
 def test_tally_counts_pairs_of_what_it_has_seen() -> None:
@@ -310,7 +310,7 @@ def test_tally_counts_pairs_of_what_it_has_seen() -> None:
     tally.add(0, Values(True, np.array([-0.9, -0.5]), correct=1))
     assert tally.counts().two_u is None
     tally.add(3, Values(False, np.array([-0.5, -0.2])))
-    assert tally.counts() == Counts(1, 2, 2 + 1 + 2 + 2, 2)
+    assert tally.counts() == EvaluationCounts(1, 2, 2 + 1 + 2 + 2, 2)
 
 
 def test_number_of_evaluations_of_the_paper() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hydractl.circuit import objective as objective_module
 from hydractl.circuit import winners
-from hydractl.circuit.objective import Counts, Doubt, limits_of
+from hydractl.circuit.objective import Doubt, EvaluationCounts, limits_of
 from hydractl.circuit.winners import (
     SureLeads,
     Trial,
@@ -30,7 +30,7 @@ def trial(site: int, head: int, correct: int, fewer: int = 0, more: int = 0, nll
     """A trial of 20 ID samples; without ``nll``, heads are told apart by a loss of their own."""
     loss = 100 * site + head if nll is None else nll
     doubt = Doubt(fewer=fewer, more=more)
-    return Trial((site, head), Counts(correct, ID_SAMPLES, None, 0, nll=loss, doubt=doubt))
+    return Trial((site, head), EvaluationCounts(correct, ID_SAMPLES, None, 0, nll=loss, doubt=doubt))
 
 
 def heads(trials: list[Trial]) -> list[tuple[int, int]]:
@@ -71,8 +71,8 @@ def test_a_number_of_any_kind_is_compared_by_the_same_rule() -> None:
 def test_a_lead_of_one_in_large_integers_decides() -> None:
     """As numbers with a point both have the same score."""
     pairs = 10**18
-    first = Trial((0, 0), Counts(5, 10, pairs, 10**9))
-    second = Trial((0, 1), Counts(5, 10, pairs + 1, 10**9))
+    first = Trial((0, 0), EvaluationCounts(5, 10, pairs, 10**9))
+    second = Trial((0, 1), EvaluationCounts(5, 10, pairs + 1, 10**9))
     assert first.counts.score("ood") == second.counts.score("ood")
     winner = winner_of("ood", [first, second], {})
     assert winner is not None and winner.head == (0, 1)
@@ -97,13 +97,13 @@ def test_trials_that_counted_the_very_same_are_no_rivals() -> None:
 def test_rivals_are_listed_without_what_the_objective_does_not_read() -> None:
     def with_ood(head: int, correct: int, n_ood: int) -> Trial:
         doubt = Doubt(fewer=1, more=1, lower=1, higher=1)
-        return Trial((0, head), Counts(correct, 20, 5, n_ood, nll=head, doubt=doubt))
+        return Trial((0, head), EvaluationCounts(correct, 20, 5, n_ood, nll=head, doubt=doubt))
 
     winner = winner_of("acc", [with_ood(0, 8, 3), with_ood(1, 8, 9)], {})
     assert winner is not None
     assert winner.counts.two_u == 5  # the winner's own counts stay as they are
     (rival,) = winner.rivals
-    assert rival.counts == Counts(8, 20, None, 0, nll=1, doubt=Doubt(fewer=1, more=1))
+    assert rival.counts == EvaluationCounts(8, 20, None, 0, nll=1, doubt=Doubt(fewer=1, more=1))
 
 
 def test_who_contends_hangs_on_no_order() -> None:
@@ -147,12 +147,12 @@ def test_a_trial_that_perhaps_keeps_the_limits_contends_and_one_that_does_not_ca
     [("acc>=base", 15), ("acc>=base-0.1", 13), ("acc>=base-0.05", 14), ("acc>=0.7", 14), ("acc>=0.71", 15)],
 )
 def test_limits_are_exact_fractions(text: str, lowest: int) -> None:
-    base = Counts(15, ID_SAMPLES, None, 0)
+    base = EvaluationCounts(15, ID_SAMPLES, None, 0)
     assert limits_of([parse_constraint(text)], base) == {"acc": lowest}
 
 
 def test_of_several_constraints_on_one_score_the_strictest_counts() -> None:
-    base = Counts(15, ID_SAMPLES, None, 0)
+    base = EvaluationCounts(15, ID_SAMPLES, None, 0)
     both = [parse_constraint(text) for text in ("acc>=0.5", "acc>=base-0.1")]
     assert limits_of(both, base) == limits_of(both[::-1], base) == {"acc": 13}
 
