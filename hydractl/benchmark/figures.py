@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from hydractl.files.bench_answer import LatencyRecord, TimedFigures
 
 RESAMPLES = 2000
 NOISY = 0.1
@@ -11,34 +12,35 @@ FEWEST = 5
 """Fewer rounds than this say nothing about how far times scatter."""
 
 
-def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, seed: int) -> dict[str, Any]:
-    """The figures of the runs of one model (seconds), beside those of the first model in the same rounds."""
+def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, seed: int) -> TimedFigures:
+    """Return the figures of the runs of one model (seconds), beside those of the first model in the same rounds."""
     import numpy as np
 
     times = np.asarray(runs, dtype=np.float64) * 1e3
     low, high = np.percentile(times, [25, 75])
-    latency: dict[str, Any] = {
-        "median": float(np.median(times)),
-        "mean": float(times.mean()),
-        "std": float(times.std(ddof=1)) if len(times) > 1 else None,
-        "min": float(times.min()),
-        "max": float(times.max()),
-        "q25": float(low),
-        "q75": float(high),
-        "runs": times.tolist(),
-    }
+    median = float(np.median(times))
+    latency = LatencyRecord(
+        median=median,
+        mean=float(times.mean()),
+        std=float(times.std(ddof=1)) if len(times) > 1 else None,
+        min=float(times.min()),
+        max=float(times.max()),
+        q25=float(low),
+        q75=float(high),
+        runs=times.tolist(),
+    )
     ratio, interval = paired_ratio(runs, reference, seed)
-    return {
-        "latency_ms": latency,
-        "throughput_per_s": batch_size / latency["median"] * 1e3,
-        "ratio": ratio,
-        "ratio_ci": interval,
-        "noisy": noisy(latency, ratio, interval),
-    }
+    return TimedFigures(
+        latency_ms=latency,
+        throughput_per_s=batch_size / median * 1e3,
+        ratio=ratio,
+        ratio_ci=interval,
+        noisy=noisy(latency, ratio, interval),
+    )
 
 
 def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -> tuple[float, list[float]]:
-    """Median of the ratios within each round, and its 95 % percentile bootstrap interval.
+    """Return the median of the ratios within each round, and its 95 % percentile bootstrap interval.
 
     Args:
         runs: times of one model, one a round.
@@ -55,8 +57,8 @@ def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -
     return float(np.median(ratios)), [float(low), float(high)]
 
 
-def noisy(latency: Mapping[str, Any], ratio: float, interval: Sequence[float]) -> bool | None:
-    """Whether the figures of a row are to be taken with caution.
+def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bool | None:
+    """Return whether the figures of a row are to be taken with caution.
 
     Either the middle half of its runs is wider than a tenth of their median, or the interval of its ratio wider than a
     tenth of the ratio. Single outliers move neither.
@@ -64,7 +66,9 @@ def noisy(latency: Mapping[str, Any], ratio: float, interval: Sequence[float]) -
     Returns:
         None for fewer than :data:`FEWEST` runs.
     """
-    if len(latency["runs"]) < FEWEST:
+    if len(latency.runs) < FEWEST:
         return None
-    scatter = (latency["q75"] - latency["q25"]) / latency["median"]
-    return bool(scatter > NOISY or (interval[1] - interval[0]) / ratio > NOISY)
+    assert latency.q25 is not None and latency.q75 is not None  # of runs that were timed
+    scatter = (latency.q75 - latency.q25) / latency.median
+    low, high = interval
+    return bool(scatter > NOISY or (high - low) / ratio > NOISY)

@@ -12,7 +12,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.benchmark.figures import NOISY, timed
-from hydractl.benchmark.rows import Row, reading, with_ratios
+from hydractl.benchmark.rows import BenchModel, reading, with_ratios
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.errors import HydraError, InputError, NonFiniteError
 from hydractl.exports.opened import ExportedModel
 from hydractl.families.reading import first_line
+from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
 from hydractl.log import Log, Progress
 from hydractl.model.loading import resolve_dtype
 from hydractl.model.machine import peak_macs_per_s, slow_format, wait
@@ -61,17 +62,17 @@ class BenchOptions:
 
 
 def measure(
-    options: BenchOptions, rows: Sequence[Row], costs: Sequence[dict[str, Any]], device: torch.device, log: Log
-) -> dict[str, Any]:
+    options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], device: torch.device, log: Log
+) -> BenchAnswer:
     """Run everything.
 
     Returns:
-        ``results`` (by dtype, then batch size, then row, each in the order given), ``machine`` and ``warnings``, which
+        The results by dtype, then batch size, then row, each in the order given; the machine; and the warnings, which
         also went to the log.
     """
     warnings: list[str | None] = []
     total = len(options.dtypes) * len(options.batch_sizes) * (options.warmup + options.rounds)
-    results: list[dict[str, Any]] = []
+    results: list[BenchRow] = []
     peaks: dict[str, float | None] = {}
     with threads(options.threads) as count, log.progress("bench", total, "rounds") as progress:
         for dtype in options.dtypes:
@@ -81,27 +82,31 @@ def measure(
             measured = _measure_dtype(options, rows, costs, device, dtype, progress)
             after = peak_macs_per_s(device, resolve_dtype(dtype))
             peaks[dtype] = max(before, after) if before and after else None
-            for row in measured:
-                peak, macs = peaks[dtype], None if row["kind"] == "onnx-int8" else row["macs"]  # the peak is of floats
-                share = None if peak is None or macs is None else macs * row["throughput_per_s"] / peak
-                results.append({**row, "peak_share": share})
-        machine = {**_machine(device, count), "peak_macs_per_s": peaks}
+            results += [replace(row, peak_share=_peak_share(row, peaks[dtype])) for row in measured]
+        machine = _machine(device, count, peaks)
     warnings.append(_noise(results, options.rounds))
     said = [warning for warning in warnings if warning is not None]
     for warning in said:
         log.warn(warning)
-    return {"results": results, "machine": machine, "warnings": said}
+    return BenchAnswer(results=results, machine=machine, warnings=said)
+
+
+def _peak_share(row: BenchRow, peak: float | None) -> float | None:
+    """Return the rate of multiply-adds of a row over that of the machine at its best, which is that of floats."""
+    if peak is None or row.cost.macs is None or row.cost.kind == "onnx-int8":
+        return None
+    return row.cost.macs * row.timing.throughput_per_s / peak
 
 
 def _measure_dtype(
     options: BenchOptions,
-    rows: Sequence[Row],
-    costs: Sequence[dict[str, Any]],
+    rows: Sequence[BenchModel],
+    costs: Sequence[BenchCost],
     device: torch.device,
     dtype: str,
     progress: Progress,
-) -> list[dict[str, Any]]:
-    """The rows of one dtype; its models are freed on return, before those of the next are built."""
+) -> list[BenchRow]:
+    """Return the rows of one dtype; its models are freed on return, before those of the next are built."""
     built = {row.name: row.build(str(device), dtype) for row in rows}
     mode = options.compile_mode
     measured = []
@@ -110,20 +115,27 @@ def _measure_dtype(
         inputs = None if options.data is None else _inputs_of(options.data, rows, batch_size, device, dtype)
         contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
         runs = contest.run(options.warmup, options.rounds, progress)
-        common = {"batch_size": batch_size, "dtype": dtype, "device": str(device)}
         for row, cost in zip(rows, _served_costs(costs, contest), strict=True):
-            used = contest.modes[row.name]
-            compiled = {"compile": used is not None, "compile_mode": used}
-            figures = timed(runs[row.name], runs[rows[0].name], batch_size, options.seed)
-            memory = {"peak_memory_bytes": contest.peak_memory_bytes[row.name]}
+            compile_mode = contest.modes[row.name]
             measured.append(
-                {"model": row.name, "sha256": row.model.sha256, **common, **compiled, **figures, **memory, **cost}
+                BenchRow(
+                    model=row.name,
+                    sha256=row.model.sha256,
+                    batch_size=batch_size,
+                    dtype=dtype,
+                    device=str(device),
+                    compile=compile_mode is not None,
+                    compile_mode=compile_mode,
+                    timing=timed(runs[row.name], runs[rows[0].name], batch_size, options.seed),
+                    peak_memory_bytes=contest.peak_memory_bytes[row.name],
+                    cost=cost,
+                )
             )
     return measured
 
 
 def _inputs_of(
-    data: Dataset, rows: Sequence[Row], batch_size: int, device: torch.device, dtype: str
+    data: Dataset, rows: Sequence[BenchModel], batch_size: int, device: torch.device, dtype: str
 ) -> dict[str, list[Any]]:
     """The full batches of a data set for each row, on the device; one object for all that prepare samples alike."""
     made: list[tuple[Any, list[Any]]] = []
@@ -138,18 +150,20 @@ def _inputs_of(
     return found
 
 
-def _served_costs(costs: Sequence[dict[str, Any]], contest: Contest) -> list[dict[str, Any]]:
+def _served_costs(costs: Sequence[BenchCost], contest: Contest) -> list[BenchCost]:
     """Return the costs of all rows; for a cascade, the mean over the samples that it ran on."""
-    found = []
+    served = []
     for cost, share in zip(costs, contest.shares().values(), strict=True):
-        if share is not None:
-            cost = {**cost, "share": share, "macs": round(cost["first_macs"] + share * cost["rest_macs"])}
-        found.append(cost)
-    return with_ratios(found)
+        if share is None:
+            served.append(cost)
+            continue
+        assert cost.first_macs is not None and cost.rest_macs is not None  # the row of a cascade has both
+        served.append(replace(cost, share=share, macs=round(cost.first_macs + share * cost.rest_macs)))
+    return with_ratios(served)
 
 
-def _noise(results: Sequence[dict[str, Any]], rounds: int) -> str | None:
-    rows = [f"{row['model']} (batch {row['batch_size']}, {row['dtype']})" for row in results if row["noisy"]]
+def _noise(results: Sequence[BenchRow], rounds: int) -> str | None:
+    rows = [f"{row.model} (batch {row.batch_size}, {row.dtype})" for row in results if row.timing.noisy]
     if not rows:
         return None
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
@@ -384,16 +398,17 @@ def threads(count: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _machine(device: torch.device, count: int) -> dict[str, Any]:
+def _machine(device: torch.device, count: int, peaks: Mapping[str, float | None]) -> MachineRecord:
     """Describe what the times depend on, without the name of the host or the user."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": count,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-    }
+    return MachineRecord(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        processor=_processor(),
+        cores=os.cpu_count(),
+        threads=count,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        peak_macs_per_s=peaks,
+    )
 
 
 def _processor() -> str:

@@ -14,7 +14,7 @@ from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
 from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.families.base import ModelFamily
-from hydractl.files.bench_answer import BenchInput
+from hydractl.files.bench_answer import BenchCost, BenchInput
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
@@ -35,8 +35,8 @@ Contestant = ModelArgument | ExportedFile
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of a bench, its weights not yet read.
+class BenchModel:
+    """What one row of a bench runs, its weights not yet read.
 
     Attributes:
         kind: ``model`` (a MODEL as it was given), ``onnx``, ``onnx-int8`` or ``pt2`` (one that is an exported file),
@@ -67,83 +67,141 @@ class Row:
         """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
         if isinstance(self.model, ExportedFile):
             return self.model.build()
-        if self.kind != STOCK:
-            return self.model.build(device, dtype, whole_last_block=self.whole_last_block).with_classes()
-        return build_stock(self.model.sources[0], device, dtype)
-
-    def cost(self) -> dict[str, Any]:
-        """The part of a row that needs no measurement; of an exported file it is what the file says."""
-        sources, whole = self.model.sources, self.whole_last_block
-        about = {"kind": self.kind, "input": input_of(self.model).to_json(), "checkpoint_bytes": self.model.file_bytes}
-        if isinstance(self.model, ExportedFile):
-            unknown = {"params": None, "macs": self.model.macs, "bytes": None}
-            return {**about, "members": self.model.members, **unknown}
         if self.kind == STOCK:
-            cost = stock_cost(sources[0])
+            return build_stock(self.model.sources[0], device, dtype)
+        return self.model.build(device, dtype, whole_last_block=self.whole_last_block).with_classes()
+
+    def cost(self) -> BenchCost:
+        """Return what is known without a measurement; of an exported file it is what the file says."""
+        if isinstance(self.model, ExportedFile):
+            return self._cost_of_file(self.model)
+        sources = self.model.sources
+        if self.kind == STOCK:
+            size = stock_cost(sources[0])
         else:
-            cost = total_cost(cost_of(s.description, s.tensors, whole_last_block=whole) for s in sources)
-        if self.cascade is not None:
-            staged = staged_macs(sources[0].description, sources[0].tensors, whole_last_block=whole)
-            cost |= dict(zip(("first_macs", "rest_macs"), staged[self.cascade.member], strict=True))
-        return {**about, "members": sum(len(source.description.masks) for source in sources), **cost}
+            size = total_cost(self._cost_of_member(source) for source in sources)
+        first_macs, rest_macs = self._staged_macs()
+        return BenchCost(
+            kind=self.kind,
+            input=input_of(self.model),
+            checkpoint_bytes=self.model.file_bytes,
+            members=sum(len(source.description.masks) for source in sources),
+            params=size["params"],
+            macs=size["macs"],
+            bytes=size["bytes"],
+            params_nonzero=size.get("params_nonzero"),
+            first_macs=first_macs,
+            rest_macs=rest_macs,
+            mac_ratio=None,
+        )
+
+    def _cost_of_member(self, source: Source) -> dict[str, int]:
+        return cost_of(source.description, source.tensors, whole_last_block=self.whole_last_block)
+
+    def _cost_of_file(self, file: ExportedFile) -> BenchCost:
+        return BenchCost(
+            kind=self.kind,
+            input=input_of(file),
+            checkpoint_bytes=file.file_bytes,
+            members=file.members,
+            params=None,
+            macs=file.macs,
+            mac_ratio=None,
+        )
+
+    def _staged_macs(self) -> tuple[int, int] | tuple[None, None]:
+        """Return the mult-adds of the first member of a cascade, and of the others; None where all members run."""
+        if self.cascade is None:
+            return None, None
+        (source,) = self.model.sources
+        staged = staged_macs(source.description, source.tensors, whole_last_block=self.whole_last_block)
+        return staged[self.cascade.member]
 
 
-def with_ratios(costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The costs of all rows, each with its ``mac_ratio`` to the first; None where one of the two is not known."""
-    first = costs[0]["macs"]
-    ratios = [None if None in (cost["macs"], first) else cost["macs"] / first for cost in costs]
-    return [{**cost, "mac_ratio": ratio} for cost, ratio in zip(costs, ratios, strict=True)]
+def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:
+    """Return the costs of all rows, each with its ratio of mult-adds to the first; None where one is not known."""
+    first = costs[0].macs
+    with_ratio = []
+    for cost in costs:
+        ratio = None if cost.macs is None or first is None else cost.macs / first
+        with_ratio.append(replace(cost, mac_ratio=ratio))
+    return with_ratio
 
 
 def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contestant]:
-    """Every MODEL, checkpoints and exported files, found and checked by what it says of itself.
+    """Return every MODEL, checkpoints and exported files, found and checked by what it says of itself.
 
     Raises:
         UsageError, InputError: as of :func:`hydractl.model.loading.find_models`, and for exported files.
     """
-    exported = {text: file for text in texts if (file := exported_file(text)) is not None}
-    if options.max_length is not None:
-        exported = {text: file.at_length(options.max_length) for text, file in exported.items()}
-    others = iter(find_models([text for text in texts if text not in exported], options))
-    return [exported[text] if text in exported else next(others) for text in texts]
+    exported: dict[str, ExportedFile] = {}
+    checkpoints = []
+    for text in texts:
+        file = exported_file(text)
+        if file is None:
+            checkpoints.append(text)
+        elif options.max_length is None:
+            exported[text] = file
+        else:
+            exported[text] = file.at_length(options.max_length)
+    found = iter(find_models(checkpoints, options))
+    return [exported[text] if text in exported else next(found) for text in texts]
 
 
-def rows_of(models: Sequence[Contestant], compare: Sequence[str], *, whole_last_block: bool = False) -> list[Row]:
-    """The rows of a bench in order: each MODEL, and after it what is made of it.
+def rows_of(
+    models: Sequence[Contestant], compare: Sequence[str], *, whole_last_block: bool = False
+) -> list[BenchModel]:
+    """Return the rows of a bench in order: each MODEL, and after it what is made of it.
 
     Raises:
         UsageError: listing every comparison that these models do not allow, and names that would stand twice.
     """
     first = models[0]
     fused = [model for model in models if _members(model) > 1]
-    whole = unsliced(first.sources[0]) if len(first.sources) == 1 else None
-    problems = []
-    if STOCK in compare and whole is None:
-        problems.append(
-            f"stock needs a first MODEL with all its heads (or --layout zeroed); {first.name} is {_is(first)}"
-        )
-    if MEMBERS in compare and not fused:
-        problems.append("members needs a fused MODEL")
-    if DEEP in compare and not fused:
-        problems.append("deep needs a fused MODEL, which says how many copies")
-    if DEEP in compare and (len(first.sources) != 1 or _members(first) > 1):
-        problems.append(f"deep needs one single model as the first MODEL; {first.name} is {_is(first)}")
-    rows: list[Row] = []
+    stock = unsliced(first.sources[0]) if len(first.sources) == 1 else None
+    problems = _comparison_problems(first, compare, has_fused=bool(fused), has_stock=stock is not None)
+    rows: list[BenchModel] = []
     for model in models:
-        rows.append(Row(model.kind if isinstance(model, ExportedFile) else "model", model))
-        if model is first and STOCK in compare and whole is not None:
-            rows.append(Row(STOCK, ModelArgument(f"{first.name}.stock", [whole])))
+        rows.append(BenchModel(model.kind if isinstance(model, ExportedFile) else "model", model))
+        if model is first and STOCK in compare and stock is not None:
+            rows.append(BenchModel(STOCK, ModelArgument(f"{first.name}.stock", [stock])))
         if model is first and DEEP in compare and first.sources:
             copies = max(map(_members, fused), default=0)
-            rows.append(Row(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
+            rows.append(BenchModel(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
         if MEMBERS in compare and model in fused and isinstance(model, ModelArgument):
             rows += _taken_apart(model)
     names = [row.name for row in rows]
-    problems += [f"two rows would be named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.append(f"two rows would be named {name}")
+    if len(problems) == 1:
+        raise UsageError(f"--compare {problems[0]}", hint="hydractl bench --help")
     if problems:
-        message = f"--compare {problems[0]}" if len(problems) == 1 else f"{len(problems)} problems with --compare"
-        raise UsageError(message, hint="hydractl bench --help", problems=problems if len(problems) > 1 else ())
+        message = f"{len(problems)} problems with --compare"
+        raise UsageError(message, hint="hydractl bench --help", problems=problems)
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
+
+
+def _comparison_problems(first: Contestant, compare: Sequence[str], *, has_fused: bool, has_stock: bool) -> list[str]:
+    """Return why comparisons are not to be had of these models.
+
+    Args:
+        first: the first MODEL.
+        compare: what is asked for.
+        has_fused: whether any MODEL is fused.
+        has_stock: whether the first one has the shapes of the library's own model.
+    """
+    problems = []
+    if STOCK in compare and not has_stock:
+        problems.append(
+            f"stock needs a first MODEL with all its heads (or --layout zeroed); {first.name} is {_is(first)}"
+        )
+    if MEMBERS in compare and not has_fused:
+        problems.append("members needs a fused MODEL")
+    if DEEP in compare and not has_fused:
+        problems.append("deep needs a fused MODEL, which says how many copies")
+    if DEEP in compare and (len(first.sources) != 1 or _members(first) > 1):
+        problems.append(f"deep needs one single model as the first MODEL; {first.name} is {_is(first)}")
+    return problems
 
 
 def input_of(model: Contestant) -> BenchInput:
@@ -167,7 +225,7 @@ def reading(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
 
 
 def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
-    """The models as all of them read the same: texts are as long as the model that cuts them shortest takes them.
+    """Return the models as all of them read the same: texts are cut where the model that cuts them shortest does.
 
     Raises:
         InputError: for models of images and of texts, or of images of different sizes.
@@ -196,8 +254,8 @@ def _at_length(model: Contestant, tokens: int) -> Contestant:
     return replace(model, sources=[with_max_length(source, tokens) for source in model.sources])
 
 
-def open_samples(rows: Sequence[Row], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
-    """The samples to run on instead of random inputs.
+def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
+    """Return the samples to run on instead of random inputs.
 
     Raises:
         UsageError, InputError: they cannot be opened, or do not fill one batch.
@@ -209,12 +267,13 @@ def open_samples(rows: Sequence[Row], spec: str, limit: int | None, seed: int, b
     return data
 
 
-def _taken_apart(fused: ModelArgument) -> list[Row]:
-    """The members of a fused model: all of them one after another, and the first alone."""
+def _taken_apart(fused: ModelArgument) -> list[BenchModel]:
+    """Return the members of a fused model: all of them one after another, and the first alone."""
     source = replace(fused.sources[0], name=fused.name)
     members = [member_source(source, index) for index in range(_members(fused))]
     together = ModelArgument(f"{fused.name}.members", members)
-    return [Row(MEMBERS, together), Row("member", ModelArgument(members[0].name, members[:1]))]
+    first_alone = ModelArgument(members[0].name, members[:1])
+    return [BenchModel(MEMBERS, together), BenchModel("member", first_alone)]
 
 
 def _members(model: Contestant) -> int:
@@ -223,11 +282,14 @@ def _members(model: Contestant) -> int:
 
 
 def _is(model: Contestant) -> str:
+    """Say what kind of model it is, as a message does."""
     if not model.sources:
         return "an exported file"
     if len(model.sources) > 1:
         return f"{len(model.sources)} models one after another"
-    return "fused" if _members(model) > 1 else "one model" if model.sources[0].description.mask.is_full else "sliced"
+    if _members(model) > 1:
+        return "fused"
+    return "one model" if model.sources[0].description.mask.is_full else "sliced"
 
 
 # --- the library's own model ------------------------------------------------------------------------------------------
@@ -247,7 +309,8 @@ class StockModel(nn.Module):
 
     def __init__(self, source: Source, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.family, self.description = source.family, source.description
+        self.family = source.family
+        self.description = source.description
         self.network = self.family.build(self.description.config)
         for name, _ in list(self.network.named_parameters()):
             parent, _, leaf = name.rpartition(".")
@@ -258,12 +321,14 @@ class StockModel(nn.Module):
             parent, _, leaf = name.rpartition(".")
             self.network.get_submodule(parent).register_buffer(leaf, source.tensors.read(name).clone())
         self.to(device).eval()
-        self._features = None if self.family.classes(self.description.config) is not None else self._label_features()
+        has_classifier = self.family.classes(self.description.config) is not None
+        self._features = None if has_classifier else self._label_features()
 
     @torch.no_grad()
     def _label_features(self) -> Tensor:
         """Compute the features of the class names by the tower of the labels, once: ``[classes, D]``."""
-        labels, templates = self.description.labels or STAND_INS, self.description.prompt or [DEFAULT_PROMPT]
+        labels = self.description.labels or STAND_INS
+        templates = self.description.prompt or [DEFAULT_PROMPT]
         tower = next(stages for stages in self.family.stages(self.network) if stages.of_labels)
         prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
         state = tower.stem(self._moved(prompts))
@@ -273,16 +338,19 @@ class StockModel(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``, by the library's own forward."""
+        return pooled_log_probs(self._logits(inputs)[None])
+
+    def _logits(self, inputs: Any) -> Tensor:
+        """Compute logits ``[B, classes]``."""
         if self._features is not None:
             images = self.family.sample_features(self.network, inputs)
-            logits = self.family.logits(self.network, [images, self._features])
-        else:
-            answer = self.network(**inputs) if isinstance(inputs, Mapping) else self.network(inputs)
-            logits = answer if isinstance(answer, Tensor) else answer.logits
-        return pooled_log_probs(logits[None])
+            return self.family.logits(self.network, [images, self._features])
+        answer = self.network(**inputs) if isinstance(inputs, Mapping) else self.network(inputs)
+        logits: Tensor = answer if isinstance(answer, Tensor) else answer.logits
+        return logits
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
-        """Random inputs of the right shape on the model's device and dtype."""
+        """Return random inputs of the right shape on the model's device and dtype."""
         return self._moved(self.family.example_inputs(self.description.preprocess, batch, seed))
 
     def _moved(self, inputs: Any) -> Any:
@@ -309,8 +377,8 @@ def unsliced(source: Source) -> Source | None:
         return None
     mask = description.mask
     tensors = zeroed(source.tensors, source.family, source.sites, mask, mask)
-    whole = replace(description, kind="dense", layout="sliced", masks=[HeadMask.full(source.sites)])
-    return replace(source, description=whole, tensors=tensors)
+    with_all_heads = replace(description, kind="dense", layout="sliced", masks=[HeadMask.full(source.sites)])
+    return replace(source, description=with_all_heads, tensors=tensors)
 
 
 def build_stock(source: Source, device: str, dtype: str) -> StockModel:

@@ -29,6 +29,17 @@ class LatencyRecord(Record, form="Latency"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimedFigures(Record):
+    """The figures of timed runs."""
+
+    latency_ms: LatencyRecord = needed("How long a call takes.")
+    throughput_per_s: Positive = needed("Batch size over median latency.")
+    ratio: Positive = needed("Median over rounds of the time over the first model's in the same round.")
+    ratio_ci: Annotated[Sequence[Positive], Sized(2, 2)] = needed("95 % bootstrap interval of the ratio.")
+    noisy: bool | None = described("Whether the runs scatter too far; null for fewer than five rounds.", null=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchInput(Record):
     """One sample of the input of a row."""
 
@@ -73,11 +84,7 @@ class BenchRow(Record):
     device: str | None = described("Where it ran.")
     compile: bool | None = described("Whether it was compiled.")
     compile_mode: str | None = described("Mode of `torch.compile`; null where it was not compiled.", null=True)
-    latency_ms: LatencyRecord = needed("How long a call takes.")
-    throughput_per_s: Positive = needed("Batch size over median latency.")
-    ratio: Positive = needed("Median over rounds of the time over the first model's in the same round.")
-    ratio_ci: Annotated[Sequence[Positive], Sized(2, 2)] = needed("95 % bootstrap interval of the ratio.")
-    noisy: bool | None = described("Whether the runs scatter too far; null for fewer than five rounds.", null=True)
+    timing: TimedFigures = inline(TimedFigures)
     peak_memory_bytes: Count | None = described("Most memory in use; null where it is not counted.", null=True)
     cost: BenchCost = inline(BenchCost)
     peak_share: Number = described("Rate of multiply-adds over that of the machine at its best.", null=True)

@@ -57,8 +57,8 @@ def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]
     import numpy as np
 
     def bar(row: BenchRow) -> _Bar:
-        fast, slow = np.quantile(row.latency_ms.runs, (0.25, 0.75))
-        return _Bar(row.throughput_per_s, row.batch_size / slow * 1e3, row.batch_size / fast * 1e3)
+        fast, slow = np.quantile(row.timing.latency_ms.runs, (0.25, 0.75))
+        return _Bar(row.timing.throughput_per_s, row.batch_size / slow * 1e3, row.batch_size / fast * 1e3)
 
     _bars(axes, rows, labels, bar)
     first = rows[0]
@@ -69,19 +69,19 @@ def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]
         where.append("compiled")
     axes.set_title(", ".join(where), loc="left")
     axes.set_ylabel("samples per second")
-    axes.set_xlabel(f"samples per call (median of n = {len(first.latency_ms.runs)} runs, quartiles)")
+    axes.set_xlabel(f"samples per call (median of n = {len(first.timing.latency_ms.runs)} runs, quartiles)")
 
 
 def _ratios(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
     """Draw time over the first model's, its interval, and the same of the mult-adds."""
 
     def bar(row: BenchRow) -> _Bar:
-        low, high = row.ratio_ci
-        return _Bar(row.ratio, low, high, row.cost.mac_ratio)
+        low, high = row.timing.ratio_ci
+        return _Bar(row.timing.ratio, low, high, row.cost.mac_ratio)
 
     _bars(axes, rows, labels, bar)
     axes.set_ylabel(f"time, relative to {next(iter(labels.values()))}")
-    count = len(rows[0].latency_ms.runs)
+    count = len(rows[0].timing.latency_ms.runs)
     axes.set_xlabel(f"samples per call (median of n = {count} ratios, 95 % interval)")
     axes.axhline(1, color="black", linewidth=0.6)
 

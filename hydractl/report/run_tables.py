@@ -153,7 +153,7 @@ def bench_table(document: dict[str, Any], width: int) -> RenderableType:
     for dtype, batch_size in dict.fromkeys((row.dtype, row.batch_size) for row in rows):
         chosen = [row for row in rows if row.dtype == dtype and row.batch_size == batch_size]
         parts += [_times(chosen), Text("")]
-    if any(row.noisy for row in rows):
+    if any(row.timing.noisy for row in rows):
         parts += [Text(f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"), Text("")]
     # Of each model its last row, whose batches are the largest.
     costs = {row.model: row.cost for row in rows}
@@ -177,15 +177,15 @@ def _times(rows: Sequence[BenchRow]) -> RenderableType:
     """Return the rows of one batch size and dtype."""
     body = []
     for row in rows:
-        low, high = row.ratio_ci
-        noise = _NOISY if row.noisy else " "
+        low, high = row.timing.ratio_ci
+        noise = _NOISY if row.timing.noisy else " "
         share = "-" if row.peak_share is None else f"{100 * row.peak_share:.0f} %"
         body.append(
             [
                 row.model,
-                three_digits(row.latency_ms.median),
-                three_digits(row.throughput_per_s),
-                f"{row.ratio:.3f}",
+                three_digits(row.timing.latency_ms.median),
+                three_digits(row.timing.throughput_per_s),
+                f"{row.timing.ratio:.3f}",
                 f"{low:.3f}..{high:.3f}{noise}",
                 number(row.cost.mac_ratio, 3),
                 share,
@@ -206,7 +206,7 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
     parts = [f"batch {first.batch_size}"]
     if first.cost.input is not None and not _inputs_differ([row.cost for row in rows]):
         parts.append(input_text(first.cost.input))
-    parts += [where, f"{len(first.latency_ms.runs)} rounds"]
+    parts += [where, f"{len(first.timing.latency_ms.runs)} rounds"]
     return ", ".join(parts)
 
 

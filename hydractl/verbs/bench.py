@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.benchmark.rows import Row
+    from hydractl.benchmark.rows import BenchModel
+    from hydractl.files.bench_answer import BenchCost
 
 SCHEMA = "hydractl.bench/1"
 
@@ -138,7 +140,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         if data is not None:
             of_run["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
         conventions = {**CONVENTIONS, **of_run, "seed": settings.seed}
-        document = {"schema": SCHEMA, **measured, "conventions": conventions}
+        document = replace(measured, conventions=conventions).to_json()
         files = [] if path is None else [write_json(outputs[path], document)]
         if plot is not None:
             files.append(_draw(document, outputs[plot]))
@@ -146,7 +148,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
-def _check_cascades(rows: Sequence[Row], settings: BenchSettings) -> None:
+def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None:
     """Refuse to time a cascade where it is none, or on samples that say nothing of it.
 
     Raises:
@@ -175,13 +177,13 @@ def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) 
 
 
 def _plan(
-    settings: BenchSettings, rows: Sequence[Row], costs: Sequence[dict[str, Any]], files: Sequence[Path]
+    settings: BenchSettings, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
 ) -> dict[str, Any]:
     measurements = len(rows) * len(settings.batch_size) * len(settings.dtype)
     return {
         "schema": SCHEMA,
         "dry_run": True,
-        "results": [{"model": row.name, **cost} for row, cost in zip(rows, costs, strict=True)],
+        "results": [{"model": row.name, **cost.to_json()} for row, cost in zip(rows, costs, strict=True)],
         "batch_sizes": list(settings.batch_size),
         "dtypes": list(settings.dtype),
         "calls": measurements * (settings.rounds + settings.warmup + 1),

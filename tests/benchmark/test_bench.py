@@ -18,6 +18,7 @@ from hydractl.benchmark import figures, measuring
 from hydractl.benchmark.figures import RESAMPLES, noisy, paired_ratio, timed
 from hydractl.benchmark.measuring import Contest, _same_inputs
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
+from hydractl.files.bench_answer import LatencyRecord
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.log import Log, Progress
 from hydractl.model import machine
@@ -159,13 +160,13 @@ def test_the_interval_is_the_percentile_bootstrap() -> None:
 def test_scattered_runs_are_noisy_and_single_outliers_are_not() -> None:
     steady = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99, 1.0, 1.0]
     wild = [1.0, 1.4, 0.8, 1.3, 0.9, 1.2, 1.0, 1.5, 0.7, 1.1]
-    assert timed(steady, steady, 1, 0)["noisy"] is False
-    assert timed([*steady[:9], 50.0], steady, 1, 0)["noisy"] is False
-    assert timed(wild, steady, 1, 0)["noisy"] is True
-    assert timed(wild, wild, 1, 0)["noisy"] is True  # the first model: its ratio is 1 without any interval
-    assert timed(steady, wild, 1, 0)["noisy"] is True  # steady itself, but not against what it is compared with
-    assert timed(wild[:4], steady[:4], 1, 0)["noisy"] is None
-    latency = {"runs": [1.0] * 5, "median": 1.0, "q25": 1.0, "q75": 1.0}
+    assert timed(steady, steady, 1, 0).noisy is False
+    assert timed([*steady[:9], 50.0], steady, 1, 0).noisy is False
+    assert timed(wild, steady, 1, 0).noisy is True
+    assert timed(wild, wild, 1, 0).noisy is True  # the first model: its ratio is 1 without any interval
+    assert timed(steady, wild, 1, 0).noisy is True  # steady itself, but not against what it is compared with
+    assert timed(wild[:4], steady[:4], 1, 0).noisy is None
+    latency = LatencyRecord(runs=[1.0] * 5, median=1.0, q25=1.0, q75=1.0)
     assert [noisy(latency, 2.0, [1.9, 2.09]), noisy(latency, 2.0, [1.9, 2.11])] == [False, True]
 
 
