@@ -44,76 +44,108 @@ def sample(
 def _sample(models: tuple[tuple[str, int], ...], sets: tuple[tuple[str, Any], ...], n: int, rounds: int) -> Any:
     draw = np.random.default_rng(1)
     labels = draw.integers(5, size=n)
-    logits, more = {}, {}
+    logits = {}
+    facts = {}
     for index, (name, members) in enumerate(models):
         good = 3 + index / len(models)
         logits[name] = {"id": drawn_logits(draw, labels, members, good, 0)}
         for place, (other, _) in enumerate(sets):
             false = draw.integers(5, size=n // 2 + 10 * place)
             logits[name][other] = drawn_logits(draw, false, members, good * (0.2 + 0.3 * place), 0)
-        heads = [
-            {"site": site, "tower": "main", "heads": 8, "kept": [kept(draw, members > 1) for _ in range(members)]}
-            for site in SITES
-        ]
+        heads = []
+        for site in SITES:
+            kept_by_member = [kept(draw, members > 1) for _ in range(members)]
+            heads.append({"site": site, "tower": "main", "heads": 8, "kept": kept_by_member})
         cost = {"params": 1000 * members, "macs": 10**6 * (1 + members), "single_macs": 2 * 10**6}
-        more[name] = {"heads": heads, "cost": cost}
-    return document(logits, labels, dict(sets), rounds, more)
+        facts[name] = {"heads": heads, "cost": cost}
+    return document(logits, labels, dict(sets), rounds, facts)
 
 
 def kept(draw: np.random.Generator, pruned: bool) -> list[int]:
-    return sorted(draw.permutation(8)[: int(draw.integers(4, 8))].tolist()) if pruned else list(range(8))
+    """Some of 8 heads, or all of them."""
+    if not pruned:
+        return list(range(8))
+    heads = draw.permutation(8)
+    count = int(draw.integers(4, 8))
+    return sorted(heads[:count].tolist())
 
 
 def everything() -> dict[str, Any]:
     """An eval with every optional part."""
-    found = sample()
-    one = found["models"][-1]
-    on = {"spec": "builtin:val/train", "n": 100, "fingerprint": digest("val")}
-    one["calibration"] = {"kind": "temperature", "temperature": 1.25, "scale": None, "bias": None, "fitted_on": on}
-    sizes = {"n_val": 100, "coverage": 0.91, "mean_size": 1.34, "empty": 0.02}
-    one["conformal"] = {"method": "lac", "alpha": 0.1, "qhat": 0.71, **sizes}
-    flagged = {"letters": 0.9, "photos": 0.5, "noise": None}
-    one["threshold"] = {"score": "msp", "value": -0.6, "rule": "ood:0.95", "id_flagged": 0.2, "ood_flagged": flagged}
-    one["training"] = [training(member, epochs) for member, epochs in enumerate((2, 2, 3))]
-    found["models"][0]["training"] = [training(0, 1)]
-    one["seen"] = {"id": 12, "letters": 3, "photos": 0, "noise": 0}
-    for row in found["models"]:
-        start = row["id"]
-        by = {
-            str(s): {"n": 200, **{k: start[k] * f**s for k, f in (("accuracy", 0.93), ("brier", 1.1), ("ece", 1.1))}}
-            for s in range(1, 6)
+    answer = sample()
+    last = answer["models"][-1]
+    data = {"spec": "builtin:val/train", "n": 100, "fingerprint": digest("val")}
+    last["calibration"] = {"kind": "temperature", "temperature": 1.25, "scale": None, "bias": None, "fitted_on": data}
+    last["conformal"] = {
+        "method": "lac",
+        "alpha": 0.1,
+        "qhat": 0.71,
+        "n_val": 100,
+        "coverage": 0.91,
+        "mean_size": 1.34,
+        "empty": 0.02,
+    }
+    last["threshold"] = {
+        "score": "msp",
+        "value": -0.6,
+        "rule": "ood:0.95",
+        "id_flagged": 0.2,
+        "ood_flagged": {"letters": 0.9, "photos": 0.5, "noise": None},
+    }
+    last["training"] = [training(member, epochs) for member, epochs in enumerate((2, 2, 3))]
+    answer["models"][0]["training"] = [training(0, 1)]
+    last["seen"] = {"id": 12, "letters": 3, "photos": 0, "noise": 0}
+    for row in answer["models"]:
+        add_corruptions(row)
+    return answer
+
+
+def add_corruptions(row: dict[str, Any]) -> None:
+    """Add two corruptions, one of them at three severities only, and the means over corruptions."""
+    start = row["id"]
+    noise = {}
+    means = {}
+    for severity in range(1, 6):
+        worse = {
+            "accuracy": start["accuracy"] * 0.93**severity,
+            "brier": start["brier"] * 1.1**severity,
+            "ece": start["ece"] * 1.1**severity,
         }
-        row["corruptions"] = {"gaussian_noise": by, "fog": {s: by[s] for s in ("1", "2", "3")}}
-        row["corruption_avg"] = {s: {k: v for k, v in by[s].items() if k != "n"} for s in by}
-    return found
+        noise[str(severity)] = {"n": 200, **worse}
+        means[str(severity)] = worse
+    row["corruptions"] = {"gaussian_noise": noise, "fog": {severity: noise[severity] for severity in ("1", "2", "3")}}
+    row["corruption_avg"] = means
 
 
 def training(member: int, epochs: int) -> dict[str, Any]:
-    course = [
-        {"epoch": e, "steps": 40 * e, "loss": 1.5 / (e + member), "val_accuracy": 0.5 + 0.1 * e, "val_nll": 1 / e}
-        for e in range(1, epochs + 1)
-    ]
+    course = []
+    for epoch in range(1, epochs + 1):
+        figures = {"loss": 1.5 / (epoch + member), "val_accuracy": 0.5 + 0.1 * epoch, "val_nll": 1 / epoch}
+        course.append({"epoch": epoch, "steps": 40 * epoch, **figures})
     return {"member": member, "steps": 40 * epochs, "kept_epoch": epochs, "n": 320, "n_val": 50, "epochs": course}
 
 
-def without_values(found: Any) -> Any:
+_NOT_MEASURED = ("name", "sha256", "heads", "curves", "seen")
+_NO_METRICS = ("group", "kind", "method", "rule", "score", "fitted_on", "a", "b", "n")
+
+
+def without_values(answer: Any) -> Any:
     """The same document with null for every measured number."""
     rows = []
-    for row in found["models"]:
+    for row in answer["models"]:
         bare = {"name": row["name"], "sha256": row["sha256"]}
-        bare.update({key: nulls(row[key]) for key in row if key not in ("name", "sha256", "heads", "curves", "seen")})
+        for key, value in row.items():
+            if key not in _NOT_MEASURED:
+                bare[key] = nulls(value)
         rows.append(bare)
-    return {**found, "models": rows}
-
-
-_NO_METRICS = ("group", "kind", "method", "rule", "score", "fitted_on", "a", "b", "n")
+    return {**answer, "models": rows}
 
 
 def nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: inner if key in _NO_METRICS else nulls(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [nulls(one) for one in value]
+        return [nulls(inner) for inner in value]
     return None
 
 
