@@ -12,8 +12,8 @@ from hydractl import errors
 from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
-    from hydractl.api.documents import Document
     from hydractl.api.models import HydraModel, Model, load, open, save
+    from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Push, Scores, Study
     from hydractl.api.verbs import (
         bench,
         evaluate,
@@ -29,9 +29,16 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Benchmark",
+    "Circuit",
+    "Circuits",
     "Document",
+    "Evaluation",
     "HydraModel",
     "Model",
+    "Push",
+    "Scores",
+    "Study",
     "__version__",
     "bench",
     "errors",
@@ -49,7 +56,8 @@ __all__ = [
     "score",
     "study",
 ]
-_HOMES = {"Document": "documents"} | dict.fromkeys(["HydraModel", "Model", "load", "open", "save"], "models")
+_RESULTS = ("Benchmark", "Circuit", "Circuits", "Document", "Evaluation", "Push", "Scores", "Study")
+_MODELS = ("HydraModel", "Model", "load", "open", "save")
 
 
 def __getattr__(name: str) -> Any:
@@ -58,7 +66,12 @@ def __getattr__(name: str) -> Any:
     # Torch is imported with it, which takes seconds: `hydractl --help` must not wait for it.
     from importlib import import_module
 
-    return getattr(import_module(f"hydractl.api.{_HOMES.get(name, 'verbs')}"), name)
+    home = "verbs"
+    if name in _RESULTS:
+        home = "results"
+    elif name in _MODELS:
+        home = "models"
+    return getattr(import_module(f"hydractl.api.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -103,6 +103,7 @@ EXTRAS = {
     "onnx_ir": "deploy",
     "onnxruntime": "deploy",
     "onnxscript": "deploy",
+    "pandas": "pandas",
     "pyarrow": "parquet",
     "sklearn": "demo",
     "submitit": "slurm",

@@ -94,10 +94,31 @@ def _is_deeper(document: Any, most: int) -> bool:
     return True
 
 
+class HeldDocument(str):
+    """The name of a JSON document that a Python program holds, in the place of the path of a file.
+
+    Args:
+        name: what messages call it.
+        document: what the file would hold.
+    """
+
+    document: Any
+
+    def __new__(cls, name: str, document: Any) -> HeldDocument:
+        held = super().__new__(cls, name)
+        held.document = document
+        return held
+
+    def __getnewargs__(self) -> tuple[str, Any]:  # type: ignore[override]
+        return str(self), self.document
+
+
 def read_json_file(path: str | Path) -> Any:
-    """Read and strictly parse a JSON artefact; ``-`` is standard input."""
+    """Read and strictly parse a JSON artefact; ``-`` is standard input, and a held document is given as it is."""
     import sys
 
+    if isinstance(path, HeldDocument):
+        return path.document
     if str(path) == "-" and sys.stdin is None:
         raise InputError("standard input is closed")
     if str(path) == "-":

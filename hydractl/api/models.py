@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
-from hydractl.api.documents import Document
-from hydractl.api.running import run
-from hydractl.api.values import held_data
+from hydractl.api.arguments import Data
+from hydractl.api.calling import held_data, run
+from hydractl.api.results import Document
 from hydractl.data import open_data
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
 from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, FileTensors, beside, with_tensors, write_checkpoint
-from hydractl.files.description import Description, provenance
+from hydractl.files.description import CHECKPOINT_SCHEMA, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.model.laplace import KEY
 from hydractl.model.loading import build_model, load_source
@@ -30,6 +30,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite
 from hydractl.settings.common import name_for_weights
+from hydractl.verbs.info import INFO_SCHEMA, describe_model
 
 
 class Folder:
@@ -75,9 +76,11 @@ class Model:
     @property
     def members(self) -> list[Model]:
         """Each of several models by itself."""
-        refs = [[ref] for ref in self.refs] or [[]] * len(self.sources)
-        pairs = zip(self.sources, refs, strict=True)
-        return [replace(self, sources=[source], refs=ref) for source, ref in pairs]
+        members = []
+        for index, source in enumerate(self.sources):
+            refs = [self.refs[index]] if self.refs else []
+            members.append(replace(self, sources=[source], refs=refs))
+        return members
 
     @property
     def description(self) -> Description:
@@ -90,6 +93,13 @@ class Model:
         if isinstance(self.source.tensors, FileTensors):
             _LOADED[module] = self
         return module
+
+    def _repr_html_(self) -> str:
+        """Show the table of the verb that made the model, or what its header says."""
+        if self.result is not None:
+            return self.result._repr_html_()
+        about = {"schema": INFO_SCHEMA, "file": self.name, "holds": CHECKPOINT_SCHEMA}
+        return Document({**about, **describe_model(self.description)})._repr_html_()
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Model:
@@ -131,10 +141,13 @@ class Model:
         Raises:
             UsageError, InputError, OutputError: as of :func:`hydractl.push`.
         """
-        folder, ref = Folder(), next(iter(self.refs), None)
+        folder = Folder()
+        ref = self.refs[0] if self.refs else None
         if ref is None or not os.path.exists(ref):
             ref = os.fspath(save(self, folder.path / "model.st"))
-        target = f"hf:{repo_id}{f'@{branch}' if branch else ''}"
+        target = f"hf:{repo_id}"
+        if branch:
+            target += f"@{branch}"
         return str(run("push", [ref, target], {"message": commit_message, **options}).document["pinned"])
 
 
@@ -178,19 +191,24 @@ def open(
     if isinstance(model, Model) and not (name or max_length or labels or prompt):
         return model
     refs: list[str] = []
+    folder = None
     if isinstance(model, Model):
         source = model.source
+        folder = model.folder
     elif isinstance(model, HydraModel):
         source = _source_of(model)
     else:
-        source, refs = open_source(os.fspath(model), ModelOptions(arch, seed)), [os.fspath(model)]
-    found = source if name is None else replace(source, name=name)
-    found = with_max_length(found, max_length)
+        refs = [os.fspath(model)]
+        source = open_source(refs[0], ModelOptions(arch, seed))
+    changed = source if name is None else replace(source, name=name)
+    changed = with_max_length(changed, max_length)
     if labels is not None or prompt:
         names = read_labels(labels, "labels") if isinstance(labels, str) else labels
-        found = with_labels(found, names, read_prompts([prompt] if isinstance(prompt, str) else prompt, "prompt"))
-    plain = found is source and arch is None and not seed
-    return Model([found], refs if plain else [], folder=model.folder if isinstance(model, Model) else None)
+        templates = [prompt] if isinstance(prompt, str) else prompt
+        changed = with_labels(changed, names, read_prompts(templates, "prompt"))
+    if changed is not source or arch is not None or seed:
+        refs = []  # the file alone does not say what the model is
+    return Model([changed], refs, folder=folder)
 
 
 def load(
@@ -225,7 +243,7 @@ def save(
     what: ModelLike | Mapping[str, Any],
     path: str | os.PathLike[str],
     *,
-    trained_on: Any = None,
+    trained_on: Data | None = None,
     force: bool = False,
 ) -> Path:
     """Write a model as a checkpoint, a module with the weights it has now, or a document of a verb as JSON.
@@ -318,11 +336,13 @@ def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
 
 def _unchanged(module: HydraModel, opened: Model) -> bool:
     """Return whether a module still has the weights and classes of what it was loaded from."""
-    parameter, own = next(module.parameters()), module.state_dict()
-    fresh = build_model(opened.source, dtype=str(parameter.dtype).removeprefix("torch."))
-    there = fresh.state_dict()
-    same = own.keys() == there.keys() and all(own[name].cpu().equal(tensor) for name, tensor in there.items())
-    return same and module.labels == fresh.labels
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    fresh = build_model(opened.source, dtype=dtype)
+    before = fresh.state_dict()
+    now = module.state_dict()
+    if module.labels != fresh.labels or now.keys() != before.keys():
+        return False
+    return all(now[name].cpu().equal(tensor) for name, tensor in before.items())
 
 
 # Here, because what pushes is above what runs.

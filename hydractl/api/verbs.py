@@ -1,42 +1,84 @@
-"""The verbs as functions: the options of the command line are keyword arguments, checked by the same declarations."""
+"""The verbs as functions of a Python program, with typed keyword arguments."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import os
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from hydractl.api.documents import Document
+from hydractl.api.arguments import (
+    BenchArguments,
+    CircuitArguments,
+    EvalArguments,
+    ExportArguments,
+    FinetuneArguments,
+    FuseArguments,
+    LaplaceArguments,
+    PruneArguments,
+    PushArguments,
+    ScoreArguments,
+    StudyArguments,
+)
+from hydractl.api.calling import arguments_of, data_in, run
 from hydractl.api.models import Folder, Model, ModelLike, open
-from hydractl.api.running import OF_A_TERMINAL, run
-from hydractl.api.values import data_in
+from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Push, Scores, Study
 from hydractl.errors import UsageError
 from hydractl.exports.formats import kind_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import HELD, Source, open_source
-from hydractl.settings.option import options_of
-from hydractl.settings.verbs import SETTINGS
+from hydractl.verbs.outcome import Outcome
 
 Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[ModelLike]"]
 """One model or several; by the name of its row each, where a list is an ensemble of models run one after another."""
 
 VerbT = TypeVar("VerbT", bound=Callable[..., Any])
 
+ARGUMENTS: dict[str, type] = {
+    "score": ScoreArguments,
+    "extract-circuit": CircuitArguments,
+    "prune": PruneArguments,
+    "finetune": FinetuneArguments,
+    "laplace": LaplaceArguments,
+    "fuse": FuseArguments,
+    "eval": EvalArguments,
+    "bench": BenchArguments,
+    "study": StudyArguments,
+    "push": PushArguments,
+}
+"""The types of the keyword arguments of each verb."""
+
+NOT_ARGUMENTS = {"fuse": ("export",)}
+"""Options of a verb that have a function of their own."""
+
 
 def _documented(verb: str) -> Callable[[VerbT], VerbT]:
-    """Put the options of a verb into the signature and the docstring of its function."""
+    """Put the arguments of a verb, with defaults, into the run-time signature and the docstring of its function."""
+    types = typing.get_type_hints(ARGUMENTS[verb])
 
     def add(function: VerbT) -> VerbT:
-        options = [one for one in options_of(SETTINGS[verb]) if one.name not in OF_A_TERMINAL]
-        signature = inspect.signature(function)
-        positional = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        keywords = [inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default) for o in options]
-        function.__signature__ = signature.replace(parameters=[*positional, *keywords])  # type: ignore[attr-defined]
-        lines = [f"    {one.name}: {one.described()}" for one in options]
-        title = f"Options, as of ``hydractl {verb}``; wrong ones and wrong inputs raise UsageError and InputError:"
+        positional = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                positional.append(parameter)
+        keywords, lines = [], []
+        for name, option in arguments_of(verb).items():
+            if name in NOT_ARGUMENTS.get(verb, ()):
+                continue
+            annotation = types.get(name, option.type)  # a plug-in may declare options that have no static type
+            keyword = inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation
+            )
+            keywords.append(keyword)
+            lines.append(f"    {name}: {option.described()}")
+        signature = inspect.signature(function).replace(parameters=positional + keywords)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        title = (
+            "Keyword arguments (UsageError for a wrong one, InputError for a file, data set or model that is wrong):"
+        )
         function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", title, *lines])
         return function
 
@@ -48,21 +90,22 @@ def _documented(verb: str) -> Callable[[VerbT], VerbT]:
 
 @contextlib.contextmanager
 def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[list[str]]:
-    """The reference of each model: a text stays one, what was opened is found in memory."""
+    """Give the reference of each model: a text stays one, what was opened is found in memory."""
     held: dict[str, Source] = dict(HELD.get({}))  # of the models before, where each is held by itself
-    refs = []
+    refs: list[str] = []
     for model in models:
         if not isinstance(model, Model | HydraModel):
             refs.append(os.fspath(model))
-        elif as_files:
-            opened = open(model)
-            if not opened.refs:
-                raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
-            refs += opened.refs
-        else:
-            for source in open(model).sources:
+            continue
+        opened = open(model)
+        if not as_files:
+            for source in opened.sources:
                 refs.append(f"memory:{len(held)}")
                 held[str(len(held))] = source
+        elif opened.refs:
+            refs += opened.refs
+        else:
+            raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
     before = HELD.set(held)
     try:
         yield refs
@@ -71,52 +114,74 @@ def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[li
 
 
 def _listed(models: Any) -> list[Any]:
-    return list(models) if isinstance(models, list | tuple) else [models]
+    if isinstance(models, list | tuple):
+        return list(models)
+    return [models]
 
 
-def _answer(verb: str, model: ModelLike, options: Mapping[str, Any]) -> Document:
-    """The document of a verb that takes one model and makes none."""
+def _named_rows(models: Models) -> list[tuple[str, Any]]:
+    """Return the rows with their names; an empty one where a row is named after its model."""
+    if isinstance(models, Mapping):
+        return list(models.items())
+    return [("", model) for model in _listed(models)]
+
+
+def _answered(verb: str, model: ModelLike, given: Mapping[str, object]) -> Outcome:
+    """Run a verb that takes one model and makes none."""
     with _held([model]) as refs:
-        return _unwritten(verb, refs, options)
+        return _unwritten(verb, refs, given)
 
 
-def _unwritten(verb: str, models: Sequence[str], options: Mapping[str, Any]) -> Document:
-    """The document of a verb; it is written only where ``output`` says so."""
-    unnamed = options.get("output") is None and options.get("from_file") is None
-    outcome = run(verb, models, {**options, "output": "-"} if unnamed else options)
-    return Document(outcome.document, outcome.files)
+def _unwritten(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcome:
+    """Run a verb whose document is written only where ``output`` says so."""
+    if given.get("output") is None and given.get("from_file") is None:
+        given = {**given, "output": "-"}
+    return run(verb, models, given)
 
 
-def _measured(verb: str, models: Models, options: Mapping[str, Any]) -> Document:
-    """The document of a verb with a row for each model."""
-    rows = models.items() if isinstance(models, Mapping) else [("", one) for one in _listed(models)]
+def _measured(verb: str, models: Models, given: Mapping[str, object]) -> Outcome:
+    """Run a verb that gives a row for each model."""
     texts = []
     with contextlib.ExitStack() as stack:
-        for name, members in rows:
+        for name, members in _named_rows(models):
             if set(name) & set("/:?="):
                 raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
             refs = "+".join(stack.enter_context(_held(_listed(members))))
             texts.append(f"{name}={refs}" if name else refs)
-        return _unwritten(verb, texts, options)
+        return _unwritten(verb, texts, given)
 
 
-def _made(verb: str, models: Sequence[ModelLike], default: str, options: Mapping[str, Any], **how: bool) -> Model:
-    """The model of a verb that makes one, in a folder of its own unless ``output`` says where."""
-    folder = None if options.get("output") else Folder()
-    if folder is not None:
-        options = {**options, "output": f"{folder.path}/{default}"}
-    with _held(models, **how) as refs:
-        outcome = run(verb, refs, options)
-    weights = outcome.files if verb == "finetune" else outcome.files[:1]  # the others write more beside it
+def _made(
+    verb: str, models: Sequence[ModelLike], default: str, given: Mapping[str, object], *, as_files: bool = False
+) -> Model:
+    """Return the model of a verb that makes one, in a folder of its own unless ``output`` says where.
+
+    Args:
+        verb: its name on the command line.
+        models: what it is made of.
+        default: the name of its file in that folder.
+        given: the keyword arguments.
+        as_files: whether the models must be files, as other processes read them.
+    """
+    folder = None
+    if not given.get("output"):
+        folder = Folder()
+        given = {**given, "output": f"{folder.path}/{default}"}
+    with _held(models, as_files=as_files) as refs:
+        outcome = run(verb, refs, given)
+    weights = outcome.files
+    if verb != "finetune":  # the others write more beside it
+        weights = weights[:1]
     opened = [open_source(str(file)) for file in weights]
-    return Model(opened, list(map(str, weights)), Document(outcome.document, outcome.files), folder)
+    result = Document(outcome.document, outcome.files)
+    return Model(opened, [str(file) for file in weights], result, folder)
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------
 
 
 @_documented("score")
-def score(model: ModelLike, **options: Any) -> Document:
+def score(model: ModelLike, **options: Unpack[ScoreArguments]) -> Scores:
     """Give every attention head an importance score.
 
     Args:
@@ -128,28 +193,34 @@ def score(model: ModelLike, **options: Any) -> Document:
     Raises:
         NonFiniteError: a score is not finite.
     """
-    return _answer("score", model, options)
+    outcome = _answered("score", model, options)
+    return Scores(outcome.document, outcome.files)
 
 
 @_documented("extract-circuit")
-def extract_circuit(model: ModelLike, **options: Any) -> Document:
+def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Circuit | Circuits:
     """Rank heads by greedy search on validation data.
 
     Args:
         model: a dense or pruned model.
 
     Returns:
-        The circuit, which ``prune(circuit=...)`` takes; of several objectives a document whose ``circuits`` are a list
-        of them.
+        The circuit, which ``prune(circuit=...)`` takes; of several objectives all ``circuits``.
     """
-    if options.get("output") or "," not in ",".join(_listed(options.get("objective") or "")):
-        return _answer("extract-circuit", model, options)
-    folder = Folder()  # several do not fit standard output
-    return Document(_answer("extract-circuit", model, {**options, "output": f"{folder.path}/circuit.json"}))
+    objectives = ",".join(_listed(options.get("objective") or ""))
+    if "," not in objectives:
+        outcome = _answered("extract-circuit", model, options)
+        return Circuit(outcome.document, outcome.files)
+    if options.get("output"):
+        outcome = _answered("extract-circuit", model, options)
+        return Circuits(outcome.document, outcome.files)
+    folder = Folder()  # a verb that is given several objectives always writes files
+    given = {**options, "output": f"{folder.path}/circuit.json"}
+    return Circuits(_answered("extract-circuit", model, given).document)
 
 
 @_documented("prune")
-def prune(model: ModelLike, **options: Any) -> Model:
+def prune(model: ModelLike, **options: Unpack[PruneArguments]) -> Model:
     """Cut heads out of a model.
 
     Args:
@@ -167,7 +238,7 @@ def prune(model: ModelLike, **options: Any) -> Model:
 
 
 @_documented("finetune")
-def finetune(model: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
+def finetune(model: ModelLike | Sequence[ModelLike], **options: Unpack[FinetuneArguments]) -> Model:
     """Fine-tune a dense or pruned model.
 
     Args:
@@ -184,12 +255,13 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     models = _listed(model)
-    several = len(models) > 1 or str(options.get("members") or 1) != "1"
-    return _made("finetune", models, "" if len(models) > 1 else "tuned.st", options, as_files=several)
+    in_processes = len(models) > 1 or options.get("members") not in (None, 1)
+    default = "" if len(models) > 1 else "tuned.st"
+    return _made("finetune", models, default, options, as_files=in_processes)
 
 
 @_documented("laplace")
-def laplace(model: ModelLike, **options: Any) -> Model:
+def laplace(model: ModelLike, **options: Unpack[LaplaceArguments]) -> Model:
     """Give a model a Laplace approximation over its last layer, or over the projections of a CLIP (BayesVLM).
 
     Args:
@@ -206,7 +278,7 @@ def laplace(model: ModelLike, **options: Any) -> Model:
 
 
 @_documented("fuse")
-def fuse(models: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
+def fuse(models: ModelLike | Sequence[ModelLike], **options: Unpack[FuseArguments]) -> Model:
     """Fuse pruned members into one model that gives their averaged prediction in one pass.
 
     Args:
@@ -219,13 +291,13 @@ def fuse(models: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    if "export" in options:
+    if options.get("export"):
         raise UsageError("fuse gives a model and exports none", hint="hydractl.export(model, 'hydra.onnx')")
     return _made("fuse", _listed(models), "hydra.st", options)
 
 
 @_documented("eval")
-def evaluate(models: Models = (), **options: Any) -> Document:
+def evaluate(models: Models = (), **options: Unpack[EvalArguments]) -> Evaluation:
     """Measure accuracy, calibration, OOD detection and diversity.
 
     Args:
@@ -234,32 +306,34 @@ def evaluate(models: Models = (), **options: Any) -> Document:
         options: ``ood`` and ``val_ood`` take a mapping from names (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
 
     Returns:
-        The document of ``eval``; its ``models`` are a list of rows with a ``name`` each.
+        The rows, one for each model, in its ``models``.
 
     Raises:
         RequirementError: one of ``require`` does not hold.
     """
-    return _measured("eval", models, options)
+    outcome = _measured("eval", models, options)
+    return Evaluation(outcome.document, outcome.files)
 
 
 @_documented("bench")
-def bench(models: Models = (), **options: Any) -> Document:
+def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
     """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
 
     Args:
         models: as of :func:`evaluate`.
 
     Returns:
-        The document of ``bench``; its ``results`` are a list of rows with a ``model`` each.
+        The rows, one for each model, batch size and number format, in its ``results``.
 
     Raises:
         RequirementError: one of ``require`` does not hold.
     """
-    return _measured("bench", models, options)
+    outcome = _measured("bench", models, options)
+    return Benchmark(outcome.document, outcome.files)
 
 
 @_documented("study")
-def study(model: ModelLike, **options: Any) -> Document:
+def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
     """Find out whether any of this helps a model.
 
     Args:
@@ -272,22 +346,23 @@ def study(model: ModelLike, **options: Any) -> Document:
     Raises:
         OutputError: the folder is that of another study.
     """
-    options_here = {one.name: one for one in options_of(SETTINGS["study"]) if one.name in options}
-    for name, value in data_in(options_here, options).items():
+    known = arguments_of("study")
+    given = {name: value for name, value in options.items() if name in known}
+    for name, value in data_in(known, given).items():
         if not isinstance(value, str | os.PathLike | None):
             raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
     with _held([model], as_files=True) as refs:
         outcome = run("study", refs, options)
-    return Document(outcome.document, outcome.files)
+    return Study(outcome.document, outcome.files)
 
 
-def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> list[Path]:
+def export(model: ModelLike, path: str | os.PathLike[str], **options: Unpack[ExportArguments]) -> list[Path]:
     """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
 
     Args:
         model: any one.
         path: of the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file.
-        options: as those of ``hydractl fuse MODEL --export``, by name: ``force``; of int8 ``data`` and ``ood``.
+        options: ``force``; of int8 ``data`` and ``ood``, on which its rounding is measured.
 
     Returns:
         The files written.
@@ -297,12 +372,13 @@ def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> li
         OutputError: a file exists, and ``force`` is not set.
     """
     with _held([model]) as refs:
-        options = {**options, "export": kind_of(path) or Path(path).suffix or "none", "output": os.fspath(path)}
-        return run("fuse", refs, options).files
+        kind = kind_of(path) or Path(path).suffix or "none"
+        given = {**options, "export": kind, "output": os.fspath(path)}
+        return run("fuse", refs, given).files
 
 
 @_documented("push")
-def push(model: ModelLike, repo: str, **options: Any) -> Document:
+def push(model: ModelLike, repo: str, **options: Unpack[PushArguments]) -> Push:
     """Upload a model and its card to the Hugging Face Hub, from where :func:`hydractl.load` takes it: ``hf:ORG/NAME``.
 
     Args:
@@ -318,4 +394,4 @@ def push(model: ModelLike, repo: str, **options: Any) -> Document:
     """
     with _held([model], as_files=True) as refs:
         outcome = run("push", [*refs, f"hf:{repo}"], options)
-    return Document(outcome.document)
+    return Push(outcome.document)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hydractl.cli.console import clean, clean_document, debugging, is_terminal, send_nowhere
 from hydractl.errors import NonFiniteError, StorageError
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 _WIDTH_IN_A_FILE = 160
+_PLAIN: dict[str, Any] = {"force_jupyter": False, "markup": False, "highlight": False, "emoji": False}
+_HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:normal"><code>{code}</code></pre>'
 # What JSON may leave as it is, but a terminal obeys.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -72,19 +79,10 @@ class Answer:
         self._write(text if text is not None else "\n".join(plain_lines(safe)) + "\n")
 
     def _draw(self, document: dict[str, Any]) -> str | None:
-        from rich.console import Console
-
-        from hydractl.report.terminal import render
-
-        width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns if self.to_terminal else _WIDTH_IN_A_FILE
-        renderable = render(document, width)
-        if renderable is None:
-            return None
-        plain: dict[str, Any] = {"force_jupyter": False, "markup": False, "highlight": False, "emoji": False}
-        console = Console(file=self._stream, width=width, force_terminal=self.to_terminal, **plain)
-        with console.capture() as page:
-            console.print(renderable)
-        return "\n".join(line.rstrip() for line in page.get().splitlines()) + "\n"
+        width = _WIDTH_IN_A_FILE
+        if self.to_terminal:
+            width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
+        return drawn(document, width, self._stream, to_terminal=self.to_terminal)
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
         stream = self._stream
@@ -110,18 +108,67 @@ class Answer:
         self._stream = None
 
 
+def drawn(document: dict[str, Any], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
+    """Return the table of a cleaned document as text, with colours for a terminal; None where it has no table."""
+    from rich.console import Console
+
+    renderable = _rendered(document, width)
+    if renderable is None:
+        return None
+    console = Console(file=stream, width=width, force_terminal=to_terminal, **_PLAIN)
+    with console.capture() as page:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in page.get().splitlines()) + "\n"
+
+
+def table_text(document: dict[str, Any]) -> str:
+    """Return what the command line prints of a document into a file: its table, or its keys and values."""
+    safe = clean_document(document)
+    text = drawn(safe, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
+    if text is None:
+        text = "\n".join(plain_lines(safe)) + "\n"
+    return text
+
+
+def table_html(document: dict[str, Any]) -> str:
+    """Return the same as HTML, with the colours of a terminal."""
+    from rich.console import Console
+
+    safe = clean_document(document)
+    renderable = _rendered(safe, _WIDTH_IN_A_FILE)
+    if renderable is None:
+        return f"<pre>{html.escape(table_text(document))}</pre>"
+    console = Console(file=io.StringIO(), width=_WIDTH_IN_A_FILE, record=True, **_PLAIN)
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format=_HTML)
+
+
+def _rendered(document: dict[str, Any], width: int) -> RenderableType | None:
+    # Here, because rich and the tables take time to import, and most answers are short.
+    from hydractl.report.terminal import render
+
+    return render(document, width)
+
+
 def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
-    """A JSON value as indented ``key: value`` lines, for documents without a table."""
+    """Return a JSON value as indented ``key: value`` lines, for documents without a table."""
     space = "  " * indent
-    nested = isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)
-    if nested or (isinstance(value, dict) and value):
-        head = [f"{space}{key}:"] if key else []
+    if isinstance(value, list):
+        nested = any(isinstance(item, (dict, list)) for item in value)
+    else:
+        nested = isinstance(value, dict) and bool(value)
+    if nested:
+        lines = [f"{space}{key}:"] if key else []
         below = indent + 1 if key else indent
-        items = enumerate(value) if nested else value.items()
-        return head + [line for name, item in items for line in plain_lines(item, str(name), below)]
+        items = enumerate(value) if isinstance(value, list) else value.items()
+        for name, item in items:
+            lines += plain_lines(item, str(name), below)
+        return lines
     if isinstance(value, list):
         value = ", ".join(_scalar(item) for item in value) or "none"
-    return [f"{space}{key}: {_scalar(value)}" if key else f"{space}{_scalar(value)}"]
+    if key:
+        return [f"{space}{key}: {_scalar(value)}"]
+    return [f"{space}{_scalar(value)}"]
 
 
 def _scalar(value: Any) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.errors import InputError, UsageError
-from hydractl.jsonio import parse_json, shown
+from hydractl.jsonio import HeldDocument, parse_json, shown
 
 _FOLDER = Path(__file__).parent / "classes"
 LABEL_SETS = ("imagenet", "cifar10", "cifar100", "food101", "sun397", "pets", "dtd", "eurosat", "caltech101")
@@ -148,13 +148,16 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
         text: the name of one of :data:`LABEL_SETS`, or a file: a ``.json`` file with a list of strings, or a text file
             (UTF-8) with a name on each line, where blank lines and spaces around names do not count. Where both are
             there, the list is meant by ``builtin:NAME`` and the file by ``./NAME``. Or a folder of training images,
-            whose folders are the classes, in the order in which training scripts number them.
+            whose folders are the classes, in the order in which training scripts number them. Or a list that a Python
+            program holds.
         option: for messages.
 
     Raises:
         InputError: for a file that cannot be read, has no names, or has one twice.
         UsageError: for a name that is both, or ``builtin:`` and none of the lists.
     """
+    if isinstance(text, HeldDocument):
+        return _checked_names(_listed_names(text.document, option), option, "class name", "class names")
     if _is_built_in(text, LABEL_SETS, f"{option} {text}"):
         return list(label_set(text.removeprefix(_SCHEME)).labels)
     folder = Path(os.path.expanduser(text))
@@ -251,7 +254,12 @@ def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
     except OSError as error:
         raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
     is_json = path.lower().endswith(".json")
-    names = _json_names(content, where) if is_json else _text_names(content, where)
+    names = _listed_names(parse_json(content, where), where) if is_json else _text_names(content, where)
+    return _checked_names(names, where, singular, plural)
+
+
+def _checked_names(names: list[str], where: str, singular: str, plural: str) -> list[str]:
+    """Return the names, unless there are none, one is empty, or one is there twice."""
     if not names:
         raise InputError(f"{where}: no {plural} in the file")
     if not all(names):
@@ -262,8 +270,8 @@ def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
     return names
 
 
-def _json_names(content: bytes, where: str) -> list[str]:
-    document = parse_json(content, where)
+def _listed_names(document: object, where: str) -> list[str]:
+    """Return the names in a JSON document, which is a list of them."""
     if not isinstance(document, list) or not all(isinstance(name, str) for name in document):
         raise InputError(f"{where}: not a JSON list of names but {shown(document)}")
     return [name.strip() for name in document]

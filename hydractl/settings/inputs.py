@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydractl.files.inputs import InputFile, reading, refuse_input
+from hydractl.jsonio import HeldDocument
 from hydractl.settings.common import Common
 from hydractl.settings.option import Option, options_of
 from hydractl.settings.yaml_files import DEFAULT_NAME
@@ -57,14 +58,15 @@ def _other_outputs(settings: Common) -> Iterator[str]:
 
 def _texts(settings: Common, option: Option) -> list[str]:
     value = getattr(settings, option.name)
-    if value is None:
+    if value is None or isinstance(value, HeldDocument):  # what a program holds is no file
         return []
     return value if isinstance(value, list) else [value]
 
 
 def _paths(text: str, *, members: bool) -> Iterator[str]:
     """Yield the paths in a value that are there: of ``NAME=PATH``, ``SCHEME:PATH``, ``PATH?options`` and ``A+B``."""
-    pieces = [text, text.partition("=")[2], text.partition(":")[2], text.partition("=")[2].partition(":")[2]]
+    unnamed = text.partition("=")[2]
+    pieces = [text, unnamed, text.partition(":")[2], unnamed.partition(":")[2]]
     pieces += [piece.partition("?")[0] for piece in pieces]
     if members:
         pieces += [part for piece in pieces for part in piece.split("+")]

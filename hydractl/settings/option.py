@@ -1,13 +1,14 @@
-"""Declaration, parsing and checks of one option; used for flags, environment variables and YAML."""
+"""Declaration, reading and checks of one option; used for flags, environment, YAML and arguments of Python."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydractl.errors import did_you_mean
 
@@ -17,7 +18,28 @@ Raw = str | bool | list[str] | Mapping[str, str]
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit every 64-bit counter and seed
+_NUMBERS = {int: "a whole number", float: "a number"}
 _NOTES = re.compile(r"(?P<help>.*?)( \[(?P<unit>(?!default: )[^;\]]+)?(; )?(default: (?P<default>.+))?\])?")
+
+
+class Refusal(NamedTuple):
+    """A rule that a value breaks.
+
+    Attributes:
+        rule: what the value must be; the rest of a sentence that starts with the name of the option.
+        shown: the value as the command line shows it; empty where the rule speaks of it already.
+        guess: what was probably meant, with the punctuation before it.
+    """
+
+    rule: str
+    shown: str = ""
+    guess: str = ""
+
+    def sentence(self) -> str:
+        """Return the rule, the value and the guess as one sentence."""
+        if not self.shown:
+            return f"{self.rule}{self.guess}"
+        return f"{self.rule}, not {self.shown}{self.guess}"
 
 
 @dataclass(frozen=True)
@@ -106,17 +128,29 @@ class Option:
         """The built-in value in words; empty if there is none."""
         if self.default_text is not None:
             return self.default_text
-        return "" if self.default in (None, []) else value_text(self.default)
+        if self.default in (None, []):
+            return ""
+        return value_text(self.default)
 
     def described(self, *, short: bool = False) -> str:
         """Return what the option is, with its unit and default."""
+        text = self.help
+        if short:
+            text = text.partition("; ")[0]
+        notes = []
+        if self.unit:
+            notes.append(self.unit)
         default = self.default_words()
-        notes = [note for note in (self.unit, f"default: {default}" if default else None) if note]
-        text = self.help.partition("; ")[0] if short else self.help
-        return text + (f" [{'; '.join(notes)}]" if notes else "")
+        if default:
+            notes.append(f"default: {default}")
+        if not notes:
+            return text
+        return f"{text} [{'; '.join(notes)}]"
+
+    # --- reading text -------------------------------------------------------------------------------------------------
 
     def parse(self, raw: Raw) -> Any:
-        """Return the typed value of what was given.
+        """Return the typed value of a text: of a flag, a variable or a YAML file.
 
         Raises:
             ValueError: with the rest of a sentence that starts with the name of the option.
@@ -125,9 +159,10 @@ class Option:
             return raw
         if self.many:
             return [self._parse_item(item) for item in self._items(raw)]
-        if not isinstance(raw, str):
-            raise ValueError("takes one value, not a " + ("list" if isinstance(raw, list) else "mapping"))
-        return self._parse_item(raw)
+        if isinstance(raw, str):
+            return self._parse_item(raw)
+        shape = "list" if isinstance(raw, list) else "mapping"
+        raise ValueError(f"takes one value, not a {shape}")
 
     def _items(self, raw: str | list[str] | Mapping[str, str]) -> list[str]:
         if isinstance(raw, Mapping):
@@ -148,16 +183,13 @@ class Option:
             return text
         plain = text.strip().lower()
         if self.type is bool:
-            if plain in _TRUE or plain in _FALSE:
-                return plain in _TRUE
-            raise ValueError(f"must be true or false, not {text!r}")
+            return _parse_switch(plain, text)
         if plain == self.word:
             return plain
         if self.type is int:
             if _INTEGER.fullmatch(plain):
                 return int(plain)
-            instead = f" or {self.word}" if self.word else ""
-            raise ValueError(f"must be a whole number{instead}, not {text!r}")
+            raise ValueError(f"{self._number_rule()}, not {text!r}")
         try:
             number = float(plain)
         except ValueError:
@@ -166,37 +198,127 @@ class Option:
             raise ValueError(f"must be a number, not {text!r}")
         return number
 
+    def _number_rule(self) -> str:
+        rule = f"must be {_NUMBERS[self.type]}"
+        if self.word and self.type is int:
+            rule += f" or {self.word}"
+        return rule
+
+    # --- taking Python values -----------------------------------------------------------------------------------------
+
+    def take(self, value: object) -> Any:
+        """Return the value of a Python argument as the settings hold it; numbers are never read from text.
+
+        Args:
+            value: one value, or several where the option takes a list; scalars of numpy and torch count as numbers.
+
+        Raises:
+            ValueError: with the rest of a sentence that starts with the argument.
+        """
+        if not self.many:
+            return self._take_item(value)
+        items: list[Any]
+        if isinstance(value, Mapping):
+            if not self.names:
+                raise ValueError("must be a list, not a mapping")
+            items = [f"{name}={item}" for name, item in value.items()]
+        elif isinstance(value, str):
+            items = self._items(value)
+        elif isinstance(value, Sequence):
+            items = list(value)
+        else:
+            items = [value]
+        if not items:
+            raise ValueError("must not be empty")
+        return [self._take_item(item) for item in items]
+
+    def _take_item(self, value: object) -> Any:
+        if hasattr(value, "item") and not getattr(value, "ndim", 1):
+            value = value.item()
+        if self.type is bool:
+            return _take_switch(value)
+        if self.type is str:
+            return _take_text(value)
+        if self.word is not None and value == self.word:
+            return value
+        accepted = int if self.type is int else (int, float)
+        if isinstance(value, bool) or not isinstance(value, accepted):
+            raise ValueError(self._number_rule())
+        if not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        return self.type(value)
+
+    # --- checking -----------------------------------------------------------------------------------------------------
+
     def complaints(self, value: Any) -> list[str]:
         """List the problems of a typed value; each a sentence that starts after the name of the option."""
+        return [refusal.sentence() for refusal in self.refusals(value)]
+
+    def refusals(self, value: Any) -> list[Refusal]:
+        """List the rules that a typed value breaks; None, which is "not given", breaks none."""
         if value is None:
             return []
-        problems = [self._complaint(item) for item in (value if self.many else [value])]
-        if self.many and self.split and not self.repeats and len(set(value)) < len(value):
-            problems.append(f"lists something twice: {','.join(str(item) for item in value)}")
-        return [problem for problem in problems if problem is not None]
+        found = []
+        for item in value if self.many else [value]:
+            refusal = self._refusal(item)
+            if refusal is not None:
+                found.append(refusal)
+        may_not_repeat = self.many and self.split and not self.repeats
+        if may_not_repeat and len(set(value)) < len(value):
+            found.append(Refusal(f"lists something twice: {','.join(str(item) for item in value)}"))
+        return found
 
-    def _complaint(self, value: Any) -> str | None:
+    def _refusal(self, value: Any) -> Refusal | None:
+        """Return the first rule that one value breaks; None where it keeps them all."""
         if value == self.word:
             return None
         if self.choices and value not in self.choices:
             guess = did_you_mean(str(value), self.choices)
-            return f"must be one of {', '.join(self.choices)}, not {value!r}{guess}"
+            return Refusal(f"must be one of {', '.join(self.choices)}", repr(value), guess)
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
-            return f"must be {self.placeholder()}, such as {self.example}, not {value!r}"
+            return Refusal(f"must be {self.placeholder()}, such as {self.example}", repr(value))
         if self.at_least is not None and value < self.at_least:
-            return f"must be at least {self.at_least}, not {value}"
+            return Refusal(f"must be at least {self.at_least}", str(value))
         if self.at_most is not None and value > self.at_most:
-            return f"must be at most {self.at_most}, not {value}"
+            return Refusal(f"must be at most {self.at_most}", str(value))
         if self.above is not None and value <= self.above:
-            return f"must be greater than {self.above}, not {value}"
+            return Refusal(f"must be greater than {self.above}", str(value))
         if self.below is not None and value >= self.below:
-            return f"must be less than {self.below}, not {value}"
+            return Refusal(f"must be less than {self.below}", str(value))
+        if self.check is None:
+            return None
         try:
-            if self.check is not None:
-                self.check(value)
+            self.check(value)
         except ValueError as error:
-            return str(error)
+            return Refusal(str(error))
         return None
+
+
+def _parse_switch(plain: str, text: str) -> bool:
+    if plain in _TRUE:
+        return True
+    if plain in _FALSE:
+        return False
+    raise ValueError(f"must be true or false, not {text!r}")
+
+
+def _take_switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError("must be True or False")
+
+
+def _take_text(value: object) -> str:
+    """Return a text, a path, or a number as one writes it."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"must be a text, not {type(value).__name__}")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
 
 
 def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
@@ -222,15 +344,20 @@ def value_text(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, list):
         return ",".join(value_text(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
     """Return a check that a file name has one of these endings."""
-    wanted = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
+    wanted = endings[-1]
+    if len(endings) > 1:
+        wanted = f"{', '.join(endings[:-1])} or {endings[-1]}"
 
     def check(name: str) -> None:
-        if not (name.lower() if any_case else name).endswith(endings):
+        compared = name.lower() if any_case else name
+        if not compared.endswith(endings):
             raise ValueError(f"must end in {wanted}, not {name!r}")
 
     return check
@@ -252,9 +379,11 @@ def options_of(settings_type: type) -> tuple[Option, ...]:
 def _read_declarations(settings_type: type) -> Iterator[Option]:
     hints = typing.get_type_hints(settings_type)
     declared = {f.name: f.metadata["option"] for f in fields(settings_type) if "option" in f.metadata}
-    own = [name for name in declared if name in settings_type.__annotations__]
+    of_the_verb = [name for name in declared if name in settings_type.__annotations__]
     lacking = getattr(settings_type, "lacks", ())
-    for name in dict.fromkeys(name for name in [*own, *declared] if name not in lacking):
+    for name in dict.fromkeys(of_the_verb + list(declared)):
+        if name in lacking:
+            continue
         value_type, many = _value_type(hints[name])
         flag = declared[name].flag or "--" + name.replace("_", "-")
         yield replace(declared[name], name=name, flag=flag, type=value_type, many=many)
@@ -262,7 +391,9 @@ def _read_declarations(settings_type: type) -> Iterator[Option]:
 
 def _value_type(hint: Any) -> tuple[type, bool]:
     """Return ``(int, True)`` for ``list[int]``, ``(int, False)`` for ``int | None`` and ``int``."""
-    arguments = [a for a in typing.get_args(hint) if a is not type(None)]
+    arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
     if typing.get_origin(hint) is list:
         return arguments[0], True
-    return (_value_type(arguments[0])) if arguments else (hint, False)
+    if arguments:
+        return _value_type(arguments[0])
+    return hint, False

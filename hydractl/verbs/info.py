@@ -56,7 +56,7 @@ def _describe_folder(path: Path) -> dict[str, Any]:
 
     source = open_source(str(path), ModelOptions(bodies=True))
     info = {"schema": INFO_SCHEMA, "file": str(path), "holds": f"a folder of {source.description.family}"}
-    return {**info, **_model(source.description)}
+    return {**info, **describe_model(source.description)}
 
 
 def _describe_export(path: Path) -> dict[str, Any]:
@@ -167,10 +167,10 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
         return {**info, **{key: value for key, value in document.items() if key not in ("schema", *info)}}
     if document.get("schema") == TRAINING_SCHEMA:
         return {**info, **unfinished(document)}
-    return {**info, **_model(Description.from_json(document, str(path)))}
+    return {**info, **describe_model(Description.from_json(document, str(path)))}
 
 
-def _model(description: Description) -> dict[str, Any]:
+def describe_model(description: Description) -> dict[str, Any]:
     """Describe a model by what it says."""
     info: dict[str, Any] = {
         "kind": description.kind,

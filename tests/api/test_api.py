@@ -111,12 +111,26 @@ def test_several_trainings_are_the_members_of_one_model() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"methd": "taylor"}, "no option 'methd'; did you mean 'method'"),
-        ({"json": True}, "no option 'json'"),
+        ({"methd": "taylor"}, "prune() got an unexpected keyword argument 'methd'; did you mean 'method'?"),
+        ({"json": True}, "prune() got an unexpected keyword argument 'json'"),
         ({"scores": {"sites": {1.5j}}, "keep": 2}, "scores is no JSON document"),
-        ({"method": "magnitude", "keep": True}, "--keep must be a whole number"),
-        ({"method": "magnitude", "keep": 2.5}, "--keep must be a whole number"),
-        ({"method": "taylor", "keep": 2}, "needs --data"),
+        ({"method": "magnitude", "keep": True}, "keep=True: must be a whole number"),
+        ({"method": "magnitude", "keep": 2.5}, "keep=2.5: must be a whole number"),
+        ({"method": "magnitude", "keep": "2"}, "keep='2': must be a whole number"),
+        ({"method": "magnitude", "keep": [2]}, "keep=[2]: must be a whole number"),
+        ({"method": "magnitude", "keep": -1}, "keep=-1: must be at least 0"),
+        ({"method": "magnitude", "remove": "many"}, "remove='many': must be a whole number or auto"),
+        ({"method": "taylr", "keep": 1}, "gate, magnitude, oba, random, taylor; did you mean taylor?"),
+        ({"method": "magnitude", "keep": 1, "force": 1}, "force=1: must be True or False"),
+        (
+            {"method": "magnitude", "keep": 1, "device": "cuda:x"},
+            "device='cuda:x': must be auto|cpu|cuda[:i]|mps, such",
+        ),
+        ({"method": "magnitude", "max_drop": float("nan")}, "max_drop=nan: must be a finite number"),
+        ({"method": "magnitude", "keep": 1, "with_mask": "m.json"}, "with_mask needs share_sites"),
+        ({"mask": "m.json", "keep": 1}, "keep has no effect with mask='m.json'"),
+        ({"method": "taylor", "keep": 2}, "prune method='taylor' needs data"),
+        ({"method": "taylor", "keep": 2, "data": "none.npz"}, "data='none.npz': no such file"),
         ({"method": "taylor", "keep": 2, "data": (X, Y[:3])}, "3 labels for 20 samples"),
         ({"method": "taylor", "keep": 2, "data": X}, "no label for sample data#0"),
         ({"method": "taylor", "keep": 2, "data": (["a", "b"], [0, 1])}, "holds texts"),
@@ -129,7 +143,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
 
 
 def test_wrong_rows_and_gates_are_refused() -> None:
-    with pytest.raises(hydractl.errors.UsageError, match="ood takes no ndarray"):
+    with pytest.raises(hydractl.errors.UsageError, match="ood must be a mapping from names to data sets, not ndarray"):
         hydractl.evaluate("a.st", data="cal.npz", ood=OTHER)
     with pytest.raises(hydractl.errors.UsageError, match="name of a row"):
         hydractl.evaluate({"a=b": "a.st"}, data="cal.npz")
@@ -148,7 +162,7 @@ def test_a_study_takes_files_only() -> None:
 def test_a_file_of_defaults_counts_only_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hydra.yaml").write_text("prune: {keep: 1}")
     try:
-        with pytest.raises(hydractl.errors.UsageError, match="--keep, --remove"):
+        with pytest.raises(hydractl.errors.UsageError, match="needs one of keep, remove, max_drop"):
             hydractl.prune("vit.st", method="magnitude")
         made = hydractl.prune("vit.st", method="magnitude", config="hydra.yaml")
         assert {len(kept) for kept in made.description.mask.kept.values()} == {1}
@@ -159,7 +173,53 @@ def test_a_file_of_defaults_counts_only_where_it_is_named(tmp_path: Path, monkey
 def test_functions_tell_their_options() -> None:
     parameters = inspect.signature(hydractl.prune).parameters
     assert list(parameters)[:2] == ["model", "method"] and parameters["samples"].default == 512
+    assert parameters["samples"].annotation is int
     assert "dry_run" not in parameters and "    keep: Heads to keep" in str(hydractl.prune.__doc__)
+    assert "export" not in inspect.signature(hydractl.fuse).parameters
+
+
+def test_warnings_and_problems_name_arguments() -> None:
+    with pytest.warns(UserWarning, match="no head is removed: keep=3 keeps every head"):
+        hydractl.prune("vit.st", method="magnitude", keep=3)
+    with pytest.raises(hydractl.errors.UsageError) as caught:
+        hydractl.prune("vit.st", method="magnitude", keep=1, remove=1, scope="sites")
+    assert caught.value.hint == "help(hydractl.prune)" and str(caught.value) == "2 problems with the options of prune"
+    assert caught.value.problems == [
+        "scope='sites': must be one of site, global; did you mean site?",
+        "give only one of keep, remove",
+    ]
+    with pytest.raises(hydractl.errors.InputError, match="^ood\\['far'\\] has no samples"):
+        hydractl.evaluate("vit.st", data=(X, Y), ood={"far": []})
+    with pytest.raises(hydractl.errors.InputError, match="^data has 3 labels for 20 samples"):
+        hydractl.evaluate("vit.st", data=(X, Y[:3]))
+
+
+def test_numbers_of_arrays_are_numbers() -> None:
+    made = hydractl.prune("vit.st", method="magnitude", keep=np.int64(1), seed=torch.tensor(0))
+    assert {len(kept) for kept in made.description.mask.kept.values()} == {1}
+
+
+def test_results_are_objects_with_tables() -> None:
+    result = hydractl.evaluate({"one": "vit.st", "two": "a.st"}, data=(X, Y), ood={"far:far": OTHER}, allow_seen=True)
+    assert result.names == ["one", "two"] and result.row("two") is result.models[1]
+    assert repr(result) == "<Evaluation: one, two>"
+    with pytest.raises(KeyError, match="the rows are one, two"):
+        result.row("three")
+    assert str(result).startswith("in distribution (n = 20), OOD averages\nmodel     acc     nll")
+    page = result._repr_html_()
+    assert page.startswith("<pre") and "OOD averages" in page and "\x1b" not in page
+    frame = result.to_pandas()
+    assert list(frame["name"]) == ["one", "two"]
+    assert frame["ood.far.auroc"][1] == result["models"][1]["ood"]["far"]["auroc"]
+    plain = result.to_dict()
+    plain["models"][0]["name"] = "changed"
+    assert type(plain) is dict and result.names == ["one", "two"]
+    scores = hydractl.score("vit.st", method="magnitude")
+    assert len(scores.to_pandas()) == sum(len(heads) for heads in scores.sites.values())
+    assert repr(scores) == f"<Scores: {len(scores.rows)} heads of {len(scores.sites)} sites>"
+    made = hydractl.prune("vit.st", scores=scores, keep=1)
+    assert "parameters" in made._repr_html_()
+    assert "<script>" not in hydractl.open("vit.st", name="<script>")._repr_html_()
 
 
 def test_no_function_has_the_name_of_a_folder() -> None:
@@ -209,4 +269,4 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, Any] = {}
     for block in blocks:
         exec(block, scope)
-    assert len(blocks) == 6 and scope["logits"].shape == (3, 24, 5)
+    assert len(blocks) == 7 and scope["logits"].shape == (3, 24, 5)

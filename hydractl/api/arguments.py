@@ -1,0 +1,338 @@
+"""The keyword arguments of every verb, with their types: what an editor completes and a type checker compares.
+
+The declarations in ``hydractl.settings`` say what each one means, its unit, range and default; ``help(hydractl.prune)``
+shows that. A test compares both, so that neither has an option that the other lacks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypedDict, Union
+
+import numpy.typing as npt
+from PIL.Image import Image
+from torch import Tensor
+
+Path: TypeAlias = Union[str, "os.PathLike[str]"]
+
+Samples: TypeAlias = (
+    npt.NDArray[Any]
+    | Tensor
+    | Sequence[Image]
+    | Sequence[npt.NDArray[Any]]
+    | Sequence[Tensor]
+    | Sequence[str]
+    | Sequence[tuple[str, str]]
+)
+"""Images (``[N, H, W]``, ``[N, H, W, C]``, a tensor ``[N, C, H, W]``, or a list of them), texts, or pairs of texts."""
+
+Classes: TypeAlias = npt.NDArray[Any] | Tensor | Sequence[int] | Sequence[str]
+"""One class for each sample, by number or by name."""
+
+Data: TypeAlias = Path | Samples | tuple[Samples, Classes | None]
+"""A SPEC as on the command line, samples, or ``(samples, classes)``."""
+
+NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
+"""Data sets by name (``NAME``, ``NAME:near`` or ``NAME:far``), or texts ``NAME=SPEC``."""
+
+ManyData: TypeAlias = Data | Mapping[str, Data]
+"""One data set, or several under names that tell them apart in messages."""
+
+JsonDocument: TypeAlias = Path | Mapping[str, Any]
+"""What a verb returned, or a file of it."""
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
+Tower: TypeAlias = Literal["visual", "text", "both"]
+Order: TypeAlias = Literal["sequential", "one-shot"]
+Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
+Mergeable: TypeAlias = Literal["mlp", "norm", "embed", "none", "auto"]
+Baseline: TypeAlias = Literal["stock", "members", "deep"]
+Part: TypeAlias = Literal[
+    "patch",
+    "position",
+    "class_token",
+    "words",
+    "stem",
+    "attention",
+    "mlp",
+    "norm",
+    "layer_scale",
+    "head",
+    "scale",
+]
+
+
+class EveryVerb(TypedDict, total=False):
+    """Arguments of every verb."""
+
+    force: bool
+    config: Path | None
+
+
+class OnModels(EveryVerb, total=False):
+    """Arguments of every verb that computes something: all but ``push``."""
+
+    output: Path | None
+    limit: int | None
+    max_length: int | None
+    labels: str | Sequence[str] | None
+    prompt: str | Sequence[str]
+    arch: str | None
+    device: str
+    seed: int
+
+
+class InBatches(OnModels, total=False):
+    """Arguments of every verb with one batch size and one number format: all but ``bench``."""
+
+    workers: int
+    dtype: Dtype
+    batch_size: int
+
+
+class SideBySide(InBatches, total=False):
+    """Arguments of verbs that run several trainings or steps at a time."""
+
+    data: Data | None
+    tower: Tower | None
+    devices: str | Sequence[str]
+    slurm: str | Sequence[str]
+
+
+class ScoreArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.score`."""
+
+    method: str | None
+    samples: int
+    order: Order | None
+    keep: int | None
+    remove: int | None
+    degree: int
+    data: Data | None
+    tower: Tower | None
+
+
+class CircuitArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.extract_circuit`."""
+
+    data: ManyData
+    ood: ManyData | Sequence[str]
+    weights: int | Sequence[int]
+    paired: bool
+    objective: Objective | Sequence[Objective]
+    ensemble_with: Path | Sequence[Path]
+    ood_score: Literal["msp", "entropy", "energy", "maxlogit"]
+    budget: int | Literal["auto"] | None
+    keep: int | None
+    max_drop: float | None
+    max_cost: float | None
+    subject_to: str | Sequence[str]
+    algorithm: Literal["greedy", "headmap"]
+    approx: str | None
+    check_against: JsonDocument | None
+    sites: str | None
+    start_mask: JsonDocument | None
+    share_from: JsonDocument | None
+    share_sites: int | None
+    allow_other_base: bool
+    bounds: bool
+    memory: str | None
+    resume: bool
+    timeout: float
+    tower: Tower | None
+
+
+class PruneArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.prune`."""
+
+    method: str | None
+    scores: JsonDocument | None
+    circuit: JsonDocument | None
+    mask: JsonDocument | None
+    allow_other_base: bool
+    keep: int | None
+    remove: int | Literal["auto"] | None
+    max_drop: float | None
+    val: Data | None
+    weights: float | None
+    scope: Literal["site", "global"] | None
+    order: Order | None
+    samples: int
+    sample_from: int | None
+    share_sites: int | None
+    with_mask: JsonDocument | None
+    layout: Literal["sliced", "zeroed"] | None
+    degree: int
+    data: Data | None
+    tower: Tower | None
+
+
+class FinetuneArguments(SideBySide, total=False):
+    """Arguments of :func:`hydractl.finetune`."""
+
+    recipe: Path | None
+    val: Data | None
+    epochs: int | None
+    steps: int | None
+    patience: int | None
+    snapshots: int | None
+    swa: str | float | None
+    swag: str | int | None
+    min_delta: float
+    optimizer: Literal["adamw", "sgd"]
+    lr: float | Sequence[float]
+    weight_decay: float
+    momentum: float
+    betas: Sequence[float]
+    eps: float
+    warmup: float
+    schedule: Literal["cosine", "linear", "constant"]
+    lr_floor: float
+    loss: Literal["cross-entropy", "contrastive"]
+    label_smoothing: float
+    clip: float
+    accumulate: int
+    train_last: int | None
+    freeze: Part | Sequence[Part]
+    init: Literal["given", "head", "random"]
+    reset_head: bool
+    classes: int | None
+    dropout: float | None
+    lora: str | None
+    batch_ensemble: float | None
+    classifiers: int | None
+    mimo: str | int | None
+    packed: str | None
+    augment: str | Sequence[str]
+    log: Path | None
+    track: str | Sequence[str]
+    save_every: str | int
+    resume: bool
+    autocast: Literal["bfloat16"] | None
+    checkpoint_blocks: bool
+    compile: bool
+    shard: bool
+    timeout: float
+    members: int
+
+
+class LaplaceArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.laplace`."""
+
+    val: Data | None
+    prior: float | None
+    pseudo_data: float | None
+    data: Data | None
+
+
+class FuseArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.fuse`; :func:`hydractl.export` writes files that run without hydractl."""
+
+    merge: Mergeable | Sequence[Mergeable]
+    ood: NamedData
+    cascade: Data | None
+    cascade_ood: NamedData
+    cascade_loss: float
+    cascade_score: str
+    data: Data | None
+
+
+class ExportArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.export`."""
+
+    data: Data | None
+    ood: NamedData
+
+
+class EvalArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.evaluate`."""
+
+    ood: NamedData
+    ood_score: str | Sequence[str]
+    fit: Data | None
+    probe: Literal["knn", "linear"] | None
+    knn_k: int
+    features: Path | None
+    label_map: JsonDocument | None
+    bootstrap: int
+    predictions: Path | None
+    reuse: Path | Sequence[Path]
+    resume: bool
+    allow_seen: bool
+    require: str | Sequence[str]
+    corruptions: str | Sequence[str]
+    photographs: Path | None
+    severities: int | Sequence[int]
+    ood_suite: str | None
+    ood_root: Path | None
+    data: Data | None
+    whole_last_block: bool
+    on_bad: Literal["error", "skip"]
+    val: Data | None
+    val_ood: NamedData
+    temperature: str | float | Sequence[str]
+    threshold: str | float | None
+    conformal: float | None
+    conformal_score: Literal["lac", "aps"]
+    calibrated: Path | None
+    mc_dropout: float | None
+    samples: int | None
+    report: Path | None
+    plots: Path | None
+    card: Path | None
+    card_model: str | None
+    note: str | None
+    openood_csv: Path | None
+    from_file: Path | Sequence[Path]
+    over: Literal["seed", "data"] | None
+
+
+class BenchArguments(OnModels, total=False):
+    """Arguments of :func:`hydractl.bench`."""
+
+    batch_size: int | Sequence[int]
+    dtype: Dtype | Sequence[Dtype]
+    compare: Baseline | Sequence[Baseline]
+    unequal_inputs: bool
+    compile: bool
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None
+    rounds: int
+    warmup: int
+    threads: int | None
+    require: str | Sequence[str]
+    plot: Path | None
+    from_file: JsonDocument | None
+    data: Data | None
+    whole_last_block: bool
+
+
+class StudyArguments(SideBySide, total=False):
+    """Arguments of :func:`hydractl.study`; its data are SPECs, because the commands of a study are kept."""
+
+    val: Path | None
+    ood_val: Path | Sequence[str] | Mapping[str, Path]
+    test: Path | None
+    ood: str | Sequence[str] | Mapping[str, Path]
+    rows: str | Sequence[str]
+    max_drop: float
+    budget: str | None
+    search_samples: int | None
+    approx: str | None
+    fit_samples: int
+    epochs: int
+    lr: float
+    threshold: str
+    bootstrap: int
+    timed: bool
+
+
+class PushArguments(EveryVerb, total=False):
+    """Arguments of :func:`hydractl.push`."""
+
+    card: Path | None
+    include: str | Sequence[str]
+    license: str | None
+    base_model: str | None
+    private: bool
+    message: str | None

@@ -1,0 +1,193 @@
+"""One call of a verb by a Python program: typed arguments in, the outcome back, messages in Python's words."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hydractl.api.wording import Wording
+from hydractl.data.memory import HELD, Held
+from hydractl.errors import HydraError, InputError, RequirementError, UsageError, did_you_mean
+from hydractl.files.inputs import reading
+from hydractl.jsonio import HeldDocument, json_bytes, parse_json
+from hydractl.log import Log
+from hydractl.settings.inputs import inputs_of
+from hydractl.settings.option import Option, options_of
+from hydractl.settings.sources import from_arguments
+from hydractl.settings.verbs import SETTINGS
+from hydractl.verbs.outcome import Outcome
+
+OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
+"""Options that a function has no use for."""
+
+_FUNCTIONS = {"eval": "evaluate", "extract-circuit": "extract_circuit"}
+"""Verbs whose function has another name."""
+
+_LOGGER = logging.getLogger("hydractl")
+
+
+def arguments_of(verb: str) -> dict[str, Option]:
+    """Return the options of a verb that its function takes, by argument."""
+    return {option.name: option for option in options_of(SETTINGS[verb]) if option.name not in OF_A_TERMINAL}
+
+
+def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcome:
+    """Run a verb.
+
+    Args:
+        verb: its name on the command line.
+        models: as on the command line.
+        given: its arguments by name; None is "not given".
+
+    Raises:
+        RequirementError: one of ``require`` does not hold; beside it, what the verb raises.
+    """
+    function = _FUNCTIONS.get(verb, verb)
+    options = arguments_of(verb)
+    values = {name: value for name, value in given.items() if not _is_left_out(value)}
+    for name in values:
+        if name not in options:
+            guess = did_you_mean(name, options, quoted=True)
+            raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{guess}")
+    with held_data(data_in(options, values)) as specs:
+        wording = Wording(verb, function, options.values(), values, specs)
+        try:
+            arguments = {name: _prepared(options[name], value, specs) for name, value in values.items()}
+            if models:
+                arguments["model"] = list(models)
+            settings = from_arguments(SETTINGS[verb], arguments)
+            module = importlib.import_module(f"hydractl.verbs.{verb.replace('-', '_')}")
+            with reading(inputs_of(settings)):
+                outcome: Outcome = module.run(settings, _PythonLog(wording.said))
+        except HydraError as error:
+            wording.translate(error)
+            raise
+    if outcome.unmet:
+        raise RequirementError(f"{len(outcome.unmet)} of the requirements do not hold", problems=outcome.unmet)
+    return outcome
+
+
+def _is_left_out(value: object) -> bool:
+    return value is None or (isinstance(value, list | tuple) and not value)
+
+
+class _PythonLog(Log):
+    """Warnings become Python's; the rest goes to the logger ``hydractl``."""
+
+    def __init__(self, said: Callable[[str], str]) -> None:
+        self._said = said
+
+    def info(self, message: str) -> None:
+        _LOGGER.info(message)
+
+    def detail(self, message: str) -> None:
+        _LOGGER.debug(message)
+
+    def warn(self, message: str) -> None:
+        level = 1
+        frame = inspect.currentframe()
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith("hydractl."):
+            level += 1
+            frame = frame.f_back
+        warnings.warn(self._said(message), stacklevel=level)  # of the line that called the verb
+
+
+# --- data sets --------------------------------------------------------------------------------------------------------
+
+
+def is_data(option: Option) -> bool:
+    """Return whether an option takes data sets."""
+    return "SPEC" in (option.metavar or "")
+
+
+def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict[str, Any]:
+    """Pick out the values that are data sets, each under a name of its own: ``data``, ``ood.NAME``."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        option = options[name]
+        if not is_data(option):
+            continue
+        if isinstance(value, Mapping):
+            for key, data in value.items():
+                found[f"{name}.{key}"] = data
+        elif not option.names:
+            found[name] = value
+    return found
+
+
+@contextlib.contextmanager
+def held_data(values: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Give the SPEC of each of some data sets, by name, as long as this lasts.
+
+    Args:
+        values: a SPEC, samples, or ``(samples, classes)`` each.
+    """
+    specs: dict[str, str] = {}
+    held: dict[str, Held] = dict(HELD.get({}))
+    for name, value in values.items():
+        if isinstance(value, str | os.PathLike):
+            specs[name] = os.fspath(value)
+        else:
+            specs[name] = f"memory:{name}"
+            held[name] = _samples_and_classes(value)
+    before = HELD.set(held)
+    try:
+        yield specs
+    finally:
+        HELD.reset(before)
+
+
+def _samples_and_classes(value: Any) -> Held:
+    if isinstance(value, tuple) and len(value) == 2:
+        return value
+    return value, None
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _prepared(option: Option, value: object, specs: Mapping[str, str]) -> object:
+    """Return an argument as its option takes it: with SPECs for data sets, and documents under a name.
+
+    Args:
+        option: takes it.
+        value: of any type.
+        specs: of the data sets, by the names of :func:`data_in`.
+
+    Raises:
+        UsageError: the option is for one data set, or for several by name, and this is none.
+        InputError: it is no document.
+    """
+    if option.name in specs:
+        return specs[option.name]
+    if is_data(option):
+        return _prepared_sets(option, value, specs)
+    names_a_file = option.type is str and not option.many and not option.choices and option.pattern is None
+    if names_a_file and isinstance(value, Mapping | list | tuple):
+        return HeldDocument(option.name, _as_json(option, value))
+    return value
+
+
+def _prepared_sets(option: Option, value: object, specs: Mapping[str, str]) -> object:
+    if isinstance(value, Mapping):
+        by_name = {name: specs[f"{option.name}.{name}"] for name in value}
+        return by_name if option.names else list(by_name.values())
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+        return value
+    raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
+
+
+def _as_json(option: Option, value: object) -> Any:
+    """Return a document as a file of it would be read."""
+    try:
+        text = json_bytes(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{option.name} is no JSON document: {error}") from None
+    return parse_json(text, option.name)

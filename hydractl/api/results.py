@@ -1,0 +1,211 @@
+"""What the verbs return to a Python program: their JSON documents, with fields, tables and data frames."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydractl.cli.answer import table_html, table_text
+from hydractl.errors import UsageError, install_hint
+
+if TYPE_CHECKING:
+    import pandas
+
+Row = Mapping[str, Any]
+"""One row of a result, by key."""
+
+
+class Document(dict[str, Any]):
+    """A JSON document: text keys, finite numbers, its own ``schema`` (see the page on files).
+
+    ``print`` shows the table of the command line, and a notebook shows it with its colours.
+
+    Attributes:
+        files: what was written, in the order a person should read it.
+    """
+
+    rows_key: ClassVar[str | None] = None
+    """The key of the list of rows, where a document has one."""
+
+    def __init__(self, document: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
+        super().__init__(document)
+        self.files = list(files)
+
+    @property
+    def schema(self) -> str:
+        """The kind of document and its version, such as ``hydractl.eval/1``."""
+        return str(self["schema"])
+
+    @property
+    def warnings(self) -> list[str]:
+        """What could mislead a reader of the numbers."""
+        return list(self.get("warnings") or [])
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows, one for each model or step; the document itself where it has none."""
+        return [self] if self.rows_key is None else list(self[self.rows_key])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dictionary that shares nothing with this document."""
+        return copy.deepcopy(dict(self))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a data frame; keys within keys become columns such as ``id.accuracy``.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise UsageError("the package pandas is not installed", hint=install_hint("pandas")) from None
+        return pandas.json_normalize([dict(row) for row in self.rows])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._summary()}>"
+
+    def __str__(self) -> str:
+        return table_text(self)
+
+    def _repr_html_(self) -> str:
+        return table_html(self)
+
+    def _summary(self) -> str:
+        return self.schema
+
+
+class Scores(Document):
+    """Importance scores of attention heads; ``prune(scores=...)`` takes them."""
+
+    @property
+    def sites(self) -> dict[str, list[float]]:
+        """One score a head for every attention module, by its path; the heads with the highest are kept."""
+        return dict(self["sites"])
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row for each head, with its ``site``, ``head`` and ``score``."""
+        rows: list[Row] = []
+        for site, scores in self.sites.items():
+            for head, score in enumerate(scores):
+                rows.append({"site": site, "head": head, "score": score})
+        return rows
+
+    def _summary(self) -> str:
+        return f"{len(self.rows)} heads of {len(self.sites)} sites"
+
+
+class Circuit(Document):
+    """The order in which a search removed heads; ``prune(circuit=...)`` takes it."""
+
+    rows_key = "removed"
+
+    @property
+    def removed(self) -> list[Row]:
+        """One row for each removal, with its ``site``, ``head`` and the score after it."""
+        return self.rows
+
+    def _summary(self) -> str:
+        return f"{len(self.removed)} heads removed for {self.get('objective')}"
+
+
+class Circuits(Document):
+    """The circuits of several objectives, in the order asked for."""
+
+    rows_key = "circuits"
+
+    @property
+    def circuits(self) -> list[Circuit]:
+        """Each of the circuits."""
+        return [Circuit(circuit) for circuit in self["circuits"]]
+
+    def _summary(self) -> str:
+        return ", ".join(str(circuit.get("objective")) for circuit in self["circuits"])
+
+
+class _ByModel(Document):
+    """A result with rows for models."""
+
+    name_key: ClassVar[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the rows, in order, each once."""
+        return list(dict.fromkeys(str(row[self.name_key]) for row in self.rows))
+
+    def row(self, name: str) -> Row:
+        """Return the first row of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for row in self.rows:
+            if row[self.name_key] == name:
+                return row
+        raise KeyError(f"no row is named {name!r}; the rows are {', '.join(self.names)}")
+
+    def _summary(self) -> str:
+        return ", ".join(self.names)
+
+
+class Evaluation(_ByModel):
+    """What :func:`hydractl.evaluate` measured: one row for each model."""
+
+    rows_key = "models"
+    name_key = "name"
+
+    @property
+    def models(self) -> list[Row]:
+        """The rows: ``name``, ``id`` (accuracy, NLL, ECE ...), ``ood`` by the name of the set, ``diversity``."""
+        return self.rows
+
+    @property
+    def conventions(self) -> Mapping[str, Any]:
+        """How the numbers are defined."""
+        return dict(self["conventions"])
+
+
+class Benchmark(_ByModel):
+    """What :func:`hydractl.bench` measured: one row for each model, batch size and number format."""
+
+    rows_key = "results"
+    name_key = "model"
+
+    @property
+    def results(self) -> list[Row]:
+        """The rows: ``model``, ``batch_size``, ``dtype``, ``latency_ms``, ``throughput_per_s``, ``ratio`` ..."""
+        return self.rows
+
+
+class Study(Document):
+    """What :func:`hydractl.study` found out: ``print`` shows its rows and the verdict."""
+
+    rows_key = "rows"
+
+    @property
+    def answer(self) -> str:
+        """The verdict in a word or two, such as ``score helps``."""
+        return str(self["verdict"]["answer"])
+
+    @property
+    def verdict(self) -> list[str]:
+        """The sentences of the verdict."""
+        return list(self["verdict"]["lines"])
+
+    def _summary(self) -> str:
+        return self.answer
+
+
+class Push(Document):
+    """What :func:`hydractl.push` uploaded."""
+
+    @property
+    def pinned(self) -> str:
+        """The reference that opens exactly these bytes from then on: ``hf:ORG/NAME@COMMIT``."""
+        return str(self["pinned"])
+
+    def _summary(self) -> str:
+        return self.pinned
