@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
@@ -34,14 +34,17 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 RecordT = TypeVar("RecordT")
 
+Rule: TypeAlias = Callable[[Any], list[str]]
+"""What takes the settings of a verb and returns the problems between its options; see ``hydractl.settings.rules``."""
+
 
 def name_for_weights(name: str) -> str | None:
     """Return what to do with the name of a checkpoint that ends like a file of another kind; None for any other."""
     lower = name.lower()
-    exported = next((ending for ending in EXPORTED if lower.endswith(ending)), None)
-    if exported is not None:
-        stem = name[: -len(exported)]
-        return f"name it {stem}.st; hydractl fuse {stem}.st --export {EXPORTED[exported]} then writes {stem}{exported}"
+    for ending, kind in EXPORTED.items():
+        if lower.endswith(ending):
+            stem = name[: -len(ending)]
+            return f"name it {stem}.st; hydractl fuse {stem}.st --export {kind} then writes {stem}{ending}"
     if lower.endswith(_NO_WEIGHTS):
         return f"name it {os.path.splitext(name)[0]}.st"
     return None
@@ -58,6 +61,7 @@ class Common:
         models_help: what they are, for the help.
         lacks: options of other verbs that would have no effect in this one.
         needs_output_file: whether ``-o -`` makes no sense because the output is no JSON.
+        rules: what options need and exclude, in the order in which problems are told.
         sources: where each value came from, by option name: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep``
             or ``default``. Empty when built in Python.
         ranks: how much each source weighs, by option name, without the defaults. None when built in Python.
@@ -70,6 +74,7 @@ class Common:
     models_help: ClassVar[str] = "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble"
     needs_output_file: ClassVar[bool] = False
     lacks: ClassVar[tuple[str, ...]] = ()
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     model: list[str] = file_option("The model to work on, or several where a verb takes several", [])
     output: str | None = file_option(
@@ -148,8 +153,11 @@ class Common:
 
     def fill(self, record: type[RecordT], **own: Any) -> RecordT:
         """Return a record filled from the options that its fields are named after, and from ``own`` values."""
-        names = {item.name for item in fields(record)} - own.keys()  # type: ignore[arg-type]
-        return record(**{name: getattr(self, name) for name in names}, **own)
+        values = dict(own)
+        for item in fields(record):  # type: ignore[arg-type]
+            if item.name not in own:
+                values[item.name] = getattr(self, item.name)
+        return record(**values)
 
     def check(self) -> None:
         """Fill in the defaults that depend on other options and check what needs no file. Calling it again is safe.
@@ -161,20 +169,27 @@ class Common:
 
     def problems(self) -> list[str]:
         """List every problem of these settings, after setting aside what does not apply and settling the defaults."""
-        found = self._set_aside()
+        problems = self._set_aside()
         self.settle()
         for item in options_of(type(self)):
-            if item.name not in self.unread:
-                value = getattr(self, item.name)
-                found += [f"{item.label} {text}{self.where(item.name)}" for text in item.complaints(value)]
-        return found + self._model_problems() + self._output_problems() + self.conflicts()
+            if item.name in self.unread:
+                continue
+            for complaint in item.complaints(getattr(self, item.name)):
+                problems.append(f"{item.label} {complaint}{self.where(item.name)}")
+        problems += self._model_problems()
+        problems += self._output_problems()
+        problems += self.conflicts()
+        return problems
 
     def settle(self) -> None:
         """Fill in the defaults that depend on other options."""
 
     def conflicts(self) -> list[str]:
-        """List problems between the options of this verb."""
-        return []
+        """List problems between the options of this verb: those that its ``rules`` find."""
+        problems = []
+        for rule in self.rules:
+            problems += rule(self)
+        return problems
 
     def inapplicable(self) -> dict[str, str]:
         """Return options that mean nothing beside the others, each with the option that makes it so."""
@@ -191,7 +206,9 @@ class Common:
     def where(self, name: str) -> str:
         """Return `` (source)`` of an option, empty when it was not given or the settings were built in Python."""
         source = self.sources.get(name, "default")
-        return "" if source.startswith("default") else f" ({source})"
+        if source.startswith("default"):
+            return ""
+        return f" ({source})"
 
     def called(self, name: str) -> str:
         """Return the name of the option in messages."""
@@ -201,35 +218,46 @@ class Common:
         """Return a problem unless exactly one of these options was given."""
         if any(self.given(name) for name in names):
             return self.at_most_one(*names)
-        return [f"{self.verb} needs one of {', '.join(self.called(name) for name in names)}"]
+        called = [self.called(name) for name in names]
+        return [f"{self.verb} needs one of {', '.join(called)}"]
 
     def at_most_one(self, *names: str) -> list[str]:
         """Return a problem if several of these options were given."""
-        found = [name for name in names if self.given(name)]
-        if len(found) < 2:
+        several = [self.called(name) + self.where(name) for name in names if self.given(name)]
+        if len(several) < 2:
             return []
-        return ["give only one of " + ", ".join(self.called(name) + self.where(name) for name in found)]
+        return [f"give only one of {', '.join(several)}"]
 
     def needs(self, name: str, why: str = "") -> list[str]:
         """Return a problem unless this option was given; ``why`` follows the name of the verb."""
+        if self.given(name):
+            return []
         who = f"{self.verb} {why}".strip()
-        return [] if self.given(name) else [f"{who} needs {self.called(name)}"]
+        return [f"{who} needs {self.called(name)}"]
 
     def goes_with(self, name: str, other: str) -> list[str]:
         """Return a problem if the first option was given without the second."""
-        alone = self.given(name) and not self.given(other)
-        return [f"{self.called(name)}{self.where(name)} needs {self.called(other)}"] if alone else []
+        if not self.given(name) or self.given(other):
+            return []
+        return [f"{self.called(name)}{self.where(name)} needs {self.called(other)}"]
 
     def twice_named(self, name: str, form: Callable[[str], str] = str) -> list[str]:
         """Return a problem for each data set of an option that has, in this form, the name of one before it."""
-        names = [form(text).partition("=")[0].partition(":")[0] for text in getattr(self, name)]
-        again = [one for at, one in enumerate(names) if one in names[:at]]
-        return [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in again]
+        problems = []
+        before: set[str] = set()
+        for text in getattr(self, name):
+            set_name = form(text).partition("=")[0].partition(":")[0]
+            if set_name in before:
+                problems.append(f"{self.called(name)} has the name {set_name!r} twice{self.where(name)}")
+            before.add(set_name)
+        return problems
 
     def one_from_stdin(self, *names: str) -> list[str]:
         """Return a problem if several of these files are standard input."""
-        read = [self.called(name) for name in names if getattr(self, name) == "-"]
-        return [f"standard input can be read once, not for {' and '.join(read)}"] if len(read) > 1 else []
+        readers = [self.called(name) for name in names if getattr(self, name) == "-"]
+        if len(readers) < 2:
+            return []
+        return [f"standard input can be read once, not for {' and '.join(readers)}"]
 
     def _set_aside(self) -> list[str]:
         """Put options back to their defaults that a weightier option replaces or makes meaningless.
@@ -239,27 +267,30 @@ class Common:
             every verb is no problem: it is meant for those verbs and modes that have a use for it.
         """
         for group in self.alternatives:
-            first = max(group, key=self._rank)
+            weightiest = max(group, key=self._rank)
             for name in group:
-                if 0 < self._rank(name) < self._rank(first):
-                    self._put_back(name, first)
-        found = []
+                if 0 < self._rank(name) < self._rank(weightiest):
+                    self._put_back(name, weightiest)
+        problems = []
         for name, cause in self.inapplicable().items():
-            if name in self.unread or _declared(type(self), cause).complaints(getattr(self, cause)):
+            value = getattr(self, cause)
+            if name in self.unread or _declared(type(self), cause).complaints(value):
                 continue  # a misspelt cause is complained about once, as what it is
             if self._rank(name) >= max(VERB_KEY, self._rank(cause)):
-                value = getattr(self, cause)
-                beside = f"{self.called(cause)} {','.join(value) if isinstance(value, list) else value}"
-                found.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
+                text = ",".join(value) if isinstance(value, list) else value
+                beside = f"{self.called(cause)} {text}"
+                problems.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
             elif self._rank(name):
                 self._put_back(name, cause)
-        return found
+        return problems
 
     def _rank(self, name: str) -> int:
         """Return the rank of an option's source; 0 for a default, a flag's rank in settings built in Python."""
         if self.ranks is not None:
             return self.ranks.get(name, 0)
-        return FLAG if getattr(self, name) != _declared(type(self), name).default else 0
+        if getattr(self, name) == _declared(type(self), name).default:
+            return 0
+        return FLAG
 
     def _put_back(self, name: str, because: str) -> None:
         setattr(self, name, _declared(type(self), name).fresh_default())
@@ -281,18 +312,17 @@ class Common:
         return False
 
     def _output_problems(self) -> list[str]:
-        found = []
+        problems = []
+        where = self.where("output")
         if self.output == "-" and self.needs_output_file:
-            found.append(f"--output - is for JSON, {self.verb} writes weights{self.where('output')}")
+            problems.append(f"--output - is for JSON, {self.verb} writes weights{where}")
         if self.needs_output_file and self.output is not None and not self.names_export():
             better = name_for_weights(self.output)
             if better is not None:
-                found.append(
-                    f"--output {self.output}: {self.verb} writes safetensors, so {better}{self.where('output')}"
-                )
+                problems.append(f"--output {self.output}: {self.verb} writes safetensors, so {better}{where}")
         if self.quiet and self.verbose:
-            found.append(f"--quiet{self.where('quiet')} and --verbose{self.where('verbose')} exclude each other")
-        return found
+            problems.append(f"--quiet{self.where('quiet')} and --verbose{self.where('verbose')} exclude each other")
+        return problems
 
 
 @dataclass(kw_only=True)
@@ -303,11 +333,22 @@ class Batched(Common):
     batch_size: int = run_option("Samples that are computed together [samples]", 64, at_least=1)
 
 
+def _jobs_end(settings: SideBySide) -> list[str]:
+    """Find jobs of a cluster that are given no time."""
+    if not settings.slurm:
+        return []
+    for item in settings.slurm:
+        if re.fullmatch("time=[1-9][0-9]{0,5}", item):
+            return []
+    return [f"--slurm{settings.where('slurm')} needs time=MINUTES"]
+
+
 @dataclass(kw_only=True)
 class SideBySide(Batched):
     """Options of verbs whose trainings or steps are commands of their own, so that several can run at a time."""
 
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("device", "devices"),)
+    rules: ClassVar[tuple[Rule, ...]] = (_jobs_end,)
 
     devices: list[str] = run_option(
         "Devices that share the work, one training or step at a time on each; 0 is cuda:0, and a device may be listed "
@@ -332,22 +373,28 @@ class SideBySide(Batched):
     @property
     def places(self) -> list[str]:
         """The devices: ``--devices`` by their full names, else ``--device`` alone."""
-        return [f"cuda:{device}" if device.isdigit() else device for device in self.devices] or [self.device]
+        if not self.devices:
+            return [self.device]
+        places = []
+        for device in self.devices:
+            places.append(f"cuda:{device}" if device.isdigit() else device)
+        return places
 
     def inapplicable(self) -> dict[str, str]:
         """Return the options set aside: several devices are no device, and jobs run on those of their nodes."""
-        unused = {"device": "devices"} if self.given("devices") else {}
-        return unused | ({"devices": "slurm"} if self.slurm else {})
-
-    def conflicts(self) -> list[str]:
-        """List problems between the options: jobs end in time."""
-        if not self.slurm or any(re.fullmatch("time=[1-9][0-9]{0,5}", item) for item in self.slurm):
-            return []
-        return [f"--slurm{self.where('slurm')} needs time=MINUTES"]
+        unused = {}
+        if self.given("devices"):
+            unused["device"] = "devices"
+        if self.slurm:
+            unused["devices"] = "slurm"
+        return unused
 
 
 def _declared(settings_type: type, name: str) -> Option:
-    return next(item for item in options_of(settings_type) if item.name == name)
+    for item in options_of(settings_type):
+        if item.name == name:
+            return item
+    raise KeyError(name)
 
 
 def raise_problems(verb: str, problems: list[str]) -> None:

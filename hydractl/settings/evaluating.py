@@ -24,9 +24,10 @@ from hydractl.expressions.data_sets import (
 )
 from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
-from hydractl.settings.common import Batched, file_option
+from hydractl.settings.common import Batched, Rule, file_option
 from hydractl.settings.measuring import Measured, show_option
 from hydractl.settings.option import ends_in, option
+from hydractl.settings.rules import names_once, needs
 
 val_option = partial(option, "Validation data")
 dropout_option = partial(option, "MC dropout")
@@ -67,9 +68,75 @@ def _check_ood(text: str) -> None:
         raise ValueError("cannot be named 'edges', which the answer has a use for")
 
 
+def _val_for_what_is_chosen(settings: Validated) -> list[str]:
+    """Find something that is chosen on validation data where there are none; the first such thing is named."""
+    if settings.val is not None:
+        return []
+    temperature = settings.temperature_of_all()
+    if temperature in ("fit", "vector"):
+        chosen = f"--temperature {temperature}"
+    elif settings.threshold is not None and settings.threshold.partition(":")[0] == "id":
+        chosen = f"--threshold {settings.threshold}"
+    elif settings.conformal is not None:
+        chosen = "--conformal"
+    else:
+        return []
+    return [f"{chosen} needs --val, data to choose on that is not tested on"]
+
+
+def _val_ood_for_the_threshold(settings: Validated) -> list[str]:
+    """Find a threshold that is chosen on OOD data where there are none."""
+    if settings.threshold is None or settings.threshold.partition(":")[0] != "ood" or settings.val_ood:
+        return []
+    return [f"--threshold {settings.threshold} needs --val-ood, data to choose on that is not tested on"]
+
+
+def _val_to_make_ood_samples_of(settings: Validated) -> list[str]:
+    """Find OOD samples that are to be made of validation data that are not there."""
+    if settings.val is not None:
+        return []
+    for text in settings.val_ood:
+        spec = text.partition("=")[2] or text
+        if spec == AUTO:
+            return ["--val-ood auto needs --val, of whose samples it is made"]
+    return []
+
+
+def _one_temperature_a_row(settings: Validated) -> list[str]:
+    """Find rows that are given two temperatures, or all rows."""
+    rows = [text.rpartition("=")[0] for text in settings.temperature]
+    problems = []
+    for row in sorted({row for row in rows if rows.count(row) > 1}):
+        of_row = f" for {row}" if row else ""
+        problems.append(f"--temperature is given twice{of_row}{settings.where('temperature')}")
+    return problems
+
+
+def _something_to_keep(settings: Validated) -> list[str]:
+    """Find a calibrated model without a calibration, or several."""
+    if settings.calibrated is None:
+        return []
+    problems = []
+    kept = ("temperature", "threshold", "ood_score")
+    if not any(getattr(settings, name, None) for name in kept):
+        problems.append("--calibrated needs something to keep: --temperature, --threshold or --ood-score")
+    if len(settings.model) > 1:
+        problems.append(f"--calibrated writes one MODEL, not {len(settings.model)}")
+    return problems
+
+
 @dataclass(kw_only=True)
 class Validated(Measured, Batched):
     """Options of bad samples, and of what is chosen on validation data."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        names_once("val_ood"),
+        _val_for_what_is_chosen,
+        _val_ood_for_the_threshold,
+        _val_to_make_ood_samples_of,
+        _one_temperature_a_row,
+        _something_to_keep,
+    )
 
     on_bad: str = file_option(
         "An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
@@ -127,44 +194,33 @@ class Validated(Measured, Batched):
 
     def temperature_of_all(self) -> str | None:
         """Return the ``--temperature`` that is not of one row."""
-        return next((text for text in self.temperature if "=" not in text), None)
+        for text in self.temperature:
+            if "=" not in text:
+                return text
+        return None
 
     def temperatures_of_rows(self) -> dict[str, str]:
         """Return the ``--temperature ROW=T`` by row."""
-        parts = [text.rpartition("=") for text in self.temperature if "=" in text]
-        return {row: value for row, _, value in parts}
+        by_row = {}
+        for text in self.temperature:
+            row, equals, value = text.rpartition("=")
+            if equals:
+                by_row[row] = value
+        return by_row
 
-    def _temperatures_given_twice(self) -> list[str]:
-        rows = [text.rpartition("=")[0] for text in self.temperature]
-        twice = sorted({row for row in rows if rows.count(row) > 1})
-        return [
-            f"--temperature is given twice{f' for {row}' if row else ''}{self.where('temperature')}" for row in twice
-        ]
 
-    def conflicts(self) -> list[str]:
-        """List problems: whatever is chosen needs data to choose on."""
-        side = (self.threshold or "").partition(":")[0]
-        temperature = self.temperature_of_all()
-        chosen = {
-            f"--temperature {temperature}": temperature in ("fit", "vector"),
-            f"--threshold {self.threshold}": side == "id",
-            "--conformal": self.conformal is not None,
-        }
-        found = super().conflicts() + self.twice_named("val_ood")
-        needing_val = [name for name, needs_val in chosen.items() if needs_val]
-        if needing_val and self.val is None:
-            found.append(f"{needing_val[0]} needs --val, data to choose on that is not tested on")
-        if side == "ood" and not self.val_ood:
-            found.append(f"--threshold {self.threshold} needs --val-ood, data to choose on that is not tested on")
-        if self.val is None and AUTO in [text.partition("=")[2] or text for text in self.val_ood]:
-            found.append("--val-ood auto needs --val, of whose samples it is made")
-        found += self._temperatures_given_twice()
-        kept = ("temperature", "threshold", "ood_score")
-        if self.calibrated is not None and not any(getattr(self, name, None) for name in kept):
-            found.append("--calibrated needs something to keep: --temperature, --threshold or --ood-score")
-        if self.calibrated is not None and len(self.model) > 1:
-            found.append(f"--calibrated writes one MODEL, not {len(self.model)}")
-        return found
+def _passes_or_a_calibration(settings: Shown) -> list[str]:
+    """Find a calibration that is kept of MC dropout."""
+    if settings.calibrated is None or settings.mc_dropout is None:
+        return []
+    return ["--calibrated keeps what was chosen for a model that runs once, not for --mc-dropout"]
+
+
+def _several_answers_over_something(settings: Shown) -> list[str]:
+    """Find several answers to show, and nothing said of what to take means over."""
+    if len(settings.from_file) < 2 or settings.over is not None:
+        return []
+    return [f"--from is given {len(settings.from_file)} times{settings.where('from_file')} and needs --over"]
 
 
 @dataclass(kw_only=True)
@@ -172,7 +228,21 @@ class Shown(Validated):
     """Options of MC dropout (``hydractl.evaluation.mc_dropout``), and of what is made from the answer of an eval."""
 
     of_showing: ClassVar[tuple[str, ...]] = (
-        *(*Measured.of_showing, "report", "plots", "card", "card_model", "openood_csv", "over"),
+        *Measured.of_showing,
+        "report",
+        "plots",
+        "card",
+        "card_model",
+        "openood_csv",
+        "over",
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *Validated.rules,
+        needs("samples", "mc_dropout"),
+        needs("card_model", "card"),
+        needs("over", "from_file"),
+        _several_answers_over_something,
+        _passes_or_a_calibration,
     )
 
     mc_dropout: float | None = dropout_option(
@@ -226,7 +296,10 @@ class Shown(Validated):
 
         With ``--over``, ``output`` is not among them: there is a new answer to write.
         """
-        return {k: v for k, v in super().inapplicable().items() if k != "output" or not self.given("over")}
+        unused = super().inapplicable()
+        if self.given("over"):
+            unused.pop("output", None)
+        return unused
 
     def settle(self) -> None:
         """Fill in the default number of passes, if only the rate is given."""
@@ -239,15 +312,113 @@ class Shown(Validated):
             return None
         return {"p": self.mc_dropout, "samples": self.samples, "seed": self.seed}
 
-    def conflicts(self) -> list[str]:
-        """List problems: passes are those of MC dropout, and a row for the card needs a card."""
-        found = super().conflicts() + self.goes_with("samples", "mc_dropout") + self.goes_with("card_model", "card")
-        found += self.goes_with("over", "from_file")
-        if len(self.from_file) > 1 and self.over is None:
-            found.append(f"--from is given {len(self.from_file)} times{self.where('from_file')} and needs --over")
-        if self.calibrated is not None and self.mc_dropout is not None:
-            found.append("--calibrated keeps what was chosen for a model that runs once, not for --mc-dropout")
-        return found
+
+def _one_score_for_each(settings: EvalSettings) -> list[str]:
+    """Find a score of all rows, or a row, that has been there before, and ``all`` beside names."""
+    names: list[str] = []
+    rows: list[str] = []
+    for text in settings.ood_score:
+        row, _, rest = text.rpartition("=")
+        if row:
+            rows.append(f"{row}=")
+        else:
+            names += [name.strip() for name in rest.split(",")]
+    problems = []
+    before: set[str] = set()
+    for name in names + rows:
+        if name in before:
+            problems.append(f"--ood-score has {name} twice")
+        before.add(name)
+    if ALL_SCORES in names and len(set(names)) > 1:
+        problems.append(f"--ood-score {ALL_SCORES} names every score: leave out the others")
+    return [problem + settings.where("ood_score") for problem in problems]
+
+
+def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
+    """Find training data that nothing is fitted to."""
+    if not settings.given("fit") or settings.given("probe"):
+        return []
+    fitted = {ALL_SCORES, *ON_FEATURES}
+    for text in settings.ood_score:
+        names = text.rpartition("=")[2]
+        if fitted.intersection(names.split(",")):
+            return []
+    needed = f"--fit needs --probe, or an --ood-score on features: {', '.join(ON_FEATURES)}"
+    return [needed + settings.where("ood_score")]
+
+
+def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
+    """Find options of a checkpoint beside a probe, which is no part of one."""
+    if not settings.given("probe"):
+        return []
+    problems = []
+    for name in ("mc_dropout", "calibrated", "prompt", "features"):
+        if settings.given(name):
+            problems.append(f"{settings.called(name)} is not for --probe{settings.where(name)}")
+    return problems
+
+
+def _features_of_one_pass(settings: EvalSettings) -> list[str]:
+    """Find features that are kept of MC dropout."""
+    if not settings.given("features") or settings.mc_dropout is None:
+        return []
+    where = settings.where("features")
+    return [f"--features{where} is not for --mc-dropout, which has no scores on features"]
+
+
+def _a_folder_for_the_suite(settings: EvalSettings) -> list[str]:
+    """Find a suite of OOD sets whose folder is not named."""
+    if settings.ood_suite is None or settings.given("ood_root"):
+        return []
+    return [f"--ood-suite {settings.ood_suite} needs --ood-root, the folder of its data"]
+
+
+def _every_corruption_or_some(settings: EvalSettings) -> list[str]:
+    """Find ``all`` beside the names of corruptions."""
+    if _ALL not in settings.corruptions or len(settings.corruptions) < 2:
+        return []
+    return [f"--corruptions {_ALL} names every corruption: leave out the others{settings.where('corruptions')}"]
+
+
+def _photographs_for_frost(settings: EvalSettings) -> list[str]:
+    """Find frost without its photographs, or these without frost."""
+    problems = []
+    if FROST in settings.corruptions and not settings.given("photographs"):
+        needed = PHOTOGRAPHS.format("the folder of photographs of frost")
+        problems.append(f"--corruptions {FROST}{settings.where('corruptions')} needs --photographs, {needed}")
+    with_frost = _ALL in settings.corruptions or FROST in settings.corruptions
+    if settings.given("photographs") and not with_frost:
+        problems.append(f"--photographs{settings.where('photographs')} needs --corruptions {FROST}, or {_ALL}")
+    return problems
+
+
+def _corruptions_for_severities(settings: EvalSettings) -> list[str]:
+    """Find severities without corruptions; those of a file may be meant for another command."""
+    if settings.sources.get("severities") != "flag" or settings.given("corruptions"):
+        return []
+    return [f"--severities{settings.where('severities')} needs --corruptions"]
+
+
+def _predictions_to_resume(settings: EvalSettings) -> list[str]:
+    """Find predictions that are resumed or read again, and not kept in the form that allows it."""
+    keeps_logits = (settings.predictions or "").endswith(".st")
+    problems = []
+    if settings.resume and not keeps_logits:
+        problems.append("--resume needs --predictions F.st, which keeps what has been computed")
+    if settings.reuse and keeps_logits:
+        where = settings.where("reuse")
+        problems.append(f"--predictions F.st keeps what is computed, not what --reuse{where} reads")
+    return problems
+
+
+def _data_to_test_on(settings: EvalSettings) -> list[str]:
+    """Find options that would be ignored where the test sets are those of a predictions file."""
+    if settings.given("data") or settings.from_file:
+        return []
+    unused = [name for name in ("ood", "ood_suite", "corruptions", "fit") if settings.given(name)]
+    if settings.given("limit") and not settings.given("val") and not settings.given("val_ood"):
+        unused.append("limit")
+    return [f"{settings.called(name)}{settings.where(name)} needs --data" for name in unused]
 
 
 @dataclass(kw_only=True)
@@ -256,6 +427,23 @@ class EvalSettings(Shown):
 
     verb: ClassVar[str] = "eval"
     lacks: ClassVar[tuple[str, ...]] = ("tower",)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *Shown.rules,
+        names_once("ood"),
+        needs("ood_root", "ood_suite"),
+        _one_score_for_each,
+        _a_use_for_training_data,
+        needs("probe", "fit"),
+        _nothing_kept_of_a_probe,
+        needs("features", "fit"),
+        _features_of_one_pass,
+        _a_folder_for_the_suite,
+        _every_corruption_or_some,
+        _photographs_for_frost,
+        _corruptions_for_severities,
+        _predictions_to_resume,
+        _data_to_test_on,
+    )
 
     ood: list[str] = eval_option(
         "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
@@ -356,68 +544,20 @@ class EvalSettings(Shown):
 
     def suite(self) -> SuiteChoice | None:
         """Return the parsed ``--ood-suite``."""
-        return None if self.ood_suite is None else parse_ood_suite(self.ood_suite)
+        if self.ood_suite is None:
+            return None
+        return parse_ood_suite(self.ood_suite)
 
     def corruption_names(self) -> list[str]:
         """Return the corruptions asked for, in the order of Hendrycks & Dietterich."""
-        every = [name for name in CORRUPTIONS if name != FROST or self.photographs is not None]
-        return [name for name in every if _ALL in self.corruptions or name in self.corruptions]
+        if _ALL not in self.corruptions:
+            names = [name for name in CORRUPTIONS if name in self.corruptions]
+        else:
+            names = list(CORRUPTIONS)
+        if self.photographs is None and FROST in names:
+            names.remove(FROST)
+        return names
 
     def requirements(self) -> list[Requirement]:
         """Return the ``--require`` expressions, in order."""
         return [parse_requirement(text) for text in self.require]
-
-    def conflicts(self) -> list[str]:
-        """List problems: what each option of the test data needs beside it."""
-        found = super().conflicts() + self.twice_named("ood") + self.goes_with("ood_root", "ood_suite")
-        found += self._scores_given_twice() + self._not_with_probe() + self.goes_with("features", "fit")
-        if self.given("features") and self.mc_dropout is not None:
-            found.append(f"--features{self.where('features')} is not for --mc-dropout, which has no scores on features")
-        if self.ood_suite is not None and not self.given("ood_root"):
-            found.append(f"--ood-suite {self.ood_suite} needs --ood-root, the folder of its data")
-        if _ALL in self.corruptions and len(self.corruptions) > 1:
-            where = self.where("corruptions")
-            found.append(f"--corruptions {_ALL} names every corruption: leave out the others{where}")
-        if FROST in self.corruptions and not self.given("photographs"):
-            needed = PHOTOGRAPHS.format("the folder of photographs of frost")
-            found.append(f"--corruptions {FROST}{self.where('corruptions')} needs --photographs, {needed}")
-        if self.given("photographs") and not {_ALL, FROST} & {*self.corruptions}:
-            found.append(f"--photographs{self.where('photographs')} needs --corruptions {FROST}, or {_ALL}")
-        if self.sources.get("severities") == "flag" and not self.given("corruptions"):
-            found.append(f"--severities{self.where('severities')} needs --corruptions")
-        if self.resume and not (self.predictions or "").endswith(".st"):
-            found.append("--resume needs --predictions F.st, which keeps what has been computed")
-        if self.reuse and (self.predictions or "").endswith(".st"):
-            found.append(f"--predictions F.st keeps what is computed, not what --reuse{self.where('reuse')} reads")
-        return found + self._without_data()
-
-    def _scores_given_twice(self) -> list[str]:
-        """Return a problem for each name of all rows, and each row, that has been there before; `all` goes alone."""
-        parts = [text.rpartition("=") for text in self.ood_score]
-        names = [name.strip() for row, _, rest in parts if not row for name in rest.split(",")]
-        said = names + [f"{row}=" for row, _, _ in parts if row]
-        found = [f"--ood-score has {one} twice" for at, one in enumerate(said) if one in said[:at]]
-        if ALL_SCORES in names and len({*names}) > 1:
-            found.append(f"--ood-score {ALL_SCORES} names every score: leave out the others")
-        if (
-            self.given("fit")
-            and not self.given("probe")
-            and not {ALL_SCORES, *ON_FEATURES} & {part for *_, rest in parts for part in rest.split(",")}
-        ):
-            found.append(f"--fit needs --probe, or an --ood-score on features: {', '.join(ON_FEATURES)}")
-        return [f"{problem}{self.where('ood_score')}" for problem in found]
-
-    def _not_with_probe(self) -> list[str]:
-        """A probe needs training data, and is no part of a checkpoint."""
-        others = ("mc_dropout", "calibrated", "prompt", "features") if self.given("probe") else ()
-        idle = [f"{self.called(name)} is not for --probe{self.where(name)}" for name in others if self.given(name)]
-        return self.goes_with("probe", "fit") + idle
-
-    def _without_data(self) -> list[str]:
-        """List problems of options that would be ignored where the test sets are those of a predictions file."""
-        if self.given("data") or self.from_file:
-            return []
-        unused = [name for name in ("ood", "ood_suite", "corruptions", "fit") if self.given(name)]
-        if self.given("limit") and not self.given("val") and not self.given("val_ood"):
-            unused.append("limit")
-        return [f"{self.called(name)}{self.where(name)} needs --data" for name in unused]

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement, parse_requirement
-from hydractl.settings.common import DTYPES, Common, run_option
+from hydractl.settings.common import DTYPES, Common, Rule, run_option
 from hydractl.settings.option import ends_in, option, options_of
+from hydractl.settings.rules import needs
 
 bench_option = partial(option, "Measuring")
 show_option = partial(option, "Showing")
@@ -31,17 +32,39 @@ class Measured(Common):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """Options of measuring have no effect where nothing is measured."""
+        """Return the options of measuring where nothing is measured."""
         if not self.given("from_file"):
             return {}
-        measuring = [o.name for o in options_of(type(self)) if o.name not in ("from_file", *self.of_showing)]
-        return dict.fromkeys(measuring, "from_file")
+        unused = {}
+        for item in options_of(type(self)):
+            if item.name != "from_file" and item.name not in self.of_showing:
+                unused[item.name] = "from_file"
+        return unused
 
     def _model_problems(self) -> list[str]:
-        """No MODEL is needed where nothing is measured."""
+        """List problems of the models; none is needed where nothing is measured."""
         if self.given("from_file"):
             return []
-        return [f"{text}, or --from FILE" if "needs" in text else text for text in super()._model_problems()]
+        problems = []
+        for problem in super()._model_problems():
+            if "needs" in problem:
+                problem += ", or --from FILE"
+            problems.append(problem)
+        return problems
+
+
+def _one_input_for_data(settings: BenchSettings) -> list[str]:
+    """Find samples of one kind for models of several kinds."""
+    if settings.data is None or not settings.unequal_inputs:
+        return []
+    return ["give only one of --data, --unequal-inputs"]
+
+
+def _compiled_for_a_mode(settings: BenchSettings) -> list[str]:
+    """Find a mode of torch.compile where nothing is compiled."""
+    if settings.compile_mode is None or settings.compile or settings.from_file is not None:
+        return []
+    return [f"--compile-mode{settings.where('compile_mode')} needs --compile"]
 
 
 @dataclass(kw_only=True)
@@ -49,6 +72,7 @@ class BenchSettings(Measured):
     """Options of ``bench``."""
 
     verb: ClassVar[str] = "bench"
+    rules: ClassVar[tuple[Rule, ...]] = (_one_input_for_data, needs("limit", "data"), _compiled_for_a_mode)
     of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "plot")
     lacks: ClassVar[tuple[str, ...]] = ("workers", "tower")
 
@@ -122,15 +146,6 @@ class BenchSettings(Measured):
             if not self.of_this_verb(name):
                 setattr(self, name, None)
 
-    def conflicts(self) -> list[str]:
-        """A mode only of what is compiled, and samples only where one kind is read."""
-        apart = [] if self.data is None or not self.unequal_inputs else ["give only one of --data, --unequal-inputs"]
-        return apart + self.goes_with("limit", "data") + self._mode_alone()
-
-    def _mode_alone(self) -> list[str]:
-        alone = self.compile_mode is not None and not self.compile and self.from_file is None
-        return [f"--compile-mode{self.where('compile_mode')} needs --compile"] if alone else []
-
     def check_device(self, kind: str) -> None:
         """Refuse what has no effect on this kind of device, once it is known.
 
@@ -153,7 +168,10 @@ class BenchSettings(Measured):
         Raises:
             UsageError: they would run on another device, in another format or another way than the other models.
         """
-        on_cpu, plain = kind == "cpu", self.dtype == ["float32"] and not self.whole_last_block
-        if files and not (on_cpu and plain):
-            text = f"exported files run on the CPU, in float32 and as they were written: {', '.join(files)}"
-            raise UsageError(text, hint="--device cpu" if plain else "leave out --dtype and --whole-last-block")
+        as_written = self.dtype == ["float32"] and not self.whole_last_block
+        if not files or (kind == "cpu" and as_written):
+            return
+        raise UsageError(
+            f"exported files run on the CPU, in float32 and as they were written: {', '.join(files)}",
+            hint="--device cpu" if as_written else "leave out --dtype and --whole-last-block",
+        )

@@ -8,12 +8,47 @@ from typing import ClassVar
 
 from hydractl.expressions.data_sets import OodSet, parse_ood_set, parse_val_ood
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.settings.common import EXPORTED, Batched
+from hydractl.settings.common import EXPORTED, Batched, Rule
 from hydractl.settings.option import option
+from hydractl.settings.rules import names_once, needs
 
 fuse_option = partial(option, "Fusing")
 
 _ALONE = [name for name, score in SCORES.items() if not score.of_several]
+
+
+def _merges_one_way(settings: FuseSettings) -> list[str]:
+    """Find ``none`` or ``auto`` beside parts that are named."""
+    if len(settings.merge) < 2:
+        return []
+    for word in ("none", "auto"):
+        if word in settings.merge:
+            words = ",".join(settings.merge)
+            return [f"--merge {word} stands alone, not with the others: {words}{settings.where('merge')}"]
+    return []
+
+
+def _ood_for_rounded_weights(settings: FuseSettings) -> list[str]:
+    """Find OOD data where no weights are rounded, which alone are measured on them."""
+    if not settings.ood or settings.rounds_weights:
+        return []
+    return [f"--ood{settings.where('ood')} needs --export onnx-int8"]
+
+
+def _a_cascade_for_its_options(settings: FuseSettings) -> list[str]:
+    """Find options of a cascade where none is fitted; their defaults are no problem."""
+    problems = []
+    for name in ("cascade_ood", "cascade_loss", "cascade_score"):
+        if settings._rank(name):
+            problems += settings.goes_with(name, "cascade")
+    return problems
+
+
+def _samples_to_limit(settings: FuseSettings) -> list[str]:
+    """Find a limit that was given to this verb, and nothing that reads samples."""
+    if not settings.of_this_verb("limit") or settings.cascade is not None:
+        return []
+    return settings.goes_with("limit", "data")
 
 
 @dataclass(kw_only=True)
@@ -28,6 +63,15 @@ class FuseSettings(Batched):
     lacks: ClassVar[tuple[str, ...]] = ("tower",)
     many_models: ClassVar[bool] = True
     needs_output_file: ClassVar[bool] = True
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _merges_one_way,
+        names_once("ood"),
+        needs("ood", "data"),
+        _ood_for_rounded_weights,
+        names_once("cascade_ood"),
+        _a_cascade_for_its_options,
+        _samples_to_limit,
+    )
 
     merge: list[str] = fuse_option(
         "What to average over the members; attention, LayerScale and classifiers never are. auto averages all three "
@@ -103,11 +147,15 @@ class FuseSettings(Batched):
         return "onnx-int8" in self.export
 
     def inapplicable(self) -> dict[str, str]:
-        """One model alone is joined with none, and measured only where weights are rounded or for a cascade."""
-        measured = ["data"] if self.of_this_verb("data") and not self.rounds_weights else []
+        """Return what one model alone has no use for: it is joined with none, and measured only where it is changed."""
+        unused = ["merge"]
+        if self.of_this_verb("data") and not self.rounds_weights:
+            unused.append("data")
         if self.only_exports:
-            return dict.fromkeys(["merge", *measured, "cascade", "cascade_ood"], "export")
-        return dict.fromkeys(["merge", *measured], "cascade") if self.only_cascades else {}
+            return dict.fromkeys([*unused, "cascade", "cascade_ood"], "export")
+        if self.only_cascades:
+            return dict.fromkeys(unused, "cascade")
+        return {}
 
     @property
     def only_cascades(self) -> bool:
@@ -116,32 +164,17 @@ class FuseSettings(Batched):
 
     def settle(self) -> None:
         """Leave data alone that every verb was given."""
-        self.data = self.data if self.of_this_verb("data") else None
-        self.ood = self.ood if self.of_this_verb("ood") else []
+        if not self.of_this_verb("data"):
+            self.data = None
+        if not self.of_this_verb("ood"):
+            self.ood = []
 
     def ood_sets(self) -> list[OodSet]:
         """The data sets of ``--ood``, in order."""
         return [parse_ood_set(text) for text in self.ood]
 
     def conflicts(self) -> list[str]:
-        """``none`` and ``auto`` exclude the other values."""
+        """List problems, after ``none`` has become the empty list that it stands for."""
         if self.merge == ["none"]:
             self.merge = []
-        alone = [value for value in ("none", "auto") if value in self.merge and len(self.merge) > 1]
-        return [
-            f"--merge {value} stands alone, not with the others: {','.join(self.merge)}{self.where('merge')}"
-            for value in alone[:1]
-        ] + [
-            *self.twice_named("ood"),
-            *self.goes_with("ood", "data"),
-            *([f"--ood{self.where('ood')} needs --export onnx-int8"] if self.ood and not self.rounds_weights else []),
-            *self._of_cascade(),
-        ]
-
-    def _of_cascade(self) -> list[str]:
-        """Problems of what needs a cascade or data."""
-        found = self.twice_named("cascade_ood")
-        for name in ("cascade_ood", "cascade_loss", "cascade_score"):
-            found += self.goes_with(name, "cascade") if self._rank(name) else []
-        idle = self.of_this_verb("limit") and self.cascade is None
-        return found + (self.goes_with("limit", "data") if idle else [])
+        return super().conflicts()

@@ -12,8 +12,9 @@ from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import InputError
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.expressions.data_sets import AUTO
-from hydractl.settings.common import Batched, run_option
+from hydractl.settings.common import Batched, Rule, run_option
 from hydractl.settings.option import option
+from hydractl.settings.rules import at_most_one, exactly_one, needs, one_from_stdin, required, required_by, together
 
 score_option = partial(option, "Scoring")
 search_option = partial(option, "Search")
@@ -22,16 +23,19 @@ source_option = partial(option, "Head selection (give one)")
 amount_option = partial(option, "How much")
 form_option = partial(option, "Sharing and form")
 
-NEED_DATA = (
-    *(criterion.name for criterion in CRITERIA.all() if criterion.needs_data),
-    *(criterion.name for criterion in WEIGHT_CRITERIA.values() if criterion.needs_data),
-)
+_HEAD_CRITERIA_WITH_DATA = [criterion.name for criterion in CRITERIA.all() if criterion.needs_data]
+_WEIGHT_CRITERIA_WITH_DATA = [criterion.name for criterion in WEIGHT_CRITERIA.values() if criterion.needs_data]
+NEED_DATA = (*_HEAD_CRITERIA_WITH_DATA, *_WEIGHT_CRITERIA_WITH_DATA)
+"""The criteria of heads and of weights that read samples."""
 OF_WEIGHTS = tuple(WEIGHT_CRITERIA)
 """The criteria of ``--weights``; some have the name of one of heads."""
 DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
 """The criteria that decide by themselves how many heads are kept."""
 
-OWN_OPTIONS = {one.name: criterion.name for criterion in CRITERIA.all() for one in criterion.options}
+OWN_OPTIONS: dict[str, str] = {}
+for _criterion in CRITERIA.all():
+    for _option in _criterion.options:
+        OWN_OPTIONS[_option.name] = _criterion.name
 """The options that are for one criterion alone, each with its criterion."""
 
 OBJECTIVES = ("acc", "ood", "avg", "nll", "brier")
@@ -44,6 +48,38 @@ _MAX_DROP = 0.01
 _COUNT = f"N|{AUTO}"
 _AUTO = f"{AUTO}: as many as --max-drop allows, {_MAX_DROP:g} where that is not given"
 _OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
+
+_OF_HEADS = (
+    "scores",
+    "circuit",
+    "mask",
+    "allow_other_base",
+    "keep",
+    "remove",
+    "max_drop",
+    "val",
+    "scope",
+    "order",
+    "sample_from",
+    "share_sites",
+    "with_mask",
+    "layout",
+)
+"""Options of ``prune`` that mean nothing for single weights."""
+
+_DECIDED_BY_A_MASK = (
+    "keep",
+    "remove",
+    "max_drop",
+    "val",
+    "scope",
+    "order",
+    "samples",
+    "sample_from",
+    "tower",
+    "max_length",
+)
+"""Options of ``prune`` that mean nothing where a mask says which heads stay."""
 
 _DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
 
@@ -72,12 +108,27 @@ def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
             for one in criterion.options:
                 if hasattr(settings, one.name):
                     raise InputError(f"the criterion {criterion.name} declares the option {one.name!r}, which is taken")
-                facts = {fact: getattr(one, fact) for fact in ("unit", "choices", "at_least", "at_most")}
                 settings.__annotations__[one.name] = type(one.default)
-                setattr(settings, one.name, option(group, one.help, one.default, **facts))
+                declared = option(
+                    group,
+                    one.help,
+                    one.default,
+                    unit=one.unit,
+                    choices=one.choices,
+                    at_least=one.at_least,
+                    at_most=one.at_most,
+                )
+                setattr(settings, one.name, declared)
         return settings
 
     return add
+
+
+def _one_count_in_sequence(settings: ScoreSettings) -> list[str]:
+    """Find the sequential order without a number of heads, or with two."""
+    if settings.order != "sequential" or settings.method in DECIDE:
+        return []
+    return settings.exactly_one("keep", "remove")
 
 
 @dataclass(kw_only=True)
@@ -87,6 +138,11 @@ class ScoreSettings(Batched):
 
     verb: ClassVar[str] = "score"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        required("method"),
+        required_by("data", "method", NEED_DATA),
+        _one_count_in_sequence,
+    )
 
     method: str | None = score_option(_CRITERION, choices=CRITERIA.names, often=True)
     samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1, often=True)
@@ -99,29 +155,21 @@ class ScoreSettings(Batched):
     remove: int | None = score_option(f"{_REMOVE} per site [heads]", at_least=0)
 
     def settle(self) -> None:
-        """A head count makes the scores those of ``prune --method`` at this count."""
-        self.order = self.order or ("sequential" if self.given("keep") or self.given("remove") else "one-shot")
+        """Settle the order: a head count makes the scores those of ``prune --method`` at this count."""
+        if self.order:
+            return
+        self.order = "sequential" if self.given("keep") or self.given("remove") else "one-shot"
 
     def inapplicable(self) -> dict[str, str]:
-        """A head count belongs to the sequential order and to data, and a criterion's own options to it."""
-        others = _without_effect(self.method)
+        """Return head counts without sequential order or data, and the options of other criteria."""
+        unused = dict.fromkeys(_without_effect(self.method), "method")
         if self.method in DECIDE:
-            return dict.fromkeys(("order", "keep", "remove", *others), "method")
-        found = dict.fromkeys(others, "method")
+            return dict.fromkeys(("order", "keep", "remove"), "method") | unused
         if self.order == "one-shot":
-            found |= dict.fromkeys(("keep", "remove"), "order")
+            unused |= dict.fromkeys(("keep", "remove"), "order")
         elif self.order is None and self.method is not None and self.method not in NEED_DATA:
-            found |= dict.fromkeys(("keep", "remove"), "method")
-        return found
-
-    def conflicts(self) -> list[str]:
-        """A criterion, its data, and a head count in the sequential order."""
-        found = self.needs("method")
-        if self.method in NEED_DATA:
-            found += self.needs("data", f"--method {self.method}")
-        if self.order == "sequential" and self.method not in DECIDE:
-            found += self.exactly_one("keep", "remove")
-        return found
+            unused |= dict.fromkeys(("keep", "remove"), "method")
+        return unused
 
 
 @dataclass(kw_only=True)
@@ -147,6 +195,69 @@ class Dropping(Batched):
         return super()._set_aside()
 
 
+def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
+    """Find more weights than data sets, or fewer."""
+    if not settings.weights or len(settings.weights) == len(settings.data):
+        return []
+    where = settings.where("weights")
+    return [f"--weights{where} has {len(settings.weights)} for {len(settings.data)} --data"]
+
+
+def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
+    """Find data sets without a partner where they are measured in pairs."""
+    if not settings.paired or 1 < len(settings.data) == len(settings.ood):
+        return []
+    counts = f"{len(settings.ood)} and {len(settings.data)}"
+    return [f"--paired needs as many --ood as --data, two or more, not {counts}"]
+
+
+def _an_end(settings: CircuitSettings) -> list[str]:
+    """Find a search that nothing ends: accuracy ends one only where it counts its own removals."""
+    measures_its_end = settings.given("max_drop") or settings.given("subject_to")
+    if measures_its_end and not settings.given("share_from"):
+        return settings.at_most_one("budget", "keep")
+    return settings.exactly_one("budget", "keep")
+
+
+def _ood_data_for_auroc(settings: CircuitSettings) -> list[str]:
+    """Find an AUROC that is asked for without OOD data."""
+    for objective in settings.objective:
+        if objective in ("ood", "avg"):
+            return settings.needs("ood", f"--objective {objective}")
+    for text in settings.subject_to:
+        if text.startswith(("ood", "avg")):
+            return settings.needs("ood", f"--subject-to {text}")
+    return []
+
+
+def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
+    """Find a constraint on an approximate search."""
+    if not settings.approx or not settings.subject_to:
+        return []
+    return [f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx"]
+
+
+def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
+    """Find several objectives, which make several files, with one standard output."""
+    if settings.output != "-" or len(settings.objective) < 2:
+        return []
+    return [f"--output - takes one --objective, not {len(settings.objective)}{settings.where('objective')}"]
+
+
+def _a_mask_of_another_base(settings: CircuitSettings) -> list[str]:
+    """Find a permission for files of other weights where no such file is read."""
+    if not settings.allow_other_base or settings.given("start_mask") or settings.given("share_from"):
+        return []
+    return [f"--allow-other-base{settings.where('allow_other_base')} needs --start-mask or --share-from"]
+
+
+def _a_journal_to_resume(settings: CircuitSettings) -> list[str]:
+    """Find a search that is resumed and keeps no journal."""
+    if not settings.resume or settings.output != "-":
+        return []
+    return ["--resume needs an output file: a search that goes to standard output keeps no journal"]
+
+
 @dataclass(kw_only=True)
 class CircuitSettings(Dropping):
     """Options of ``extract-circuit``."""
@@ -154,6 +265,21 @@ class CircuitSettings(Dropping):
     verb: ClassVar[str] = "extract-circuit"
     counted: ClassVar[str] = "budget"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
+    rules: ClassVar[tuple[Rule, ...]] = (
+        required("data"),
+        at_most_one("start_mask", "share_from"),
+        _one_weight_for_each_set,
+        _pairs_of_sets,
+        _an_end,
+        _ood_data_for_auroc,
+        _exact_for_constraints,
+        _one_circuit_on_stdout,
+        needs("max_cost", "ensemble_with"),
+        together("share_from", "share_sites"),
+        _a_mask_of_another_base,
+        _a_journal_to_resume,
+        one_from_stdin("start_mask", "share_from", "check_against"),
+    )
 
     data: list[str] = search_option(  # type: ignore[assignment]
         "Labelled validation data; several count in the mean over all of them, so repeat it for more",
@@ -266,40 +392,74 @@ class CircuitSettings(Dropping):
     )
 
     def settle(self) -> None:
-        """Headmap's own score is the loss."""
+        """Settle the objective: Headmap's own score is the loss."""
         if self.algorithm == "headmap" and self.objective == ["avg"] and not self._rank("objective"):
             self.objective = ["nll"]
 
     def inapplicable(self) -> dict[str, str]:
-        """Headmap is one pass without steps."""
-        steps = ("approx", "bounds", "max_drop", "max_cost", "subject_to")
-        return {} if self.algorithm == "greedy" else dict.fromkeys(steps, "algorithm")
+        """Return the options of steps for Headmap, which is one pass without them."""
+        if self.algorithm == "greedy":
+            return {}
+        return dict.fromkeys(("approx", "bounds", "max_drop", "max_cost", "subject_to"), "algorithm")
 
-    def conflicts(self) -> list[str]:
-        """Data of both kinds, how far to go, and what belongs together."""
-        ends = (self.given("max_drop") or self.given("subject_to")) and not self.given("share_from")
-        found = self.needs("data") + self.at_most_one("start_mask", "share_from")
-        if self.weights and len(self.weights) != len(self.data):
-            found.append(f"--weights{self.where('weights')} has {len(self.weights)} for {len(self.data)} --data")
-        if self.paired and not 1 < len(self.data) == len(self.ood):
-            counts = f"{len(self.ood)} and {len(self.data)}"
-            found.append(f"--paired needs as many --ood as --data, two or more, not {counts}")
-        found += self.at_most_one("budget", "keep") if ends else self.exactly_one("budget", "keep")
-        wanting = [f"--objective {o}" for o in self.objective if o in ("ood", "avg")]
-        wanting += [f"--subject-to {text}" for text in self.subject_to if text.startswith(("ood", "avg"))]
-        if wanting:
-            found += self.needs("ood", wanting[0])
-        if self.approx and self.subject_to:
-            found.append(f"--subject-to{self.where('subject_to')} needs an exact search, without --approx")
-        if self.output == "-" and len(self.objective) > 1:
-            found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
-        found += self.goes_with("max_cost", "ensemble_with")
-        found += self.goes_with("share_from", "share_sites") + self.goes_with("share_sites", "share_from")
-        if self.allow_other_base and not (self.given("start_mask") or self.given("share_from")):
-            found.append(f"--allow-other-base{self.where('allow_other_base')} needs --start-mask or --share-from")
-        if self.resume and self.output == "-":
-            found.append("--resume needs an output file: a search that goes to standard output keeps no journal")
-        return found + self.one_from_stdin("start_mask", "share_from", "check_against")
+
+def _how_many_heads(settings: PruneSettings) -> list[str]:
+    """Find scores without a number of heads, or two numbers."""
+    if settings.given("scores") or (settings.given("method") and settings.method not in DECIDE):
+        return settings.exactly_one("keep", "remove", "max_drop")
+    if not settings.given("circuit"):
+        return []
+    problems = settings.at_most_one("keep", "remove", "max_drop")
+    if settings.given("sample_from") and not (settings.given("keep") or settings.given("remove")):
+        problems.append(f"--sample-from{settings.where('sample_from')} needs one of --keep, --remove")
+    return problems
+
+
+def _accuracy_for_max_drop(settings: PruneSettings) -> list[str]:
+    """Find no data to measure accuracy on: neither ``--val`` nor what has chosen the heads of these very weights."""
+    if not settings.given("max_drop"):
+        return []
+    problems = []
+    if settings.given("share_sites"):
+        problems.append(f"--max-drop cannot be given with {settings.called('share_sites')}")
+    if settings.given("scores") or (settings.given("method") and settings.method not in NEED_DATA):
+        chosen_by = "--scores" if settings.scores else f"--method {settings.method}"
+        problems += settings.needs("val", f"--max-drop with {chosen_by}")
+    if settings.given("circuit") and settings.allow_other_base:
+        problems += settings.needs("val", "--max-drop with --allow-other-base")
+    return problems
+
+
+def _of_heads(rule: Rule) -> Rule:
+    """Return a rule that holds where heads are pruned, and not single weights."""
+
+    def if_heads(settings: PruneSettings) -> list[str]:
+        if settings.prunes_weights or settings.scores_weights_alone:
+            return []
+        return rule(settings)
+
+    return if_heads
+
+
+def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
+    """Find single weights that are pruned by a criterion of heads, by none, or without its data."""
+    if not settings.prunes_weights:
+        if settings.scores_weights_alone:
+            return settings.goes_with("method", "weights")
+        return []
+    criterion = WEIGHT_CRITERIA.get(settings.method or "")
+    if criterion is None:
+        if not settings.given("method"):
+            return settings.needs("method", "--weights")
+        of_weights = ", ".join(OF_WEIGHTS)
+        where = settings.where("method")
+        return [f"--method {settings.method} scores heads, --weights takes {of_weights}{where}"]
+    if not criterion.needs_data:
+        return []
+    problems = []
+    if settings.dtype not in ("float32", "float64"):
+        problems.append("--method oba needs --dtype float32 or float64")
+    return problems + settings.needs("data", f"--method {settings.method}")
 
 
 @dataclass(kw_only=True)
@@ -314,6 +474,16 @@ class PruneSettings(Dropping):
     )
     needs_output_file: ClassVar[bool] = True
     counted: ClassVar[str] = "remove"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _a_criterion_of_weights,
+        _of_heads(exactly_one("method", "scores", "circuit", "mask")),
+        _of_heads(_how_many_heads),
+        _of_heads(required_by("data", "method", NEED_DATA)),
+        _of_heads(_accuracy_for_max_drop),
+        _of_heads(together("share_sites", "with_mask")),
+        _of_heads(needs("val", "max_drop")),
+        _of_heads(one_from_stdin("scores", "circuit", "mask", "with_mask")),
+    )
 
     method: str | None = source_option(
         f"{_CRITERION}; oba is for --weights",
@@ -375,83 +545,41 @@ class PruneSettings(Dropping):
         choices=("sliced", "zeroed"),
     )
 
+    @property
+    def prunes_weights(self) -> bool:
+        """Whether single weights are set to zero, and no head is removed."""
+        return self.given("weights")
+
+    @property
+    def scores_weights_alone(self) -> bool:
+        """Whether the criterion knows single weights only."""
+        return self.method in OF_WEIGHTS and self.method not in CRITERIA.names
+
     def inapplicable(self) -> dict[str, str]:
-        """A mask says everything; scores and circuits have been ordered already; single weights are of no head."""
+        """Return the options that the source of the decision leaves nothing to say for."""
         if self.given("weights"):
-            heads = ["scores", "circuit", "mask", "allow_other_base", "keep", "remove", "max_drop", "val", "scope"]
-            heads += ["order", "sample_from", "share_sites", "with_mask", "layout", *OWN_OPTIONS]
-            return dict.fromkeys(heads, "weights")
+            return dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
         if self.given("mask"):
-            counts = (
-                "keep",
-                "remove",
-                "max_drop",
-                "val",
-                "scope",
-                "order",
-                "samples",
-                "sample_from",
-                "tower",
-                "max_length",
-            )
-            return dict.fromkeys((*counts, *OWN_OPTIONS), "mask")
+            return dict.fromkeys((*_DECIDED_BY_A_MASK, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
             return dict.fromkeys(("scope", "order", "samples", "max_length", *OWN_OPTIONS), "circuit")
         if self.given("scores"):
             return dict.fromkeys(("order", "samples", "sample_from", "max_length", *OWN_OPTIONS), "scores")
-        others = [*_without_effect(self.method), *([] if self.given("with_mask") else ["allow_other_base"])]
+        others = _without_effect(self.method)
+        if not self.given("with_mask"):
+            others.append("allow_other_base")
         if self.method in DECIDE:
             others += ["keep", "remove", "max_drop", "val", "scope", "order", "sample_from"]
             return dict.fromkeys(others, "method")
-        found = dict.fromkeys(("sample_from", *others), "method")
+        unused = dict.fromkeys(("sample_from", *others), "method")
         if self.scope == "global" and self.order == "sequential":
-            found["order"] = "scope"
-        return found
-
-    def conflicts(self) -> list[str]:
-        """One source of the decision, and what it needs."""
-        if self.given("weights"):
-            return self._weight_conflicts()
-        if self.method in OF_WEIGHTS and self.method not in CRITERIA.names:
-            return self.goes_with("method", "weights")
-        found = self.exactly_one("method", "scores", "circuit", "mask")
-        if self.given("scores") or (self.given("method") and self.method not in DECIDE):
-            found += self.exactly_one("keep", "remove", "max_drop")
-        elif self.given("circuit"):
-            found += self.at_most_one("keep", "remove", "max_drop")
-            if self.given("sample_from") and not (self.given("keep") or self.given("remove")):
-                found.append(f"--sample-from{self.where('sample_from')} needs one of --keep, --remove")
-        if self.method in NEED_DATA:
-            found += self.needs("data", f"--method {self.method}")
-        if self.given("max_drop"):
-            found += self._drop_conflicts()
-        found += self.goes_with("share_sites", "with_mask") + self.goes_with("with_mask", "share_sites")
-        found += self.goes_with("val", "max_drop")
-        return found + self.one_from_stdin("scores", "circuit", "mask", "with_mask")
-
-    def _weight_conflicts(self) -> list[str]:
-        """A criterion of single weights, and its data."""
-        criterion = WEIGHT_CRITERIA.get(self.method or "")
-        if criterion is None:
-            return self.needs("method", "--weights") or [
-                f"--method {self.method} scores heads, --weights takes {', '.join(OF_WEIGHTS)}{self.where('method')}"
-            ]
-        if not criterion.needs_data:
-            return []
-        found = [] if self.dtype in ("float32", "float64") else ["--method oba needs --dtype float32 or float64"]
-        return found + self.needs("data", f"--method {self.method}")
-
-    def _drop_conflicts(self) -> list[str]:
-        """Accuracy is measured on ``--val``, or on what has chosen the heads of these very weights."""
-        found = [f"--max-drop cannot be given with {self.called('share_sites')}"] if self.given("share_sites") else []
-        if self.given("scores") or (self.given("method") and self.method not in NEED_DATA):
-            found += self.needs("val", f"--max-drop with {'--scores' if self.scores else f'--method {self.method}'}")
-        if self.given("circuit") and self.allow_other_base:
-            found += self.needs("val", "--max-drop with --allow-other-base")
-        return found
+            unused["order"] = "scope"
+        return unused
 
 
 def _without_effect(method: str | None) -> list[str]:
-    """The options that mean nothing for a criterion, because they are another's or about data that it does not read."""
-    others = [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]
-    return others if method is None or method in NEED_DATA else [*others, "max_length"]
+    """List the options that mean nothing for a criterion: those of others, and of data that it does not read."""
+    unused = [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]
+    if method is not None and method not in NEED_DATA:
+        unused.append("max_length")
+    return unused

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.methods import rows_of_methods
-from hydractl.settings.common import Common, SideBySide, run_option
+from hydractl.settings.common import Common, Rule, SideBySide, run_option
 from hydractl.settings.option import option, options_of
+from hydractl.settings.rules import names_once, required
 
 study_option = partial(option, "Study")
 data_option = partial(option, "Data of the study")
@@ -28,7 +29,9 @@ _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
 def _unnamed(text: str) -> str:
     """Return ``SPEC`` as ``NAME=SPEC``; the first set without a name is ``oodval``."""
-    return text if _NAMED.match(text) else f"oodval={text}"
+    if _NAMED.match(text):
+        return text
+    return f"oodval={text}"
 
 
 @dataclass(kw_only=True)
@@ -37,6 +40,15 @@ class StudySettings(SideBySide):
 
     verb: ClassVar[str] = "study"
     needs_output_file: ClassVar[bool] = True
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *SideBySide.rules,
+        required("val"),
+        required("test"),
+        required("ood_val"),
+        names_once("ood_val", _unnamed),
+        required("ood"),
+        names_once("ood", _unnamed),
+    )
 
     val: str | None = data_option(
         "In-distribution validation data; one half is for the search, the other one to choose by",
@@ -107,18 +119,27 @@ class StudySettings(SideBySide):
 
     def ood_val_sets(self) -> list[OodSet]:
         """Return the data sets of ``--ood-val``, in order."""
-        sets = [parse_ood_set(_unnamed(text)) for text in self.ood_val]
-        return [one._replace(spec=self._made) if one.spec == AUTO else one for one in sets]
+        sets = []
+        for text in self.ood_val:
+            ood_set = parse_ood_set(_unnamed(text))
+            if ood_set.spec == AUTO:
+                ood_set = ood_set._replace(spec=self._made)
+            sets.append(ood_set)
+        return sets
 
     def choosing_sets(self) -> list[OodSet]:
-        """Those to choose by. One set has OOD samples of one kind: a second one is made of the samples of ``--val``."""
+        """Return the sets to choose by.
+
+        One set has OOD samples of one kind: a second one is then made of the samples of ``--val``.
+        """
         sets = self.ood_val_sets()
-        alone = len(sets) == 1 and sets[0].spec != self._made
-        return [*sets, OodSet(AUTO, None, self._made)] if alone else sets
+        if len(sets) == 1 and sets[0].spec != self._made:
+            sets.append(OodSet(AUTO, None, self._made))
+        return sets
 
     def chooses_by_made_samples_alone(self) -> bool:
         """Return whether all OOD validation samples are made of those of ``--val``."""
-        return all(each.spec == self._made for each in self.ood_val_sets())
+        return all(ood_set.spec == self._made for ood_set in self.ood_val_sets())
 
     @property
     def _made(self) -> str:
@@ -126,20 +147,21 @@ class StudySettings(SideBySide):
 
     def seconds(self) -> float | None:
         """Return the ``--budget`` in seconds."""
-        return None if self.budget is None else float(self.budget[:-1]) * _UNITS[self.budget[-1]]
+        if self.budget is None:
+            return None
+        number, unit = self.budget[:-1], self.budget[-1]
+        return float(number) * _UNITS[unit]
 
     def common(self, settings_type: type[Common], names: Collection[str]) -> dict[str, str | list[str]]:
         """Return what somebody gave to those of these options that another verb has too, as its flags take it."""
-        given = {}
-        for item in options_of(settings_type):
-            if item.name in names and self._rank(item.name):
-                value = getattr(self, item.name)
-                given[item.name] = [str(one) for one in value] if isinstance(value, list) else str(value)
-        return given
-
-    def conflicts(self) -> list[str]:
-        """List problems: all data but the training data, and names that are given once."""
-        found = super().conflicts() + self.needs("val") + self.needs("test")
-        for name in ("ood_val", "ood"):
-            found += self.needs(name) + self.twice_named(name, _unnamed)
-        return found
+        texts: dict[str, str | list[str]] = {}
+        for option_of_both in options_of(settings_type):
+            name = option_of_both.name
+            if name not in names or not self._rank(name):
+                continue
+            value = getattr(self, name)
+            if isinstance(value, list):
+                texts[name] = [str(part) for part in value]
+            else:
+                texts[name] = str(value)
+        return texts

@@ -84,7 +84,7 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
 
 
 def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
-    """The document of an earlier bench: its table, its plot, and what is required of it."""
+    """Return the document of an earlier bench: its table, its plot, and what is required of it."""
     from hydractl.files.documents import Bench, read_document
 
     assert settings.from_file is not None
@@ -96,11 +96,11 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
     if settings.dry_run:
         check_outputs([plot] if plot else [], force=settings.force)
         return Outcome(document, unmet=unmet)
-    files = []
-    if plot is not None:
-        with Output(plot, force=settings.force) as output:
-            files.append(_draw(document, output))
-    return Outcome(document, files=files, unmet=unmet)
+    if plot is None:
+        return Outcome(document, unmet=unmet)
+    with Output(plot, force=settings.force) as output:
+        picture = _draw(document, output)
+    return Outcome(document, files=[picture], unmet=unmet)
 
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
@@ -121,9 +121,12 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     compared = {row.name for row in rows if row.kind in COMPARED}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
     _check_cascades(rows, settings)
-    how = settings.limit, settings.seed, max(settings.batch_size)
-    data = None if settings.data is None else open_samples(rows, settings.data, *how)
-    path = None if settings.to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
+    data = None
+    if settings.data is not None:
+        data = open_samples(rows, settings.data, settings.limit, settings.seed, max(settings.batch_size))
+    path = None
+    if not settings.to_stdout:
+        path = file_path(settings.output or f"{rows[0].name}.bench.json")
     costs = with_ratios([row.cost() for row in rows])
     planned = [file for file in (path, plot) if file is not None]
     if settings.dry_run:
@@ -131,17 +134,32 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         return Outcome(_plan(settings, rows, costs, planned))
     with contextlib.ExitStack() as claimed:
         outputs = {file: claimed.enter_context(Output(file, force=settings.force)) for file in planned}
-        mode = (settings.compile_mode or "default") if settings.compile else None
-        own = {"batch_sizes": settings.batch_size, "dtypes": settings.dtype, "compile_mode": mode, "data": data}
-        options = settings.fill(BenchOptions, **own)
-        announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
+        compile_mode = None
+        if settings.compile:
+            compile_mode = settings.compile_mode or "default"
+        options = settings.fill(
+            BenchOptions,
+            batch_sizes=settings.batch_size,
+            dtypes=settings.dtype,
+            compile_mode=compile_mode,
+            data=data,
+        )
+        sources = {}
+        for row in rows:
+            for source in row.model.sources:
+                sources[source.name] = source
+        announce_reading(sources.values(), log)
         measured = measure(options, rows, costs, device, log)
-        of_run = {"macs": COUNTED, "rounds_measured": settings.rounds, "rounds_warmup": settings.warmup}
+        conventions: dict[str, Any] = {**CONVENTIONS, "macs": COUNTED}
+        conventions["rounds_measured"] = settings.rounds
+        conventions["rounds_warmup"] = settings.warmup
         if data is not None:
-            of_run["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
-        conventions = {**CONVENTIONS, **of_run, "seed": settings.seed}
+            conventions["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
+        conventions["seed"] = settings.seed
         document = replace(measured, conventions=conventions).to_json()
-        files = [] if path is None else [write_json(outputs[path], document)]
+        files = []
+        if path is not None:
+            files.append(write_json(outputs[path], document))
         if plot is not None:
             files.append(_draw(document, outputs[plot]))
     unmet = _unmet(settings, compared, document["results"])
@@ -154,11 +172,18 @@ def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None
     Raises:
         UsageError: compiled models, or random inputs.
     """
-    name = next((row.name for row in rows if row.cascade is not None), None)
-    if name is not None and (settings.compile or settings.data is None):
-        why = "compiled, all its members run" if settings.compile else "random inputs say nothing of its samples"
-        others = "or all members with F.st?cascade=0"
-        raise UsageError(f"{name} is a cascade: {why}", hint=f"bench it uncompiled on data, --data SPEC, {others}")
+    if settings.compile:
+        why = "compiled, all its members run"
+    elif settings.data is None:
+        why = "random inputs say nothing of its samples"
+    else:
+        return
+    for row in rows:
+        if row.cascade is not None:
+            raise UsageError(
+                f"{row.name} is a cascade: {why}",
+                hint="bench it uncompiled on data, --data SPEC, or all members with F.st?cascade=0",
+            )
 
 
 def _draw(document: dict[str, Any], output: Output) -> Path:
@@ -167,7 +192,7 @@ def _draw(document: dict[str, Any], output: Output) -> Path:
 
 
 def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) -> list[str]:
-    """One line for each ``--require`` that does not hold in a row."""
+    """Return one line for each ``--require`` that does not hold in a row."""
 
     def label(name: str, row: Any) -> str:
         return f"{name} (batch {row['batch_size']}, {row['dtype']})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,25 +41,36 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.from_file:
         return _again(settings, log)
     plan = plan_of(settings, log)
-    names = [model.name for model in plan.models]
     if settings.dry_run:
-        for file in plan.files(settings):
-            check_outputs([file], force=plan.replaceable(file, settings))
-        kept = [file for file in plan.features.values() if not file.exists()]
-        check_outputs(kept, force=False)
-        with claimed_reports(settings.fill(ReportOptions), names) as reports:
-            files = [*plan.files(settings), *kept, *reports.planned()]
-        for doubt in plan.doubts:
-            log.warn(doubt)
-        sizes = {dataset.name: len(dataset) for dataset in plan.sets}
-        document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
-        return Outcome({**document, "files": [str(file) for file in files]})
+        return _dry_run(plan, settings, log)
     try:
         return _measure(plan, settings, log)
     except KeyboardInterrupt:
-        if settings.predictions is None or not settings.predictions.endswith(".st"):
+        if not _keeps_logits(settings):
             raise
         raise Interrupted(hint="add --resume to the same command to go on") from None
+
+
+def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
+    """Say what would be measured and written."""
+    names = [model.name for model in plan.models]
+    for file in plan.files(settings):
+        check_outputs([file], force=plan.replaceable(file, settings))
+    new_features = [file for file in plan.features.values() if not file.exists()]
+    check_outputs(new_features, force=False)
+    with claimed_reports(settings.fill(ReportOptions), names) as reports:
+        files = [*plan.files(settings), *new_features, *reports.planned()]
+    for doubt in plan.doubts:
+        log.warn(doubt)
+    return Outcome(
+        {
+            "schema": SCHEMA,
+            "dry_run": True,
+            "models": names,
+            "samples": {dataset.name: len(dataset) for dataset in plan.sets},
+            "files": [str(file) for file in files],
+        }
+    )
 
 
 def _again(settings: EvalSettings, log: Log) -> Outcome:
@@ -76,44 +87,57 @@ def _again(settings: EvalSettings, log: Log) -> Outcome:
     document = answer.to_json()
     rows = [(row.name, row.to_json()) for row in answer.models]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
+    names = [name for name, _ in rows]
+    files: list[Path] = []
     with ExitStack() as stack:
-        path = None if settings.to_stdout or settings.output is None else file_path(settings.output)
-        output = path and stack.enter_context(Output(path, force=settings.force))
-        names = [name for name, _ in rows]
+        output = None
+        if settings.output is not None and not settings.to_stdout:
+            output = stack.enter_context(Output(file_path(settings.output), force=settings.force))
         reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
-        files = [write_json(output, document)] if output and not settings.dry_run else []
-        files += [] if settings.dry_run else write_reports(answer, reports)
+        if not settings.dry_run:
+            if output is not None:
+                files.append(write_json(output, document))
+            files += write_reports(answer, reports)
     return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
 
 
 def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
     """Return the options of an evaluation from the settings; the OOD sets of a suite come behind those of ``--ood``."""
-    data = settings.fill(
-        DataOptions,
-        ood=[*settings.ood_sets(), *([] if suite is None else suite.sets)],
-        val_ood=settings.val_ood_sets(),
-        corruptions=settings.corruption_names(),
+    ood = settings.ood_sets()
+    if suite is not None:
+        ood += suite.sets
+    data = settings.fill(DataOptions, ood=ood, val_ood=settings.val_ood_sets(), corruptions=settings.corruption_names())
+    fit = settings.fill(
+        FitOptions,
+        scores=_scores_of(settings),
+        temperature=settings.temperature_of_all(),
+        temperatures=settings.temperatures_of_rows(),
     )
     return settings.fill(
         EvalOptions,
         run=settings.fill(RunOptions, passes=settings.passes()),
         data=data,
-        fit=settings.fill(
-            FitOptions,
-            scores=_scores_of(settings),
-            temperature=settings.temperature_of_all(),
-            temperatures=settings.temperatures_of_rows(),
-        ),
-        keep_logits=(settings.predictions or "").endswith(".st"),
+        fit=fit,
+        keep_logits=_keeps_logits(settings),
     )
 
 
+def _keeps_logits(settings: EvalSettings) -> bool:
+    """Return whether predictions are kept in the form that ``--resume`` and ``--reuse`` read."""
+    return settings.predictions is not None and settings.predictions.endswith(".st")
+
+
 def _scores_of(settings: EvalSettings) -> ScoreOptions:
-    choices = settings.scores()
-    names = [name for choice in choices if choice.row is None for name in choice.names]
-    of_rows = {choice.row: choice.names[0] for choice in choices if choice.row is not None}
-    every = names == [ALL_SCORES]
-    return ScoreOptions([*SCORES, *ON_FEATURES] if every else names, of_rows, every)
+    of_all: list[str] = []
+    of_rows: dict[str, str] = {}
+    for choice in settings.scores():
+        if choice.row is None:
+            of_all += choice.names
+        else:
+            of_rows[choice.row] = choice.names[0]
+    if of_all == [ALL_SCORES]:
+        return ScoreOptions([*SCORES, *ON_FEATURES], of_rows, True)
+    return ScoreOptions(of_all, of_rows, False)
 
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
@@ -131,12 +155,8 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     models = find_rows(settings.model, model_options(settings), options, log)
     check_writable(models, options.keep_logits, settings.calibrated is not None)
     names = [model.name for model in models]
-    of_rows = {"--ood-score": options.fit.scores.of_rows, "--temperature": options.fit.temperatures}
-    for flag, rows in of_rows.items():
-        for name in rows:
-            if name not in names:
-                hint = f"the rows are {', '.join(names)}"
-                raise UsageError(f"{flag} {name}=...: no row has this name{did_you_mean(name, names)}", hint=hint)
+    _check_row_names("--ood-score", options.fit.scores.of_rows, names)
+    _check_row_names("--temperature", options.fit.temperatures, names)
     predictions = _paths_by_row(settings.predictions, names)
     features = _paths_by_row(settings.features, [model.name for model in models if model.reads is not None])
     opened = open_sets(options.data, models)
@@ -151,15 +171,25 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
         log.info(note)
     doubts = [*opened.warnings, *data_doubts(models, sets, options)]
     plan = Plan(models, sets, options, path, predictions, features, seen, suite, doubts)
-    shown = (settings.report, settings.card, settings.openood_csv)
-    _check_distinct([*plan.files(settings), *features.values(), *(Path(one) for one in shown if one)])
+    reports = [Path(file) for file in (settings.report, settings.card, settings.openood_csv) if file]
+    _check_distinct([*plan.files(settings), *features.values(), *reports])
     return plan
+
+
+def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> None:
+    """Refuse an option of one row where no row has its name."""
+    for name in named:
+        if name not in rows:
+            guess = did_you_mean(name, rows)
+            hint = f"the rows are {', '.join(rows)}"
+            raise UsageError(f"{flag} {name}=...: no row has this name{guess}", hint=hint)
 
 
 def _default_name(first: str, settings: EvalSettings) -> str:
     """Name the answer after the first row, and another seed where it decides."""
-    drawn = settings.bootstrap or settings.mc_dropout is not None
-    return f"{first}{settings.seed_mark if drawn else ''}.eval.json"
+    if settings.bootstrap or settings.mc_dropout is not None:
+        return f"{first}{settings.seed_mark}.eval.json"
+    return f"{first}.eval.json"
 
 
 def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
@@ -167,7 +197,8 @@ def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
     choice = settings.suite()
     if choice is None:
         return None
-    suite = find_suite(choice, str(settings.ood_root), taken=[one.name for one in settings.ood_sets()])
+    taken = [ood_set.name for ood_set in settings.ood_sets()]
+    suite = find_suite(choice, str(settings.ood_root), taken=taken)
     for note in suite.notes:
         log.warn(f"--ood-suite {suite.name}: {note}")
     return suite
@@ -209,50 +240,50 @@ class Plan:
 
     def files(self, settings: EvalSettings) -> list[Path]:
         """Return every file that is written, the answer first."""
-        own = [] if settings.calibrated is None else [Path(settings.calibrated)]
-        return [*([self.path] if self.path else []), *self.predictions.values(), *own]
+        files = list(self.predictions.values())
+        if self.path is not None:
+            files.insert(0, self.path)
+        if settings.calibrated is not None:
+            files.append(Path(settings.calibrated))
+        return files
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
         """Return whether an existing file may be claimed: with ``--resume`` predictions, and their answer."""
-        finished = [value for value in self.predictions.values() if is_predictions(value)]
-        answered = file == self.path and len(finished) == len(self.predictions)
-        return settings.force or (settings.resume and (file in finished or answered))
+        finished = [predictions for predictions in self.predictions.values() if is_predictions(predictions)]
+        if settings.force:
+            return True
+        if not settings.resume:
+            return False
+        is_answer_of_all = file == self.path and len(finished) == len(self.predictions)
+        return file in finished or is_answer_of_all
 
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
-    from hydractl.evaluation.fitting import unused_sets
+    """Measure every row, write everything, and hold the requirements against the answer."""
     from hydractl.evaluation.measuring import Measuring
-    from hydractl.evaluation.sets import option_of
-    from hydractl.model.loading import resolve_device, resolve_dtype
 
     with ExitStack() as stack:
         # Every output is claimed before anything is computed. What --resume finds finished is read instead.
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        reports = stack.enter_context(
-            claimed_reports(settings.fill(ReportOptions), [model.name for model in plan.models])
-        )
+        names = [model.name for model in plan.models]
+        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
         features: dict[str, Path | Output] = {**plan.features}
         for name, path in plan.features.items():
             if not path.exists():  # else it is read
                 features[name] = stack.enter_context(Output(path))
-        slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
-        if slow is not None:
-            log.warn(slow)
-        _report_cut(plan, log)
-        _report_labels(plan, settings, log)
-        for dataset in unused_sets(plan.sets, plan.options):
-            log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
-        for doubt in plan.doubts:
-            log.warn(doubt)
+        _report_before(plan, settings, log)
         measuring = Measuring(plan.sets, plan.options, log)
         rows, files = [], []
         for model in plan.models:
             target = plan.predictions.get(model.name)
-            output = None if target is None else outputs[target]
-            rows.append(measuring.row(model, output, plan.seen.get(model.name, {}), features.get(model.name)))
-            files += [target] if target is not None else []
+            output = None
+            if target is not None:
+                output = outputs[target]
+                files.append(target)
+            seen = plan.seen.get(model.name, {})
+            rows.append(measuring.row(model, output, seen, features.get(model.name)))
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
         document = _document(plan, rows, [*plan.doubts, *measuring.warnings], settings)
@@ -265,6 +296,23 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
             files.insert(0, _write_answer(outputs[plan.path], document, settings))
         files += write_reports(EvalAnswer.from_json(document), reports)
     return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
+
+
+def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:
+    """Say what is known of models and data before anything is measured."""
+    from hydractl.evaluation.fitting import unused_sets
+    from hydractl.evaluation.sets import option_of
+    from hydractl.model.loading import resolve_device, resolve_dtype
+
+    slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
+    if slow is not None:
+        log.warn(slow)
+    _report_cut(plan, log)
+    _report_labels(plan, settings, log)
+    for dataset in unused_sets(plan.sets, plan.options):
+        log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
+    for doubt in plan.doubts:
+        log.warn(doubt)
 
 
 def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettings) -> Path:
@@ -292,8 +340,11 @@ def _document(
         document["note"] = settings.note
     if plan.suite is not None:
         document["suite"] = plan.suite.document()
-    little = [(row["name"], little_diversity(row["diversity"]["id"], plan.sets[0].spec)) for row in rows]
-    warnings = [*warnings, *(f"{name}: {words}" for name, words in little if words is not None)]
+    warnings = list(warnings)
+    for row in rows:
+        little = little_diversity(row["diversity"]["id"], plan.sets[0].spec)
+        if little is not None:
+            warnings.append(f"{row['name']}: {little}")
     if warnings:
         document["warnings"] = warnings
     if settings.bootstrap:
@@ -312,13 +363,16 @@ def _report_skipped(plan: Plan, log: Log) -> None:
 
 def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
     """Say where labels are missing, or tell little: of predictions of new data that is no surprise."""
-    for one in plan.sets:
-        if one.dataset is not None and one.role in ("id", "val"):
-            report_classes(one.dataset, log)
-    if plan.sets[0].labels is None and settings.predictions is None:
-        hint = getattr(plan.sets[0].dataset, "label_hint", None)
-        text = f"{plan.sets[0].spec} has no labels: accuracy and calibration are not measured"
-        log.warn(text + (f" ({hint})" if hint else ""))
+    for eval_set in plan.sets:
+        if eval_set.dataset is not None and eval_set.role in ("id", "val"):
+            report_classes(eval_set.dataset, log)
+    test_set = plan.sets[0]
+    if test_set.labels is None and settings.predictions is None:
+        text = f"{test_set.spec} has no labels: accuracy and calibration are not measured"
+        hint = getattr(test_set.dataset, "label_hint", None)
+        if hint:
+            text += f" ({hint})"
+        log.warn(text)
 
 
 def _report_cut(plan: Plan, log: Log) -> None:
@@ -343,4 +397,6 @@ def _paths_by_row(text: str | None, names: list[str]) -> dict[str, Path]:
     if text is None:
         return {}
     path = file_path(text)
-    return {name: named_apart(path, name) if len(names) > 1 else path for name in names}
+    if len(names) == 1:
+        return {names[0]: path}
+    return {name: named_apart(path, name) for name in names}

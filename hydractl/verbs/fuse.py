@@ -47,36 +47,40 @@ from hydractl.settings.members import FuseSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
-_AUTO = (
+_UNDECIDED = (
     "whether members are averaged, as here, or kept whole, with at most {} parameters, is decided when weights are read"
 )
 _AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
 
+_FITTED_TO_ALL_MEMBERS = ("calibration", "threshold", "ood_score")
+"""What a description may hold that says nothing of a cascade, whose first member often answers alone."""
+
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
-    """Plan, write and check a fused model, or export one model as it is."""
+    """Plan, write and check a fused model, export one model as it is, or give one a cascade."""
     resolve_device(settings.device)
     sources = open_sources(settings.model, model_options(settings, bodies=True))
-    for source in sources if settings.export or settings.data is not None or settings.cascade is not None else ():
-        need_classifier(source)
+    if settings.export or settings.data is not None or settings.cascade is not None:
+        for source in sources:
+            need_classifier(source)
     if settings.only_exports:
         return run_alone(settings, sources[0], log)
     refuse_posterior(sources, "fuse")
     if settings.only_cascades:
         return run_cascade(settings, sources[0], log)
+    return _fuse(settings, sources, log)
+
+
+def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
+    """Fuse several models, after everything that their headers tell has been checked."""
     path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))
     stem = stem_beside(path, settings.export)
-    auto = settings.merge == AUTO
-    outline = plan_fusion(sources, MERGEABLE if auto else settings.merge, headers_only=True)
+    parts = MERGEABLE if settings.merge == AUTO else settings.merge
+    outline = plan_fusion(sources, parts, headers_only=True)
     targets = plan_exports(settings.export, stem, outline.description, outline.tensors)
-    check_outputs([path, *(target.path for target in targets)], force=settings.force)
+    check_outputs([path, *[target.path for target in targets]], force=settings.force)
     if settings.dry_run:
-        document = _document(outline, sources, path, targets, dry_run=True)
-        if auto:
-            whole = parameters(plan_fusion(sources, [], headers_only=True).tensors)
-            document["averaging"] = {"asked": "auto"}
-        note = _AUTO.format(count_text(whole)) if auto else _AT_MOST
-        return Outcome({**document, "note": note, "dry_run": True})
+        return _dry_run(settings, outline, sources, path, targets)
     dataset, named = _opened(settings, sources, settings.data)
     validation = _validation(settings, sources)
     doubts = [] if validation is None else list(validation.doubts)
@@ -85,16 +89,33 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
         checked = plan_checked(sources, settings.merge, resolve_device(settings.device), settings.seed, log)
-        found = {"self_check": checked.check}
-        if checked.averaging is not None:
-            found["averaging"] = checked.averaging
-        if dataset is not None:
-            found["on_data"] = measure_on(dataset, checked.plan, named, settings.fill(RunOptions), log)
         plan = checked.plan
+        measured: dict[str, Any] = {"self_check": checked.check}
+        if checked.averaging is not None:
+            measured["averaging"] = checked.averaging
+        if dataset is not None:
+            measured["on_data"] = measure_on(dataset, plan, named, settings.fill(RunOptions), log)
         if validation is not None:
-            found["cascade"] = validation.fit(settings, plan.description, plan.tensors, log)
+            measured["cascade"] = validation.fit(settings, plan.description, plan.tensors, log)
             plan = replace(plan, description=validation.noted(plan.description))
-        return _write(settings, plan, sources, found, output, stem, _check_data(settings, dataset), doubts, log)
+        rounding_data = _check_data(settings, dataset)
+        return _write(settings, plan, sources, measured, output, stem, rounding_data, doubts, log)
+
+
+def _dry_run(
+    settings: FuseSettings, outline: FusionPlan, sources: list[Source], path: Path, targets: Sequence[Target]
+) -> Outcome:
+    """Say what headers tell of the fused model."""
+    document = _document(outline, sources, path, targets, dry_run=True)
+    note = _AT_MOST
+    if settings.merge == AUTO:
+        whole = plan_fusion(sources, [], headers_only=True)
+        document["averaging"] = {"asked": "auto"}
+        note = _UNDECIDED.format(count_text(parameters(whole.tensors)))
+    return Outcome({**document, "note": note, "dry_run": True})
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -106,14 +127,24 @@ class _Validation:
     doubts: Sequence[str] = ()
 
     def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> dict[str, Any]:
-        options, run = settings.fill(CascadeOptions), settings.fill(RunOptions)
-        return fit_cascade(model, tensors, self.inside, self.outside, options, run, log)
+        """Fit the cascade of a model and return what its file says of it."""
+        options = settings.fill(CascadeOptions)
+        run_options = settings.fill(RunOptions)
+        return fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
 
     def noted(self, description: Description) -> Description:
         """Return the description with these samples among those that the model has seen."""
-        used = [("val", self.inside), *(("val_ood", data) for data in self.outside.values())]
-        entries = [entry("fuse", role, part) for role, data in used for part in data.origins()]
+        entries = [entry("fuse", "val", part) for part in self.inside.origins()]
+        for dataset in self.outside.values():
+            entries += [entry("fuse", "val_ood", part) for part in dataset.origins()]
         return replace(description, seen=tuple(merged(description.seen, entries)))
+
+    def given_sets(self) -> list[GivenSet]:
+        """Return the sets with the options that gave them."""
+        given = [GivenSet("--cascade", self.inside)]
+        for name, dataset in self.outside.items():
+            given.append(GivenSet(f"--cascade-ood {name}", dataset))
+        return given
 
 
 def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
@@ -122,33 +153,33 @@ def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validatio
         return None
     inside, named = _opened(settings, sources, settings.cascade, "--cascade")
     assert inside is not None
-    common: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "ignore_labels": True}
-    common["reads"] = {source.name: source.description.reads for source in named}
+    reads = {source.name: source.description.reads for source in named}
     outside: dict[str, Dataset] = {}
     for name, _, spec in settings.cascade_sets():
         option = f"--cascade-ood {name}"
-        made = spec == MADE
-        outside[name] = (
-            PseudoOod(inside, MADE, settings.seed, option) if made else open_data(spec, option=option, **common)
-        )
-    findings = compare_sets([GivenSet("--cascade", inside), *_given(outside)])
+        if spec == MADE:
+            outside[name] = PseudoOod(inside, MADE, settings.seed, option)
+        else:
+            outside[name] = open_data(
+                spec, option=option, limit=settings.limit, seed=settings.seed, ignore_labels=True, reads=reads
+            )
+    validation = _Validation(inside, outside)
+    findings = compare_sets(validation.given_sets())
     findings.refuse()
-    return _Validation(inside, outside, [*findings.warnings, *_doubts(sources, inside, outside)])
+    return replace(validation, doubts=[*findings.warnings, *_doubts(sources, validation)])
 
 
-def _given(outside: Mapping[str, Dataset]) -> list[GivenSet]:
-    return [GivenSet(f"--cascade-ood {name}", dataset) for name, dataset in outside.items()]
-
-
-def _doubts(sources: Sequence[Source], inside: Dataset, outside: Mapping[str, Dataset]) -> list[str]:
+def _doubts(sources: Sequence[Source], validation: _Validation) -> list[str]:
     """List what is odd about the data that a cascade is fitted on."""
-    doubts = sample_doubts(inside)
-    for dataset in outside.values():
-        doubts += [] if isinstance(dataset, PseudoOod) else sample_doubts(dataset)
+    doubts = sample_doubts(validation.inside)
+    for dataset in validation.outside.values():
+        if not isinstance(dataset, PseudoOod):
+            doubts += sample_doubts(dataset)
     for source in sources:
-        for given in (GivenSet("--cascade", inside), *_given(outside)):
+        for given in validation.given_sets():
             doubt = trained_on_doubt(source.name, source.description.seen, given)
-            doubts += [] if doubt is None else [doubt]
+            if doubt is not None:
+                doubts.append(doubt)
     return doubts
 
 
@@ -172,44 +203,59 @@ def _check_data(settings: FuseSettings, inside: Dataset | None) -> CheckData | N
     """Open the data that rounded weights are measured on; None without."""
     if inside is None or not settings.rounds_weights:
         return None
-    how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "reads": {"the model": inside.kind}}
-    sets = settings.ood_sets()
-    outside = {one.name: open_data(one.spec, option=f"--ood {one.name}", ignore_labels=True, **how) for one in sets}
+    outside = {}
+    for ood_set in settings.ood_sets():
+        outside[ood_set.name] = open_data(
+            ood_set.spec,
+            option=f"--ood {ood_set.name}",
+            ignore_labels=True,
+            limit=settings.limit,
+            seed=settings.seed,
+            reads={"the model": inside.kind},
+        )
     return CheckData(inside, outside, settings.batch_size, settings.workers)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def _write(
     settings: FuseSettings,
     plan: FusionPlan,
     sources: list[Source],
-    found: dict[str, Any],
+    measured: dict[str, Any],
     output: Output,
     stem: Path,
     data: CheckData | None,
     doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
-    """Write what was checked, with what was found of it, and say it."""
+    """Write the model with what was measured of it, and its exports, and say what was found."""
     targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
-    document = {**_document(plan, sources, output.path, targets, dry_run=False), **found}
+    document = _document(plan, sources, output.path, targets, dry_run=False)
+    document.update(measured)
     warnings = [*doubts, *_say(document, plan, log)]
+    origins = [source.sha256 for source in sources]
+    extra = dict(measured)
+    if "cascade" in measured:
+        extra.update(_of_cascade(measured["cascade"]))
+    description = replace(
+        plan.description,
+        extra=extra,
+        provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
+    )
     with claimed(targets, force=settings.force) as claim:
-        origins = [source.sha256 for source in sources]
-        description = replace(
-            plan.description,
-            extra={**found, **(_of_cascade(found["cascade"]) if "cascade" in found else {})},
-            provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
-        )
         macs = document["cost"]["fused"]["macs"]
         exports = claim.write(lambda: HydraModel(description, plan.tensors), origins, macs, settings.seed, log, data)
         if exports:
-            document = {**document, "exports": exports}
+            document["exports"] = exports
             warnings += _say_rounded(exports, log)
         digest = write_checkpoint(output, plan.tensors, description.to_json())
-        # The exports last: what they were made of is then in place.
         if warnings:
-            document = {**document, "warnings": warnings}
-        return Outcome({**document, "sha256": digest}, files=[output.path, *claim.commit()])
+            document["warnings"] = warnings
+        document["sha256"] = digest
+        # The exports last: what they were made of is then in place.
+        return Outcome(document, files=[output.path, *claim.commit()])
 
 
 def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
@@ -222,10 +268,16 @@ def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
         log.info(data_words(answer.on_data))
     if answer.cascade is not None:
         log.info(cascade_words(answer.cascade))
-    data = document.get("on_data")
-    where = document["self_check"]["inputs"] if data is None else f"{data['n']} samples"
-    little = little_diversity(document["self_check"] if data is None else data["after"], where)
-    warnings = [*warnings_of(answer), *([little] if little is not None and not plan.warnings else [])]
+    warnings = list(warnings_of(answer))
+    if not plan.warnings:
+        on_data = document.get("on_data")
+        if on_data is None:
+            check = document["self_check"]
+            little = little_diversity(check, check["inputs"])
+        else:
+            little = little_diversity(on_data["after"], f"{on_data['n']} samples")
+        if little is not None:
+            warnings.append(little)
     for warning in warnings:
         log.warn(warning)
     return [*plan.warnings, *warnings]
@@ -233,52 +285,68 @@ def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
 
 def _say_rounded(exports: Sequence[dict[str, Any]], log: Log) -> list[str]:
     """Say what rounding weights does; return the warnings, which are said too."""
-    found = []
+    warnings = []
     for export in exports:
         words, harmful = rounding_words(ExportedFileRecord.from_json(export))
-        if words is not None:
-            (log.warn if harmful else log.info)(words)
-            found += [words] if harmful else []
-    return found
+        if words is None:
+            continue
+        if harmful:
+            log.warn(words)
+            warnings.append(words)
+        else:
+            log.info(words)
+    return warnings
 
 
 def _document(
     plan: FusionPlan, sources: Sequence[Source], path: Path, targets: Sequence[Target], *, dry_run: bool
 ) -> dict[str, Any]:
     """Return the answer so far; a dry run, which reads no weights, names neither equal weights nor their digests."""
-    dense = dense_macs(plan.description)
-    fused = cost_of(plan.description, plan.tensors)
-    counts = {
-        "averaged": plan.tensors.elements(plan.averaged),
-        **({} if dry_run else {"equal": plan.tensors.elements(plan.shared)}),
-        "per_member": plan.tensors.elements(plan.own),
-    }
-    return {
+    counts = {"averaged": plan.tensors.elements(plan.averaged)}
+    if not dry_run:
+        counts["equal"] = plan.tensors.elements(plan.shared)
+    counts["per_member"] = plan.tensors.elements(plan.own)
+    document: dict[str, Any] = {
         "schema": "hydractl.fuse/1",
         "output": str(path),
         "arch": plan.description.arch,
         "merge": list(plan.description.merge or []),
-        "members": [
-            {
-                "name": source.name,
-                **({} if dry_run else {"sha256": source.sha256}),
-                "heads": source.description.mask.counts(),
-                "kind": source.description.kind,
-            }
-            for source in sources
-        ],
+        "members": [_member(source, dry_run=dry_run) for source in sources],
         "parameters": counts,
-        **({"exports": [target.to_json() for target in targets]} if targets else {}),
-        **({} if dry_run else {"shared": shared_parts(plan)}),
-        "cost": {
-            "single": cost_of(sources[0].description, sources[0].tensors),
-            "members": total_cost(cost_of(source.description, source.tensors) for source in sources),
-            "fused": fused,
-            "dense_macs": dense,
-            "dense_params": dense_parameters(plan.description),
-            "mac_ratio": fused["macs"] / dense,
-        },
     }
+    if targets:
+        document["exports"] = [target.to_json() for target in targets]
+    if not dry_run:
+        document["shared"] = shared_parts(plan)
+    document["cost"] = _costs(plan, sources)
+    return document
+
+
+def _member(source: Source, *, dry_run: bool) -> dict[str, Any]:
+    """Return what the answer says of one member."""
+    member: dict[str, Any] = {"name": source.name}
+    if not dry_run:
+        member["sha256"] = source.sha256
+    member["heads"] = source.description.mask.counts()
+    member["kind"] = source.description.kind
+    return member
+
+
+def _costs(plan: FusionPlan, sources: Sequence[Source]) -> dict[str, Any]:
+    """Return the cost of the first member, of all members apart, and of the fused model."""
+    dense = dense_macs(plan.description)
+    fused = cost_of(plan.description, plan.tensors)
+    return {
+        "single": cost_of(sources[0].description, sources[0].tensors),
+        "members": total_cost(cost_of(source.description, source.tensors) for source in sources),
+        "fused": fused,
+        "dense_macs": dense,
+        "dense_params": dense_parameters(plan.description),
+        "mac_ratio": fused["macs"] / dense,
+    }
+
+
+# --- one model --------------------------------------------------------------------------------------------------------
 
 
 def stem_alone(settings: FuseSettings, source: Source) -> Path:
@@ -294,10 +362,11 @@ def stem_alone(settings: FuseSettings, source: Source) -> Path:
     if kind in settings.export:
         return path.with_name(path.name.removesuffix(FORMATS[kind].ending))
     if path.suffix == ".st" or kind is not None:
-        kinds, better = ",".join(settings.export), FORMATS[settings.export[0]].ending
+        better = path.with_suffix(FORMATS[settings.export[0]].ending)
+        kinds = ",".join(settings.export)
         raise UsageError(
             f"--output {settings.output}: one MODEL with --export {kinds} writes no such file",
-            hint=f"-o {path.with_suffix(better)}",
+            hint=f"-o {better}",
         )
     return path
 
@@ -305,28 +374,31 @@ def stem_alone(settings: FuseSettings, source: Source) -> Path:
 def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     """Export one model, which may itself be fused, and write nothing else."""
     targets = plan_exports(settings.export, stem_alone(settings, source), source.description, source.tensors)
-    check_outputs([file for target in targets for file in target.files], force=settings.force)
+    files = []
+    for target in targets:
+        files += target.files
+    check_outputs(files, force=settings.force)
     data = None
     if not settings.dry_run:
         dataset, (source,) = _opened(settings, [source], settings.data)
         data = _check_data(settings, dataset)
         announce_reading([source], log)
-    document: dict[str, Any] = {
-        "schema": EXPORT_SCHEMA,
-        "model": source.name,
-        **({} if settings.dry_run else {"sha256": source.sha256}),
-        "arch": source.description.arch,
-        "members": len(source.description.masks),
-        "exports": [target.to_json() for target in targets],
-    }
+    document: dict[str, Any] = {"schema": EXPORT_SCHEMA, "model": source.name}
+    if not settings.dry_run:
+        document["sha256"] = source.sha256
+    document["arch"] = source.description.arch
+    document["members"] = len(source.description.masks)
+    document["exports"] = [target.to_json() for target in targets]
     if settings.dry_run:
         return Outcome({**document, "dry_run": True})
     origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
     with claimed(targets, force=settings.force) as claim:
         macs = cost_of(source.description, source.tensors)["macs"]
-        written = claim.write(lambda: build_model(source), origins or [source.sha256], macs, settings.seed, log, data)
-        warnings = _say_rounded(written, log)
-        document |= {"exports": written, **({"warnings": warnings} if warnings else {})}
+        exports = claim.write(lambda: build_model(source), origins or [source.sha256], macs, settings.seed, log, data)
+        document["exports"] = exports
+        warnings = _say_rounded(exports, log)
+        if warnings:
+            document["warnings"] = warnings
         return Outcome(document, files=claim.commit())
 
 
@@ -345,32 +417,39 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     check_outputs([path], force=settings.force)
     validation = _validation(settings, [source])
     assert validation is not None
-    document: dict[str, Any] = {"schema": "hydractl.cascade/1", "output": str(path), "model": source.name}
-    document |= {"arch": description.arch, "members": len(description.masks)}
+    document: dict[str, Any] = {
+        "schema": "hydractl.cascade/1",
+        "output": str(path),
+        "model": source.name,
+        "arch": description.arch,
+        "members": len(description.masks),
+    }
     if settings.dry_run:
         return Outcome({**document, "dry_run": True})
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
-        fitted = ("calibration", "threshold", "ood_score")
-        left = [name for name in fitted[:2] if name in description.extra]
-        if left:
-            log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left)}; see eval --calibrated")
+        left_out = [name for name in ("calibration", "threshold") if name in description.extra]
+        if left_out:
+            log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left_out)}; see eval --calibrated")
         cascade = validation.fit(settings, description, source.tensors, log)
+        document["cascade"] = cascade
         fitted_cascade = FittedCascadeRecord.from_json(cascade)
         warnings = [*validation.doubts, *cascade_warnings(fitted_cascade)]
         log.info(cascade_words(fitted_cascade))
         for warning in warnings:
             log.warn(warning)
-        extra = {key: value for key, value in description.extra.items() if key not in fitted}
-        made = replace(
+        if warnings:
+            document["warnings"] = warnings
+        extra = {key: value for key, value in description.extra.items() if key not in _FITTED_TO_ALL_MEMBERS}
+        extra.update(_of_cascade(cascade))
+        with_cascade = replace(
             validation.noted(description),
-            extra={**extra, **_of_cascade(cascade)},
+            extra=extra,
             layout="sliced",
             provenance={**description.provenance, "bases": source.lineage},
         )
-        digest = write_checkpoint(output, source.tensors, made.to_json())
-        told = {"warnings": warnings} if warnings else {}
-        return Outcome({**document, "cascade": cascade, **told, "sha256": digest}, files=[output.path])
+        document["sha256"] = write_checkpoint(output, source.tensors, with_cascade.to_json())
+        return Outcome(document, files=[output.path])
 
 
 def _of_cascade(cascade: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
     path = Path(output.rstrip("/")) if as_folder else file_path(output)
     mask_path = path / "hydractl.mask.json" if as_folder else mask_name(path)
     if settings.dry_run:
-        check_outputs([path] if as_folder else [path, mask_path], force=settings.force, folder=as_folder)
+        outputs = [path] if as_folder else [path, mask_path]
+        check_outputs(outputs, force=settings.force, folder=as_folder)
         return _dry_run(source, settings, layout, path, mask_path)
     with Output(path, force=settings.force, folder=as_folder) as target:
         if as_folder:
@@ -77,19 +78,31 @@ def default_name(source: Source, settings: PruneSettings) -> str:
 
     For example ``vit.taylor-8.st``, ``vit.taylor-8.seed1.st``.
     """
-    if settings.method:
-        how = settings.method
-    elif settings.scores:
-        how = "scores" if settings.scores == "-" else Path(settings.scores).name.removesuffix(".json")
-    else:
-        chosen = settings.circuit or settings.mask or ""
-        how = "mask" if chosen == "-" else Path(chosen).name.removesuffix(".json").removesuffix(".mask")
+    how = _named_after(settings)
     how = how.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
-    amount = f"-{settings.keep}" if settings.keep is not None else ""
-    amount += f"-minus{settings.remove}" if settings.remove is not None else ""
-    amount += f"-drop{settings.max_drop:g}" if settings.max_drop is not None else ""
-    seed = settings.seed_mark if settings.method or settings.sample_from is not None else ""
-    return f"{source.name}.{how}{amount}{seed}.st"
+    if settings.keep is not None:
+        how += f"-{settings.keep}"
+    if settings.remove is not None:
+        how += f"-minus{settings.remove}"
+    if settings.max_drop is not None:
+        how += f"-drop{settings.max_drop:g}"
+    if settings.method or settings.sample_from is not None:
+        how += settings.seed_mark
+    return f"{source.name}.{how}.st"
+
+
+def _named_after(settings: PruneSettings) -> str:
+    """Return what the output is named after: the criterion, or the file that decides."""
+    if settings.method:
+        return settings.method
+    if settings.scores == "-":
+        return "scores"
+    if settings.scores:
+        return Path(settings.scores).name.removesuffix(".json")
+    file = settings.circuit or settings.mask or ""
+    if file == "-":
+        return "mask"
+    return Path(file).name.removesuffix(".json").removesuffix(".mask")
 
 
 def mask_name(path: Path) -> Path:
@@ -102,64 +115,79 @@ def mask_name(path: Path) -> Path:
 
 def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
     """Choose the mask of the pruned model, what decided it, and the samples that model and decision have seen."""
-    documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
+    documents: dict[str, Any] = {}
+    for path in (settings.with_mask, settings.mask, settings.circuit):
+        if path:
+            documents[path] = read_json_file(path)
     if settings.max_drop is None:
         return _chosen(source, settings, documents, log)
-    scores = _score(source, settings, log) if settings.method and settings.order == "one-shot" else None
+    scores = None
+    if settings.method and settings.order == "one-shot":
+        scores = _score(source, settings, log)
 
     def for_budget(count: int, log: Log) -> Choice:
         return _chosen(source, replace(settings, remove=count), documents, log, scores)
 
     if settings.circuit is None:
-        present = source.description.mask.at(site.path for site in sites_of(source, settings.tower))
-        most = len(present.kept_heads) - 1
-        most = most if settings.scope == "global" else min(len(kept) for kept in present.kept.values())
-        return choose_within(source, settings, range(most + 1), for_budget, log)
+        return choose_within(source, settings, range(_most_removable(source, settings) + 1), for_budget, log)
     document = documents[settings.circuit]
     ranking = ranking_from_json(document, sites=source.sites, origin=settings.circuit)
-    begun = len(set(ranking.start) & set(source.description.mask.kept_heads))
+    heads_here = set(source.description.mask.kept_heads)
+    begun = len(heads_here.intersection(ranking.start))
+    if settings.val and begun:
+        raise UsageError(f"{settings.circuit} begins with {begun} heads gone, so --val cannot tell what each costs")
     if settings.val:
-        if begun:
-            raise UsageError(f"{settings.circuit} begins with {begun} heads gone, so --val cannot tell what each costs")
         return choose_within(source, settings, range(len(ranking.removed) + 1), for_budget, log)
-    count, said = from_circuit(document, settings.circuit, settings.max_drop)
+    count, measured = from_circuit(document, settings.circuit, settings.max_drop)
     mask, details, seen = for_budget(begun + count, log)
-    return mask, {**details, **said}, seen
+    return mask, {**details, **measured}, seen
+
+
+def _most_removable(source: Source, settings: PruneSettings) -> int:
+    """Return the largest number for ``--remove``: of the whole model one head stays, of single sites none has to."""
+    present = source.description.mask.at(site.path for site in sites_of(source, settings.tower))
+    if settings.scope == "global":
+        return len(present.kept_heads) - 1
+    return min(len(kept) for kept in present.kept.values())
 
 
 def _chosen(
     source: Source, settings: PruneSettings, documents: Mapping[str, Any], log: Log, scores: HeadScores | None = None
 ) -> Choice:
     """Return the choice of a known budget, from the files that decide it or from ``scores`` where they are known."""
-    whole, sites = source.description.mask, source.sites
+    arch = source.description.arch
     scored: Sequence[Entry] = ()
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
-        other = mask_from_json(document, sites, settings.with_mask, source.description.arch)
+        other = mask_from_json(document, source.sites, settings.with_mask, arch)
         _same_base(document, settings.with_mask, source, settings, log)  # before heads are scored, which may take long
-        fixed = shared_sites(sites, other, settings.share_sites)
-    details: dict[str, Any]
+        fixed = shared_sites(source.sites, other, settings.share_sites)
+    decided: dict[str, Any] = {}
     if settings.mask:
-        wanted = mask_from_json(documents[settings.mask], sites, settings.mask, source.description.arch)
-        _same_base(documents[settings.mask], settings.mask, source, settings, log)
+        document = documents[settings.mask]
+        wanted = mask_from_json(document, source.sites, settings.mask, arch)
+        _same_base(document, settings.mask, source, settings, log)
         _check_beside(settings.mask, wanted, log)
-        mask, details = apply_fixed(whole.intersect(wanted), fixed), {}
+        mask = apply_fixed(source.description.mask.intersect(wanted), fixed)
     elif settings.circuit:
-        mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
-        _same_base(documents[settings.circuit], settings.circuit, source, settings, log)
+        document = documents[settings.circuit]
+        mask, decided = _from_circuit(document, settings.circuit, source, settings, fixed)
+        _same_base(document, settings.circuit, source, settings, log)
     else:
-        mask, details, scored = _from_scores(source, settings, fixed, log, scores)
-    details = {
+        mask, decided, scored = _from_scores(source, settings, fixed, log, scores)
+    details: dict[str, Any] = {
         "keep": settings.keep,
         "remove": settings.remove,
         "share_sites": settings.share_sites,
         "allow_other_base": settings.allow_other_base or None,
-        **asked_classes(source, settings.tower),
-        **({"shared": {path: list(kept) for path, kept in fixed.items()}} if fixed else {}),
-        **details,
     }
-    seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()), scored)
+    details.update(asked_classes(source, settings.tower))
+    if fixed:
+        details["shared"] = {path: list(kept) for path, kept in fixed.items()}
+    details.update(decided)
+    seen_by_files = [seen_in(document, path) for path, document in documents.items()]
+    seen = merged(source.description.seen, *seen_by_files, scored)
     return mask, details, seen
 
 
@@ -183,15 +211,18 @@ def _from_scores(
     details: dict[str, Any] = {"scores": origin}
     seen = checked(scores.info.get("seen"), settings.scores or "scores")
     # Of a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
-    present = whole.at(site.path for site in sites_of(source, settings.tower) if site.path in scores.scores)
+    paths = [site.path for site in sites_of(source, settings.tower)]
+    present = whole.at(path for path in paths if path in scores.scores)
     fixed = {path: kept for path, kept in fixed.items() if path in present.heads}
     if not present.heads:
         raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
     check_scored(scores, present)
     if settings.method in DECIDE:
-        decided = scores.info[settings.method]["kept"]
+        kept = dict(present.kept)
+        for path, heads in scores.info[settings.method]["kept"].items():
+            if path in kept and path not in fixed:
+                kept[path] = tuple(heads)
         # At shared sites the other mask decides, and what this model already lost stays lost.
-        kept = {p: present.kept[p] if p in fixed else tuple(decided[p]) for p in present.heads}
         return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details, seen
     details["scope"] = settings.scope
     if settings.scope == "global":
@@ -200,7 +231,9 @@ def _from_scores(
         return whole.updated(mask), details, seen
     mask = select_per_site(scores, present, site_budget(present, settings.keep, settings.remove))
     # At shared sites the other mask decides; what this model already lost stays lost.
-    kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
+    kept = dict(mask.kept)
+    for path, heads_of_other in fixed.items():
+        kept[path] = tuple(head for head in present.kept[path] if head in heads_of_other)
     return whole.updated(HeadMask(mask.heads, kept)), details, seen
 
 
@@ -224,7 +257,9 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
     """Check whether the scores of a file are those that this scope and budget ask for."""
     source = scores.info.get("source")
     made: Any = source.get("settings") if isinstance(source, Mapping) else None
-    order = made.get("order") if isinstance(made, Mapping) else None
+    if not isinstance(made, Mapping):
+        return
+    order = made.get("order")
     if order == "one-shot" and settings.scope == "site":
         log.info(f"{settings.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
     if order != "sequential":
@@ -239,7 +274,7 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
             f"{settings.scores} was scored site by site for one budget, and --max-drop tries several",
             hint="give --method instead of --scores, or score with --order one-shot",
         )
-    if any(made.get(name) != getattr(settings, name) for name in ("keep", "remove")):
+    if made.get("keep") != settings.keep or made.get("remove") != settings.remove:
         budget = " ".join(f"--{name} {made[name]}" for name in ("keep", "remove") if name in made)
         log.warn(f"{settings.scores} was scored site by site for another budget: {shown(budget)}")
 
@@ -251,8 +286,12 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     paper for CLIP and for ViT). One-shot is the only order that makes sense across sites.
     """
     towers = {site.tower for site in source.sites}
-    scope = settings.scope or ("global" if len(towers) > 1 or settings.method in DECIDE else "site")
-    order = settings.order or ("one-shot" if scope == "global" else "sequential")
+    scope = settings.scope
+    if scope is None:
+        scope = "global" if len(towers) > 1 or settings.method in DECIDE else "site"
+    order = settings.order
+    if order is None:
+        order = "one-shot" if scope == "global" else "sequential"
     if scope == "global" and settings.order == "sequential":
         raise UsageError(
             f"--order sequential cannot compare heads over a whole model, as it is done for {source.name}",
@@ -282,9 +321,11 @@ def _from_circuit(
     if tower not in (None, "both") and tower not in [site.tower for site in source.sites]:
         raise InputError(f"circuit {path} is of the tower {shown(tower)}, which {source.name} does not have")
     paths = [site.path for site in sites_of(source, settings.tower or tower)]
-    before, present = whole.at(paths), whole.without(ranking.start).at(paths)
+    before = whole.at(paths)
+    present = whole.without(ranking.start).at(paths)
     fixed = {site: kept for site, kept in fixed.items() if site in present.heads}
-    details: dict[str, Any] = {"circuit": {k: document[k] for k in ("objective", "algorithm") if k in document}}
+    search = {key: document[key] for key in ("objective", "algorithm") if key in document}
+    details: dict[str, Any] = {"circuit": search}
     if settings.keep is None and settings.remove is None:
         count = len(set(present.kept_heads).intersection(ranking.removed))
     else:
@@ -298,26 +339,22 @@ def _from_circuit(
         check_whole(ranking, ranking.removed[settings.sample_from :], path)
     mask = select_global(order, present, max(count, 0), fixed)
     if settings.sample_from is None:
-        check_whole(ranking, [head for head in mask.kept_heads if head[0] not in fixed], path)
+        decided_here = [(site, head) for site, head in mask.kept_heads if site not in fixed]
+        check_whole(ranking, decided_here, path)
     return whole.without(ranking.start).updated(mask), details
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _write(source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log) -> Outcome:
+def _write(
+    source: Source, settings: PruneSettings, layout: str, output: Output, mask_output: Output | None, log: Log
+) -> Outcome:
+    """Write the pruned model and its mask; of a folder, the mask lies in it."""
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
     check_finite(source.name, source.tensors)
-    amounts = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
-    if mask.kept == source.description.mask.kept and amounts:
-        asked = f"{settings.called(amounts[0])} {getattr(settings, amounts[0])}"
-        log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")
-    if source.description.params_nonzero is not None:
-        log.warn(f"finetune will train the single weights that {source.name} lost: prune heads first, then --weights")
-    empty = [path for path, kept in mask.kept.items() if not kept]
-    if empty:
-        log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
+    _warn_of_mask(source, settings, mask, log)
     origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout}, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
@@ -334,7 +371,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
         "cost": cost,
     }
     log.info(_saving(source.description.mask, mask, cost))
-    if output.is_folder:
+    if mask_output is None:
         config = description.config if layout == "zeroed" else _stock_config(source, mask.counts())
         weights = source.family.export_folder(output.temporary, config, description.preprocess, description.labels)
         with open(output.temporary / weights, "wb") as handle:
@@ -345,13 +382,30 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
 
 
+def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
+    """Say where a mask is hardly what was meant: it removes nothing, or whole sites."""
+    amounts = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
+    if mask.kept == source.description.mask.kept and amounts:
+        asked = f"{settings.called(amounts[0])} {getattr(settings, amounts[0])}"
+        log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")
+    if source.description.params_nonzero is not None:
+        log.warn(f"finetune will train the single weights that {source.name} lost: prune heads first, then --weights")
+    empty = [path for path, kept in mask.kept.items() if not kept]
+    if empty:
+        log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
+
+
 def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]:
-    """Return the library's configuration of a model with so many heads at each site."""
+    """Return the library's configuration of a model with so many heads at each site.
+
+    Raises:
+        UsageError: the library has no configuration for it.
+    """
     hint = "use --layout zeroed, or write a .st file"
-    config = source.family.with_heads(source.description.config, counts[0]) if counts[0] else None
-    if len({*counts}) > 1 or not counts[0]:
-        held = ", ".join(map(str, sorted({*counts})))
-        raise UsageError(f"--layout sliced: a folder has one number of heads, and sites keep {held}", hint=hint)
+    if len(set(counts)) > 1 or not counts[0]:
+        numbers = ", ".join(str(count) for count in sorted(set(counts)))
+        raise UsageError(f"--layout sliced: a folder has one number of heads, and sites keep {numbers}", hint=hint)
+    config = source.family.with_heads(source.description.config, counts[0])
     if config is None:
         library = f"{source.description.family}'s {source.description.arch}"
         raise UsageError(f"--layout sliced: a folder of {library} cannot say how wide fewer heads are", hint=hint)
@@ -360,9 +414,11 @@ def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]
 
 def _saving(before: HeadMask, after: HeadMask, cost: dict[str, Any]) -> str:
     """Say how many heads went, and what that saves."""
-    there, left = len(before.kept_heads), len(after.kept_heads)
-    saved = {key: signed_change(cost["before"][key], cost["after"][key]) for key in ("params", "macs")}
-    return f"{there - left} of {there} heads removed: parameters {saved['params']}, mult-adds {saved['macs']}"
+    heads = len(before.kept_heads)
+    removed = heads - len(after.kept_heads)
+    parameters = signed_change(cost["before"]["params"], cost["after"]["params"])
+    mult_adds = signed_change(cost["before"]["macs"], cost["after"]["macs"])
+    return f"{removed} of {heads} heads removed: parameters {parameters}, mult-adds {mult_adds}"
 
 
 def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:
@@ -392,7 +448,10 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         return Outcome({**document, "note": "heads per site of a global selection are known only after scoring"})
     if settings.method:
         budget = site_budget(present, settings.keep, settings.remove)
-        mask = whole.without([(p, h) for p, kept in present.kept.items() for h in kept[: budget[p]]])
+        removed = []
+        for path_of_site, kept in present.kept.items():
+            removed += [(path_of_site, head) for head in kept[: budget[path_of_site]]]
+        mask = whole.without(removed)  # which heads go is not known, but at which sites
     else:
         mask = choose(source, settings, Log())[0]
     return Outcome({**document, "heads": mask.counts(), "cost": _costs(source, mask)})
