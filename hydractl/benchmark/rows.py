@@ -19,7 +19,7 @@ from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
-from hydractl.metrics.cascade import Cascade, stored
+from hydractl.metrics.cascade import Cascade, stored_cascade
 from hydractl.model.cost import cost_of, parameters, staged_macs, total_cost, weight_bytes
 from hydractl.model.loading import ModelArgument, find_models, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
@@ -61,7 +61,7 @@ class BenchModel:
         if len(self.model.sources) != 1:
             return None
         description = self.model.sources[0].description
-        return stored(description.extra.get("cascade"), len(description.masks))
+        return stored_cascade(description.extra.get("cascade"), len(description.masks))
 
     def build(self, device: str, dtype: str) -> Any:
         """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydractl.evaluation import mc_dropout
-from hydractl.evaluation.fitting import Fitted
+from hydractl.evaluation.fitting import RowFit
 from hydractl.evaluation.gathering import Gathered
-from hydractl.evaluation.models import Model
 from hydractl.evaluation.options import EvalOptions
+from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
 from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, probes, rows, threshold
 from hydractl.metrics.declaration import metrics
@@ -24,10 +24,10 @@ _KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptio
 
 
 def row_of(
-    model: Model,
+    model: LogitsProvider,
     sets: Sequence[EvalSet],
     gathered: Mapping[str, Gathered],
-    fitted: Fitted,
+    fitted: RowFit,
     extras: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything that is measured of one model.
@@ -60,7 +60,7 @@ def row_of(
         row["calibration"] = calibration
     if fitted.threshold is not None and inside.score is not None:
         scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
-        row["threshold"] = threshold.threshold_block(**fitted.threshold, id_scores=inside.score, ood_scores=scores)
+        row["threshold"] = threshold.threshold_block(fitted.threshold, inside.score, scores)
     row.update(corruptions([(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]))
     row.update({key: value for key, value in extras.items() if value is not None})
     return row
@@ -94,7 +94,7 @@ def _by_severity() -> list[str]:
     return [metric.key for metric in metrics("id") if metric.by_severity]
 
 
-def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[Model]) -> list[str]:
+def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[LogitsProvider]) -> list[str]:
     """The dotted keys of all numbers that these options give, in some row at least, for ``--require``."""
     names = [dataset.name for dataset in tested(sets)[1:]]
     of_metrics = row_keys(names, options.fit.scores.beside)
@@ -145,7 +145,7 @@ def sentences() -> dict[str, str]:
     }
 
 
-def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> dict[str, Any]:
+def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[LogitsProvider]) -> dict[str, Any]:
     """One sentence on everything in the rows and on each OOD score; which row has which score; how texts are cut and
     zero-shot models are prompted.
     """

@@ -8,9 +8,10 @@ from typing import Protocol
 from hydractl.data.overlap import GivenSet, trained_on_doubt
 from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
-from hydractl.evaluation.fitting import Fitted, unused_sets
-from hydractl.evaluation.models import Model, RunningModel
+from hydractl.evaluation.fitting import RowFit, unused_sets
 from hydractl.evaluation.options import EvalOptions
+from hydractl.evaluation.providers.interface import LogitsProvider
+from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import CORRUPTION, VAL, VAL_OOD, EvalSet, of_role, option_of
 from hydractl.files.training_history import kept_accuracies
 from hydractl.metrics.conformal import Conformal
@@ -28,30 +29,47 @@ class Counted(Protocol):
         """Classes in a set; None without samples."""
 
 
-def data_doubts(models: Sequence[Model], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
+def data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
     """Return what is odd about names of classes and the data sets, before anything runs."""
-    running = [model for model in models if isinstance(model, RunningModel)]
-    renamed = [source.renamed for model in running for source in model.argument.sources if source.renamed is not None]
-    doubts: list[str] = list(dict.fromkeys(renamed))
-    for one in sets:
-        is_made = one.role == CORRUPTION or isinstance(one.dataset, PseudoOod)  # of samples that are looked at
-        if one.dataset is not None and not is_made:
-            doubts += sample_doubts(one.dataset)
-    idle = [one.name for one in unused_sets(sets, options)]
-    chosen_by = [one for role in (VAL, VAL_OOD) for one in of_role(sets, role) if one.name not in idle]
-    if options.keep_logits and not (options.fit.needs_val or options.fit.needs_val_ood):
-        chosen_by = []  # only kept
+    doubts = _renamed_classes(models)
+    for dataset in sets:
+        is_made = dataset.role == CORRUPTION or isinstance(dataset.dataset, PseudoOod)
+        if dataset.dataset is not None and not is_made:  # what is made of other samples is looked at there
+            doubts += sample_doubts(dataset.dataset)
+    chosen_on = _chosen_on(sets, options)
     for model in models:
-        for one in chosen_by:
-            if one.dataset is None:
+        for dataset in chosen_on:
+            if dataset.dataset is None:
                 continue
-            doubt = trained_on_doubt(model.name, model.seen, GivenSet(option_of(one), one.dataset))
-            doubts += [] if doubt is None else [doubt]
+            doubt = trained_on_doubt(model.name, model.seen, GivenSet(option_of(dataset), dataset.dataset))
+            if doubt is not None:
+                doubts.append(doubt)
     return doubts
 
 
+def _renamed_classes(models: Sequence[LogitsProvider]) -> list[str]:
+    """Return what is said of names of classes that were changed, each sentence once."""
+    sentences: list[str] = []
+    for model in models:
+        if not isinstance(model, RunningModel):
+            continue
+        for source in model.argument.sources:
+            if source.renamed is not None and source.renamed not in sentences:
+                sentences.append(source.renamed)
+    return sentences
+
+
+def _chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
+    """Return the validation sets that something is chosen on."""
+    if options.keep_logits and not options.fit.needs_val and not options.fit.needs_val_ood:
+        return []  # they are only kept
+    unused = [dataset.name for dataset in unused_sets(sets, options)]
+    validation = [*of_role(sets, VAL), *of_role(sets, VAL_OOD)]
+    return [dataset for dataset in validation if dataset.name not in unused]
+
+
 def row_doubts(
-    model: Model, inside: Samples, fitted: Fitted, counts: Counted | None, sets: Sequence[EvalSet]
+    model: LogitsProvider, inside: Samples, fitted: RowFit, counts: Counted | None, sets: Sequence[EvalSet]
 ) -> list[str]:
     """Return what is odd about what was measured of one row.
 
@@ -71,14 +89,15 @@ def row_doubts(
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
         doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
-        doubts.append(None if doubt is None else f"--val: {doubt}")
+        if doubt is not None:
+            doubts.append(f"--val: {doubt}")
     if counts is not None:
         doubts.append(full_sets_doubt(counts.fitted, counts.mean_size, model.classes))
     return [f"{model.name}: {doubt}" for doubt in doubts if doubt is not None]
 
 
-def _id_doubt(model: Model, inside: Samples, option: str, recorded: Expected | None) -> str | None:
-    """The accuracy first: where it is odd, so are the probabilities."""
+def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: Expected | None) -> str | None:
+    """Return what is odd about the ID test data: the accuracy first, for where it is odd, so are the probabilities."""
     assert inside.labels is not None and inside.label_log_probs is not None
     doubt = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
     if doubt is not None:
@@ -89,10 +108,12 @@ def _id_doubt(model: Model, inside: Samples, option: str, recorded: Expected | N
     return f"{option}: {doubt}: fit a temperature with --temperature fit --val SPEC"
 
 
-def _recorded(model: Model) -> Expected | None:
-    """The lowest accuracy that a training of one of the members recorded; a probe is no classifier that was trained."""
-    known = [] if model.probe is not None else kept_accuracies(model.training)
-    if not known:
+def _recorded(model: LogitsProvider) -> Expected | None:
+    """Return the lowest accuracy that a training of one of the members recorded; None where none did."""
+    if model.probe is not None:  # which is not the classifier that was trained
         return None
-    accuracy, samples = min(known)
+    recorded = kept_accuracies(model.training)
+    if not recorded:
+        return None
+    accuracy, samples = min(recorded)
     return Expected(accuracy, samples or None)

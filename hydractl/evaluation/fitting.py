@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NotRequired, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.evaluation.gathering import Logits, Reader, gather
-from hydractl.evaluation.models import Model
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import VAL, VAL_OOD, EvalSet, of_role
-from hydractl.metrics import conformal, threshold
-from hydractl.metrics.calibrators import Calibration, fit
+from hydractl.metrics.calibrators import Calibration, CalibrationEntry, fit_calibration
+from hydractl.metrics.conformal import Conformal, fit_conformal
 from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
-from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
+from hydractl.metrics.threshold import ThresholdEntry, ThresholdRule, choose_threshold, parse_rule
+
+
+class RowCalibrationEntry(CalibrationEntry):
+    """The calibration of a row: with what it was fitted on, and whether it is that of the checkpoint."""
+
+    fitted_on: NotRequired[dict[str, Any] | None]
+    stored: NotRequired[bool]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class RowFit:
     """The calibration, threshold and prediction sets that one row is measured with.
 
     Attributes:
         calibration: of the averaged prediction, None for none.
         fitted_on: the validation set that the calibration was fitted on, as it stands in the row.
         stored: whether the calibration is that of the checkpoint.
-        threshold: ``{"score", "value", "rule"}``, None for none.
+        threshold: None for none.
         conformal: what makes prediction sets, None for none.
         validation: the predictions, not calibrated, that all this was fitted to; None where nothing was.
     """
@@ -36,40 +44,43 @@ class Fitted:
     calibration: Calibration | None = None
     fitted_on: Mapping[str, Any] | None = None
     stored: bool = False
-    threshold: dict[str, Any] | None = None
-    conformal: conformal.Conformal | None = None
+    threshold: ThresholdEntry | None = None
+    conformal: Conformal | None = None
     validation: Samples | None = None
 
-    def calibration_json(self) -> dict[str, Any] | None:
+    def calibration_json(self) -> RowCalibrationEntry | None:
         """Return the row's entry for the calibration; None without one."""
         if self.calibration is None:
             return None
-        where = None if self.fitted_on is None else dict(self.fitted_on)
-        return {**self.calibration.to_json(), "fitted_on": where, "stored": self.stored}
+        fitted_on = None if self.fitted_on is None else dict(self.fitted_on)
+        return {**self.calibration.to_json(), "fitted_on": fitted_on, "stored": self.stored}
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     """Return validation sets that are given for nothing: nothing is fitted on them, and no predictions keep them."""
     if options.keep_logits:
         return []
-    idle = [] if options.fit.needs_val or options.fit.probe == "linear" else of_role(sets, VAL)
-    return idle + ([] if options.fit.needs_val_ood else of_role(sets, VAL_OOD))
+    unused = []
+    if not options.fit.needs_val and options.fit.probe != "linear":
+        unused += of_role(sets, VAL)
+    if not options.fit.needs_val_ood:
+        unused += of_role(sets, VAL_OOD)
+    return unused
 
 
 def fit_on_validation(
-    model: Model, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: Reader
-) -> Fitted:
-    """Fit everything that the options ask for: the calibration first, as threshold and prediction sets depend on it."""
-    val = _validation(model, sets, scores.leading, read) if options.needs_val else None
-    fitted = _calibrated(options, model, val)
-    fitted = replace(fitted, threshold=_threshold(options, model, scores.leading, sets, read, fitted.calibration, val))
-    if val is not None:
-        fitted = replace(fitted, validation=val.samples)
-    if options.conformal is None:
-        return fitted
-    assert val is not None
-    own: dict[str, Any] = {"method": options.conformal_score, "alpha": options.conformal}
-    return replace(fitted, conformal=conformal.fit(val.logits, val.labels, calibration=fitted.calibration, **own))
+    model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: Reader
+) -> RowFit:
+    """Fit everything that the options ask for: the calibration first, as threshold and prediction sets depend on it.
+
+    Args:
+        model: the row.
+        sets: all data sets.
+        options: what is asked for.
+        scores: the OOD scores of the row; the threshold is one of the score that leads.
+        read: gives the logits of a data set.
+    """
+    return _RowFitting(model, sets, options, scores.leading, read).fitted()
 
 
 @dataclass(frozen=True)
@@ -82,56 +93,109 @@ class _Validation:
     samples: Samples
 
 
-def _validation(model: Model, sets: Sequence[EvalSet], score: str, read: Reader) -> _Validation:
-    (val,) = of_role(sets, VAL)  # the settings hold it
-    kept = Logits()
-    found = gather(read(val), val, model.name, scores=RowScores(score), pairs=False, sinks=[kept])
-    assert val.labels is not None  # opened with need_labels
-    return _Validation(val, kept.logits(), val.labels[found.rows], found.samples)
+class _RowFitting:
+    """The fits of one row; the arguments are those of :func:`fit_on_validation`."""
 
+    def __init__(
+        self, model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, score: str, read: Reader
+    ) -> None:
+        self._model = model
+        self._sets = sets
+        self._options = options
+        self._score = score
+        self._read = read
+        self._validation = self._read_validation() if options.needs_val else None
 
-def _calibrated(options: FitOptions, model: Model, val: _Validation | None) -> Fitted:
-    requested = options.temperature_of(model.name)
-    if requested is None:
-        stored = model.stored
-        return Fitted(stored.calibration, stored.fitted_on, stored=stored.calibration is not None)
-    if requested == "none":
-        return Fitted()
-    if requested not in ("fit", "vector"):
-        return Fitted(Calibration.of_temperature(float(requested)))
-    assert val is not None
-    kind = "temperature" if requested == "fit" else "vector"
-    return Fitted(fit(kind, pooled_log_probs(val.logits), val.labels), val.source.to_json())
+    def fitted(self) -> RowFit:
+        """Return everything."""
+        calibrated = self._calibrated()
+        validation = self._validation
+        return RowFit(
+            calibration=calibrated.calibration,
+            fitted_on=calibrated.fitted_on,
+            stored=calibrated.stored,
+            threshold=self._threshold(calibrated.calibration),
+            conformal=self._conformal(calibrated.calibration),
+            validation=None if validation is None else validation.samples,
+        )
 
+    def _read_validation(self) -> _Validation:
+        (val,) = of_role(self._sets, VAL)  # the settings hold it
+        logits = Logits()
+        gathered = gather(
+            self._read(val), val, self._model.name, scores=RowScores(self._score), pairs=False, sinks=[logits]
+        )
+        assert val.labels is not None  # opened with need_labels
+        return _Validation(val, logits.logits(), val.labels[gathered.rows], gathered.samples)
 
-def _threshold(
-    options: FitOptions,
-    model: Model,
-    score: str,
-    sets: Sequence[EvalSet],
-    read: Reader,
-    calibration: Calibration | None,
-    val: _Validation | None,
-) -> dict[str, Any] | None:
-    rule = options.threshold
-    if rule is None:
-        stored = model.stored.threshold
-        # A threshold of another score, or of other probabilities, says nothing here.
-        right = stored is not None and stored.get("score") == score and options.temperature_of(model.name) is None
-        return dict(stored) if stored is not None and right else None
-    if says_nothing(score, model.members):
-        return None
-    if ":" not in rule:
-        return {"score": score, "value": float(rule), "rule": "given"}
-    parsed = threshold.parse_rule(rule)
-    if parsed.side == "id":
-        assert val is not None
-        of_features = val.samples.score if score in ON_FEATURES else None
-        given = {} if of_features is None else {score: of_features}
-        parts = [samples_of(val.logits, score=score, given=given, calibration=calibration)]
-    else:
-        how: dict[str, Any] = {"scores": RowScores(score), "calibration": calibration, "pairs": False}
-        outside = of_role(sets, VAL_OOD)
-        parts = [gather(read(dataset), dataset, model.name, **how).samples for dataset in outside]
-    scores = np.concatenate([part.score for part in parts if part.score is not None])
-    return {"score": score, "value": threshold.choose(parsed, scores), "rule": str(parsed)}
+    def _calibrated(self) -> RowFit:
+        """Return the calibration: that of the file, none, the one that is given, or one that is fitted now."""
+        requested = self._options.temperature_of(self._model.name)
+        if requested is None:
+            stored = self._model.stored
+            return RowFit(stored.calibration, stored.fitted_on, stored=stored.calibration is not None)
+        if requested == "none":
+            return RowFit()
+        if requested not in ("fit", "vector"):
+            return RowFit(Calibration.of_temperature(float(requested)))
+        validation = self._validation
+        assert validation is not None
+        kind = "temperature" if requested == "fit" else "vector"
+        calibration = fit_calibration(kind, pooled_log_probs(validation.logits), validation.labels)
+        return RowFit(calibration, validation.source.to_json())
+
+    def _threshold(self, calibration: Calibration | None) -> ThresholdEntry | None:
+        """Return the threshold: that of the file, the one that is given, or one that is chosen now."""
+        rule = self._options.threshold
+        if rule is None:
+            return self._stored_threshold()
+        if says_nothing(self._score, self._model.members):
+            return None
+        if ":" not in rule:
+            return {"score": self._score, "value": float(rule), "rule": "given"}
+        parsed = parse_rule(rule)
+        value = choose_threshold(parsed, self._validation_scores(parsed, calibration))
+        return {"score": self._score, "value": value, "rule": str(parsed)}
+
+    def _stored_threshold(self) -> ThresholdEntry | None:
+        """Return the threshold of the file; of another score, or of other probabilities, it would say nothing here."""
+        stored = self._model.stored.threshold
+        if stored is None or stored["score"] != self._score:
+            return None
+        if self._options.temperature_of(self._model.name) is not None:
+            return None
+        return stored
+
+    def _validation_scores(self, rule: ThresholdRule, calibration: Calibration | None) -> Floats:
+        """Return the OOD scores of the samples that a rule looks at, ``[N]``."""
+        if rule.side == "ood":
+            samples = [self._outside(dataset, calibration) for dataset in of_role(self._sets, VAL_OOD)]
+        else:
+            samples = [self._inside(calibration)]
+        return np.concatenate([part.score for part in samples if part.score is not None])
+
+    def _inside(self, calibration: Calibration | None) -> Samples:
+        """Return the ID validation samples, calibrated."""
+        validation = self._validation
+        assert validation is not None
+        given: dict[str, Floats] = {}
+        if self._score in ON_FEATURES and validation.samples.score is not None:
+            given[self._score] = validation.samples.score
+        return samples_of(validation.logits, score=self._score, given=given, calibration=calibration)
+
+    def _outside(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
+        """Return the samples of one OOD validation set, calibrated."""
+        scores = RowScores(self._score)
+        gathered = gather(
+            self._read(dataset), dataset, self._model.name, scores=scores, calibration=calibration, pairs=False
+        )
+        return gathered.samples
+
+    def _conformal(self, calibration: Calibration | None) -> Conformal | None:
+        alpha = self._options.conformal
+        if alpha is None:
+            return None
+        validation = self._validation
+        assert validation is not None
+        method = cast('Literal["lac", "aps"]', self._options.conformal_score)
+        return fit_conformal(validation.logits, validation.labels, method=method, alpha=alpha, calibration=calibration)

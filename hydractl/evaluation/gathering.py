@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.data.batching import longest_first
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.evaluation.models import Batches, Model, RunningModel
 from hydractl.evaluation.options import MSP, RowScores
+from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.providers.interface import Batches, LogitsProvider
+from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
@@ -41,9 +43,12 @@ class Gathered:
     members: list[Samples] = field(default_factory=list)
 
 
+# --- reducing logits --------------------------------------------------------------------------------------------------
+
+
 def gather(
     batches: Batches,
-    one: EvalSet,
+    dataset: EvalSet,
     name: str,
     *,
     scores: RowScores = MSP,
@@ -56,7 +61,7 @@ def gather(
 
     Args:
         batches: every sample that can be read once, in any order.
-        one: the data set.
+        dataset: the data set.
         name: of the model, for errors.
         scores: the OOD scores.
         calibration: of the averaged prediction.
@@ -68,54 +73,76 @@ def gather(
         InputError: there is not a single sample.
         NonFiniteError: at the first batch with a logit that is not finite, naming a sample.
     """
-    rows: list[Sequence[int]] = []
+    all_rows: list[npt.NDArray[np.int64]] = []
     pooled: list[Samples] = []
-    members: list[list[Samples]] = []
-    for part, logits, by_member in batches:
-        check_finite(logits, part, one, name)
-        given = {score: each.mean(axis=0) for score, each in by_member.items()}
-        labels = None if one.labels is None else one.labels[list(part)]
-        rows.append(part)
-        own: dict[str, Any] = {
-            "score": scores.leading,
-            "beside": scores.beside,
-            "calibration": calibration,
-            "pairs": pairs,
-            "given": given,
-        }
-        pooled.append(samples_of(logits, labels, **own))
+    of_members: list[list[Samples]] = []  # by batch, then by member
+    for rows, logits, scores_of_members in batches:
+        check_finite(logits, rows, dataset, name)
+        labels = None if dataset.labels is None else dataset.labels[list(rows)]
+        # The score of an ensemble on features is the mean of its members'.
+        given = {score: values.mean(axis=0) for score, values in scores_of_members.items()}
+        samples = samples_of(
+            logits,
+            labels,
+            score=scores.leading,
+            beside=scores.beside,
+            given=given,
+            calibration=calibration,
+            pairs=pairs,
+        )
+        pooled.append(samples)
+        all_rows.append(np.asarray(rows, dtype=np.int64))
         if alone and len(logits) > 1:
-            members.append([samples_of(logits[m : m + 1], labels) for m in range(len(logits))])
+            of_members.append([samples_of(logits[m : m + 1], labels) for m in range(len(logits))])
         for sink in sinks:
-            sink(part, logits)
-    if not rows:
-        raise InputError(f"{name} has no predictions of {option_of(one)}: none of its {len(one)} samples could be read")
-    which = np.concatenate([np.asarray(part, dtype=np.int64) for part in rows])
-    order = np.argsort(which, kind="stable")
-    members_alone = list(map(list, zip(*members, strict=True)))
-    return Gathered(concatenated(pooled, order), which[order], [concatenated(parts, order) for parts in members_alone])
+            sink(rows, logits)
+    if not all_rows:
+        raise InputError(
+            f"{name} has no predictions of {option_of(dataset)}: none of its {len(dataset)} samples could be read"
+        )
+    rows_as_read = np.concatenate(all_rows)
+    order = np.argsort(rows_as_read, kind="stable")
+    members = [concatenated(parts, order) for parts in zip(*of_members, strict=True)]
+    return Gathered(concatenated(pooled, order), rows_as_read[order], members)
 
 
 def concatenated(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
-    """Samples of several batches, sorted into the order of the data set."""
+    """Return the samples of several batches, sorted into the order of the data set.
+
+    Args:
+        parts: of the batches.
+        order: for each place in the data set, the place of its sample among those of all batches.
+    """
     values: dict[str, Any] = {}
-    counts = np.array([len(part) for part in parts])
-    for one in fields(Samples):
-        own = [getattr(part, one.name) for part in parts]
-        if one.name == "pair_mi":  # a mean over samples already
-            values[one.name] = (np.stack(own) * counts[:, None]).sum(axis=0) / counts.sum()
-        elif one.name == "scores":
-            values[one.name] = {name: _in_order([scores[name] for scores in own], order) for name in own[0]}
+    for attribute in fields(Samples):
+        of_parts = [getattr(part, attribute.name) for part in parts]
+        if attribute.name == "pair_mi":
+            values["pair_mi"] = _mean_over_samples(of_parts, [len(part) for part in parts])
+        elif attribute.name == "scores":
+            values["scores"] = _scores_in_order(of_parts, order)
         else:
-            values[one.name] = _in_order(own, order)
+            values[attribute.name] = _in_order(of_parts, order)
     return Samples(**values)
 
 
+def _mean_over_samples(means: Sequence[npt.NDArray[np.float64]], sizes: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the mean over all samples from the means of the batches, which differ in size."""
+    weights = np.array(sizes)
+    mean: npt.NDArray[np.float64] = (np.stack(means) * weights[:, None]).sum(axis=0) / weights.sum()
+    return mean
+
+
+def _scores_in_order(parts: Sequence[dict[str, Any]], order: npt.NDArray[np.int64]) -> dict[str, Any]:
+    return {name: _in_order([scores[name] for scores in parts], order) for name in parts[0]}
+
+
 def _in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
-    return None if parts[0] is None else np.concatenate(parts, axis=-1)[..., order]
+    if parts[0] is None:
+        return None
+    return np.concatenate(parts, axis=-1)[..., order]
 
 
-def check_finite(logits: npt.NDArray[Any], rows: Sequence[int], one: EvalSet, name: str) -> None:
+def check_finite(logits: npt.NDArray[Any], rows: Sequence[int], dataset: EvalSet, name: str) -> None:
     """Refuse logits that are no numbers.
 
     Raises:
@@ -125,45 +152,72 @@ def check_finite(logits: npt.NDArray[Any], rows: Sequence[int], one: EvalSet, na
     if np.isfinite(logits.sum()):
         return
     bad = ~np.isfinite(logits).all(axis=(0, 2))
-    if bad.any():
-        first = one.ids[int(list(rows)[int(bad.argmax())])]
-        raise NonFiniteError(
-            f"{name} gives NaN or infinite logits for {int(bad.sum())} samples of one batch, the first is {first}",
-            hint="run with --dtype float32, or check the checkpoint's weights",
-        )
+    if not bad.any():
+        return
+    first_bad = list(rows)[int(bad.argmax())]
+    raise NonFiniteError(
+        f"{name} gives NaN or infinite logits for {int(bad.sum())} samples of one batch, "
+        f"the first is {dataset.ids[int(first_bad)]}",
+        hint="run with --dtype float32, or check the checkpoint's weights",
+    )
+
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
 
 
 class Logits:
     """A sink that keeps all logits, for validation data, which are few."""
 
     def __init__(self) -> None:
-        self._batches: list[tuple[Sequence[int], npt.NDArray[Any]]] = []
+        self._rows: list[npt.NDArray[np.int64]] = []
+        self._logits: list[npt.NDArray[Any]] = []
 
     def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
         """Keep one batch."""
-        self._batches.append((rows, logits))
+        self._rows.append(np.asarray(rows, dtype=np.int64))
+        self._logits.append(logits)
 
     def logits(self) -> npt.NDArray[Any]:
-        """``[M, N, C]``, in the order of the data set."""
-        rows = np.concatenate([np.asarray(part, dtype=np.int64) for part, _ in self._batches])
-        return np.concatenate([logits for _, logits in self._batches], axis=1)[:, np.argsort(rows, kind="stable")]
+        """Return ``[M, N, C]``, in the order of the data set."""
+        order = np.argsort(np.concatenate(self._rows), kind="stable")
+        return np.concatenate(self._logits, axis=1)[:, order]
 
 
 class WentOn:
-    """A sink that counts the samples that did not stop in a cascade: the others have one answer of all members."""
+    """A sink that counts the samples that did not stop in a cascade.
+
+    All members give the same answer for a sample that stops: that of the first one.
+    """
 
     def __init__(self) -> None:
-        self._n = self._on = 0
+        self._samples = 0
+        self._went_on = 0
 
     def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
         """Count those of one batch."""
-        self._n += len(rows)
-        self._on += int((logits != logits[:1]).any(axis=(0, 2)).sum())
+        differs = (logits != logits[:1]).any(axis=(0, 2))  # [rows]
+        self._samples += len(rows)
+        self._went_on += int(differs.sum())
 
     @property
     def share(self) -> float:
         """Their share of all samples."""
-        return self._on / self._n
+        return self._went_on / self._samples
+
+
+# --- where logits come from -------------------------------------------------------------------------------------------
+
+
+class _Resumed(NamedTuple):
+    """A data set in a predictions file that is gone on with.
+
+    Attributes:
+        kept: the batches of the unbroken run that the file has whole.
+        left: the samples of the other batches.
+    """
+
+    kept: list[list[int]]
+    left: list[int]
 
 
 class Reading:
@@ -176,48 +230,64 @@ class Reading:
         log: hears of the progress.
     """
 
-    def __init__(self, model: Model, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log) -> None:
-        self._model, self._sets, self._writer, self._log = model, list(sets), writer, log
+    def __init__(
+        self, model: LogitsProvider, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log
+    ) -> None:
+        self._model = model
+        self._sets = list(sets)
+        self._writer = writer
+        self._log = log
         self._read: set[int] = set()
 
     def unread(self) -> list[EvalSet]:
-        """Sets that nothing has read yet."""
-        return [one for index, one in enumerate(self._sets) if index not in self._read]
+        """Return the sets that nothing has read yet."""
+        return [dataset for index, dataset in enumerate(self._sets) if index not in self._read]
 
-    def __call__(self, one: EvalSet) -> Batches:
-        self._read.add(self._sets.index(one))
-        title = f"{self._model.name} on {one.name}"
-        with self._log.progress(title, len(one), "samples") as progress:
-            for rows, logits, scores in self._batches(one):
-                yield rows, logits, scores
-                progress.advance(len(rows))
+    def __call__(self, dataset: EvalSet) -> Batches:
+        self._read.add(self._sets.index(dataset))
+        title = f"{self._model.name} on {dataset.name}"
+        with self._log.progress(title, len(dataset), "samples") as progress:
+            for batch in self._batches(dataset):
+                yield batch
+                progress.advance(len(batch.rows))
 
-    def _batches(self, one: EvalSet) -> Batches:
-        writer = self._writer
-        if writer is None:
-            yield from (self._model.known(one) or self._model).batches(one)
+    def _batches(self, dataset: EvalSet) -> Batches:
+        if self._writer is not None:
+            yield from self._through_file(dataset, self._writer)
             return
-        index = self._sets.index(one)
+        known = self._model.known(dataset)
+        yield from (known or self._model).batches(dataset)
+
+    def _through_file(self, dataset: EvalSet, writer: PredictionsWriter) -> Batches:
+        """Yield what the file holds already, and what is computed and written now."""
+        index = self._sets.index(dataset)
         left: list[int] | None = None
         if writer.resumed:
-            kept, left = self._kept(writer, index, one)
-            for rows in kept:
-                yield rows, writer.read(index, rows), writer.read_scores(index, rows)
+            kept, left = self._resumed(writer, index, dataset)
+            for kept_rows in kept:
+                yield LogitsBatch(kept_rows, writer.read(index, kept_rows), writer.read_scores(index, kept_rows))
             if not left:
                 return
-        for part, logits, scores in self._model.batches(one, left):
-            writer.write(index, part, logits, scores)
-            yield part, logits, scores
+        for rows, logits, scores in self._model.batches(dataset, left):
+            writer.write(index, rows, logits, scores)
+            yield LogitsBatch(rows, logits, scores)
 
-    def _kept(self, writer: PredictionsWriter, index: int, one: EvalSet) -> tuple[list[list[int]], list[int]]:
-        """The batches of the unbroken run that the file has whole, and the samples of the others.
+    def _resumed(self, writer: PredictionsWriter, index: int, dataset: EvalSet) -> _Resumed:
+        """Return which batches of a set are whole, and which samples are left.
 
         Samples that are known to be unreadable are in none, as in the unbroken run.
         """
-        assert isinstance(self._model, RunningModel) and one.dataset is not None
-        size, order = self._model.options.batch_size, longest_first(one.dataset)
-        missing, skipped = writer.missing(index), one.dataset.skipped or {}
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        parts = [[row for row in rows if row not in skipped] for rows in batches]
-        kept = [rows for rows in parts if rows and not missing[rows].any()]
-        return kept, [row for rows in parts if missing[rows].any() for row in rows]
+        assert isinstance(self._model, RunningModel) and dataset.dataset is not None
+        batch_size = self._model.options.batch_size
+        order = longest_first(dataset.dataset)
+        missing = writer.missing(index)
+        skipped = dataset.dataset.skipped or {}
+        kept: list[list[int]] = []
+        left: list[int] = []
+        for start in range(0, len(order), batch_size):
+            rows = [row for row in order[start : start + batch_size] if row not in skipped]
+            if missing[rows].any():
+                left += rows
+            elif rows:
+                kept.append(rows)
+        return _Resumed(kept, left)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from hydractl.expressions.data_sets import OodSet
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
+from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
+
+
+class DropoutSettings(TypedDict):
+    """MC dropout: its rate, the number of passes and the seed of the masks; the entry of a row has the same keys."""
+
+    p: float
+    samples: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class RunOptions:
         dtype, device: as ``--dtype`` and ``--device`` name them.
         workers: processes that read data.
         whole_last_block: whether the last block runs for tokens that are not read out too.
-        passes: ``p``, ``samples`` and ``seed`` of MC dropout; None without.
+        passes: the settings of MC dropout; None without.
     """
 
     batch_size: int
@@ -27,7 +35,7 @@ class RunOptions:
     device: str = "cpu"
     workers: int = 0
     whole_last_block: bool = False
-    passes: Mapping[str, Any] | None = None
+    passes: DropoutSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,9 @@ class ScoreOptions:
     @property
     def beside(self) -> Sequence[str]:
         """The scores that some row may report beside the one that leads."""
-        return list(dict.fromkeys([*self.names, *self.of_rows.values()])) if len(self.names) > 1 else []
+        if len(self.names) < 2:
+            return []
+        return list(dict.fromkeys([*self.names, *self.of_rows.values()]))
 
     def of(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
         """Return the scores of one row.
@@ -118,11 +128,25 @@ class ScoreOptions:
             stored: the score that its file holds.
             on_features: the scores on features that can be had of it.
         """
-        leading = self.of_rows.get(name) or next(iter(self.names), stored or "msp")
-        idle = [score for score in ON_FEATURES if score not in on_features]
-        idle += [score for score in SCORES if says_nothing(score, members)]
-        several = [score for score in self.names if not (self.every and score in idle)]
-        return RowScores(leading, tuple(dict.fromkeys([*several, leading])) if len(self.names) > 1 else ())
+        leading = self._leading(name, stored)
+        if len(self.names) < 2:
+            return RowScores(leading)
+        beside = []
+        for score in self.names:
+            is_idle = says_nothing(score, members) or (score in ON_FEATURES and score not in on_features)
+            if not (self.every and is_idle):
+                beside.append(score)
+        beside.append(leading)
+        return RowScores(leading, tuple(dict.fromkeys(beside)))
+
+    def _leading(self, name: str, stored: str | None) -> str:
+        """Return the score that leads in one row: its own, else that of all rows, else that of its file."""
+        of_row = self.of_rows.get(name)
+        if of_row:
+            return of_row
+        if self.names:
+            return self.names[0]
+        return stored or "msp"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,13 @@ from typing import Any
 
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.models import Model, PredictedModel, RunningModel, warn_of_left_out
 from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, RowScores
-from hydractl.evaluation.predictions.reading import Concatenated, is_predictions, read_predictions
+from hydractl.evaluation.predictions.concatenated import Concatenated
+from hydractl.evaluation.predictions.reading import is_predictions, read_predictions
+from hydractl.evaluation.providers.interface import LogitsProvider as Model
+from hydractl.evaluation.providers.predicted import PredictedModel
+from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.providers.stored_fit import warn_of_left_out
 from hydractl.evaluation.sets import FIT, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log

@@ -54,7 +54,7 @@ class EvalSet(SetEntry):
 
 
 class Classifier(Protocol):
-    """What the data sets and the leak guard need of each row (:class:`hydractl.evaluation.models.Model`)."""
+    """What the data sets and the leak guard need of each row, a ``LogitsProvider``."""
 
     name: str
     labels: Sequence[str] | None
@@ -65,7 +65,7 @@ class Classifier(Protocol):
     def stored_sets(self) -> list[EvalSet]:
         """The test sets that a predictions file brings along."""
 
-    def already_seen(self, one: EvalSet) -> int:
+    def already_seen(self, dataset: EvalSet) -> int:
         """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
 
 

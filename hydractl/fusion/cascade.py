@@ -16,7 +16,7 @@ from hydractl.files.checkpoint import TensorSource
 from hydractl.files.description import Description
 from hydractl.fusion.averaging import RunOptions
 from hydractl.log import Log
-from hydractl.metrics.cascade import fit
+from hydractl.metrics.cascade import fit_cheapest_cascade
 from hydractl.model.cost import staged_macs
 from hydractl.model.loading import resolve_device, resolve_dtype
 from hydractl.model.runtime import HydraModel, move
@@ -60,7 +60,8 @@ def fit_cascade(
     apart = {name: _member_logits(model, name, data, run, log)[0] for name, data in outside.items()}
     labels = np.asarray(dataset.labels)[inside[1]]
     costs = staged_macs(description, tensors)
-    found = fit(inside[0], labels, apart, options.cascade_score, options.cascade_loss, costs)
+    score, allowed = options.cascade_score, options.cascade_loss
+    found = fit_cheapest_cascade(inside[0], labels, apart, score, allowed, costs)
     if found is None:
         raise InputError(
             f"--cascade: no sample may stop at the first member for a loss of {options.cascade_loss:g}",

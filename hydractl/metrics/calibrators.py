@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,25 @@ CONVENTIONS = {
     " mi, variance and disagreement are those of the members without it.",
 }
 
+_NO_CALIBRATION = "a calibration is a temperature, or one finite scale and bias for each class"
+
+_LARGEST_NUMBER = 1e9
+"""The largest magnitude of a scale or bias."""
+
 # log p * scale and the square of log p must stay float64, whatever the logits were.
 _LOWEST_LOG_P = -1e150
+
+
+class CalibrationEntry(TypedDict):
+    """A calibration as files and rows hold it.
+
+    ``temperature`` is null for ``vector``, ``scale`` and ``bias`` for ``temperature``.
+    """
+
+    kind: str
+    temperature: float | None
+    scale: list[float] | None
+    bias: list[float] | None
 
 
 @dataclass(frozen=True)
@@ -47,18 +64,29 @@ class Calibration:
     bias: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        numbers = np.array([*self.scale, *self.bias])
-        sizes = (len(self.scale), len(self.bias))
-        right = sizes == (1, 0) if self.kind == "temperature" else sizes[0] == sizes[1] >= 1
-        if self.kind not in KINDS or not right or not np.isfinite(numbers).all() or np.abs(numbers).max() > 1e9:
-            raise InputError("a calibration is a temperature, or one finite scale and bias for each class")
+        if not self._has_its_numbers():
+            raise InputError(_NO_CALIBRATION)
         if self.kind == "temperature" and self.scale[0] <= 0:
             raise InputError("a temperature is above 0")
+
+    def _has_its_numbers(self) -> bool:
+        """Return whether there are as many numbers as the kind has, all of them finite."""
+        scales, biases = len(self.scale), len(self.bias)
+        if self.kind == "temperature":
+            has_as_many = (scales, biases) == (1, 0)
+        else:
+            has_as_many = self.kind in KINDS and scales == biases >= 1
+        if not has_as_many:
+            return False
+        numbers = np.array([*self.scale, *self.bias])
+        return bool(np.isfinite(numbers).all() and np.abs(numbers).max() <= _LARGEST_NUMBER)
 
     @property
     def temperature(self) -> float | None:
         """The temperature T, for the kind ``temperature``; else None."""
-        return _twelve_digits(1.0 / self.scale[0]) if self.kind == "temperature" else None
+        if self.kind != "temperature":
+            return None
+        return _twelve_digits(1.0 / self.scale[0])
 
     def apply(self, log_probs: Floats) -> Floats:
         """Return calibrated log p [N, C] from log p [N, C].
@@ -75,10 +103,12 @@ class Calibration:
                 f"the calibration was fitted for {len(self.scale)} classes, the model has {log_probs.shape[1]}"
             )
         scaled = np.maximum(log_probs, _LOWEST_LOG_P) * np.array(self.scale)
-        return scaled + np.array(self.bias) if self.bias else scaled
+        if not self.bias:
+            return scaled
+        return scaled + np.array(self.bias)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return ``kind``, ``temperature`` (null for ``vector``), ``scale`` and ``bias`` (null for ``temperature``)."""
+    def to_json(self) -> CalibrationEntry:
+        """Return the entry that :meth:`from_json` reads."""
         if self.kind == "temperature":
             return {"kind": self.kind, "temperature": self.temperature, "scale": None, "bias": None}
         return {"kind": self.kind, "temperature": None, "scale": list(self.scale), "bias": list(self.bias)}
@@ -100,10 +130,11 @@ class Calibration:
         try:
             if document["kind"] == "temperature":
                 return cls.of_temperature(float(document["temperature"]))
-            scale, bias = (tuple(float(value) for value in document[name]) for name in ("scale", "bias"))
+            scale = tuple(float(value) for value in document["scale"])
+            bias = tuple(float(value) for value in document["bias"])
             return cls(document["kind"], scale, bias)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError("a calibration is a temperature, or one finite scale and bias for each class") from error
+            raise InputError(_NO_CALIBRATION) from error
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
@@ -126,13 +157,17 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     checked = _checked(log_probs, labels)
     if not _depends_on_temperature(log_probs):
         return Calibration.of_temperature(1.0)
-    low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / LOWEST_TEMPERATURE
-    rises, falls = _slope(low, log_probs, checked) >= 0.0, _slope(high, log_probs, checked) <= 0.0
-    if rises and falls:  # flat: every label is certain at every temperature
+    lowest_scale = 1.0 / HIGHEST_TEMPERATURE
+    highest_scale = 1.0 / LOWEST_TEMPERATURE
+    rises_throughout = _slope(lowest_scale, log_probs, checked) >= 0.0
+    falls_throughout = _slope(highest_scale, log_probs, checked) <= 0.0
+    if rises_throughout and falls_throughout:  # flat: every label is certain at every temperature
         return Calibration.of_temperature(1.0)
-    if rises or falls:
-        return Calibration.of_temperature(HIGHEST_TEMPERATURE if rises else LOWEST_TEMPERATURE)
-    scale = brentq(_slope, low, high, args=(log_probs, checked), xtol=1e-14, rtol=1e-14)
+    if rises_throughout:
+        return Calibration.of_temperature(HIGHEST_TEMPERATURE)
+    if falls_throughout:
+        return Calibration.of_temperature(LOWEST_TEMPERATURE)
+    scale = brentq(_slope, lowest_scale, highest_scale, args=(log_probs, checked), xtol=1e-14, rtol=1e-14)
     return Calibration.of_temperature(1.0 / scale)
 
 
@@ -157,7 +192,9 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
     checked = _checked(log_probs, labels)
     classes = log_probs.shape[1]
-    centre = np.concatenate([np.full(classes, fit_temperature(log_probs, checked).scale[0]), np.zeros(classes)])
+    inverse_temperature = fit_temperature(log_probs, checked).scale[0]
+    # A point holds the scales [C], then the biases [C].
+    centre = np.concatenate([np.full(classes, inverse_temperature), np.zeros(classes)])
 
     def objective(point: Floats) -> tuple[float, Floats]:
         value, gradient = _vector_nll(log_probs, checked, point[:classes], point[classes:])
@@ -170,9 +207,12 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     return Calibration("vector", tuple(point[:classes].tolist()), tuple(point[classes:].tolist()))
 
 
-def fit(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
+def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """Fit the calibration of one of :data:`KINDS` to log p [N, C] and labels [N]."""
-    return {"temperature": fit_temperature, "vector": fit_vector}[kind](log_probs, labels)
+    if kind == "temperature":
+        return fit_temperature(log_probs, labels)
+    assert kind == "vector", kind
+    return fit_vector(log_probs, labels)
 
 
 def _twelve_digits(value: float) -> float:
@@ -186,38 +226,45 @@ def _checked(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
     return check_labels(labels, *log_probs.shape)
 
 
-def _rows(log_probs: np.ndarray) -> list[slice]:
-    """Runs of samples small enough for temporaries."""
+def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
+    """Return runs of samples that are small enough for temporaries."""
     step = max(1, probabilities._BLOCK_VALUES // log_probs.shape[1])
     return [slice(start, start + step) for start in range(0, len(log_probs), step)]
 
 
 def _depends_on_temperature(log_probs: np.ndarray) -> bool:
-    # The differences between classes of equal probability are rounding.
-    blocks = (log_probs[rows] for rows in _rows(log_probs))
-    return any(bool((block.max(axis=1) - block.min(axis=1) > 1e-9).any()) for block in blocks)
+    """Return whether the classes of some sample differ in probability by more than rounding."""
+    for rows in _blocks_of_rows(log_probs):
+        block = log_probs[rows]
+        spread = block.max(axis=1) - block.min(axis=1)
+        if (spread > 1e-9).any():
+            return True
+    return False
 
 
 def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
     """Return the derivative of the mean NLL by the scale: the mean of E[log p] - log p_y."""
     slope = 0.0
-    for rows in _rows(log_probs):
-        block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
-        mean = np.einsum("nc,nc->n", softmax(block * scale), block)
-        slope += float((mean - block[np.arange(len(of)), of]).sum())
+    for rows in _blocks_of_rows(log_probs):
+        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)
+        expected = np.einsum("nc,nc->n", softmax(block * scale), block)
+        of_labels = block[np.arange(len(block)), labels[rows]]
+        slope += float((expected - of_labels).sum())
     return slope / len(labels)
 
 
 def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats) -> tuple[float, Floats]:
     """Return the mean NLL with these scales and biases [C], and its gradient [2C]."""
-    value, by_scale, by_bias = 0.0, np.zeros_like(scale), np.zeros_like(bias)
-    for rows in _rows(log_probs):
-        block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
+    value = 0.0
+    by_scale = np.zeros_like(scale)
+    by_bias = np.zeros_like(bias)
+    for rows in _blocks_of_rows(log_probs):
+        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)
+        at_label = np.arange(len(block)), labels[rows]
         _, shifted, powers, total = shifted_powers(block * scale + bias)
-        index = np.arange(len(of))
-        value -= float((shifted[index, of] - np.log(total[:, 0])).sum())
-        error = np.divide(powers, total, out=powers)
-        error[index, of] -= 1.0
+        value -= float((shifted[at_label] - np.log(total[:, 0])).sum())
+        error = np.divide(powers, total, out=powers)  # p - 1[y = k], the gradient by the logits: [n, C]
+        error[at_label] -= 1.0
         by_scale += np.einsum("nc,nc->c", error, block)
         by_bias += error.sum(axis=0)
     return value / len(labels), np.concatenate([by_scale, by_bias]) / len(labels)

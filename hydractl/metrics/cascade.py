@@ -62,7 +62,7 @@ class Cascade:
         return np.where(self.goes_on(first)[:, None], logits, first)
 
 
-def stored(document: Any, members: int) -> Cascade | None:
+def stored_cascade(document: Any, members: int) -> Cascade | None:
     """Return the cascade that a checkpoint holds; None without one.
 
     Raises:
@@ -71,13 +71,17 @@ def stored(document: Any, members: int) -> Cascade | None:
     if document is None:
         return None
     try:
-        found = Cascade(document["member"], document["score"], float(document["value"]))
-        right = type(found.member) is int and 0 <= found.member < members and np.isfinite(found.value)
-        if right and not SCORES[found.score].of_several:
-            return found
+        cascade = Cascade(document["member"], document["score"], float(document["value"]))
+        is_member = type(cascade.member) is int and 0 <= cascade.member < members
+        says_something = not SCORES[cascade.score].of_several
     except (KeyError, TypeError, ValueError):
-        pass
-    raise InputError(f"the checkpoint holds a broken cascade {shown(document)}", hint="write it again: fuse --cascade")
+        is_whole = False
+    else:
+        is_whole = is_member and says_something and bool(np.isfinite(cascade.value))
+    if not is_whole:
+        hint = "write it again: fuse --cascade"
+        raise InputError(f"the checkpoint holds a broken cascade {shown(document)}", hint=hint)
+    return cascade
 
 
 # --- fitting ----------------------------------------------------------------------------------------------------------
@@ -102,7 +106,15 @@ class Answers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fitted:
+class AnswersOfSets:
+    """The answers on the ID validation samples, and on those of each OOD set by its name."""
+
+    inside: Answers
+    outside: Mapping[str, Answers]
+
+
+@dataclass(frozen=True)
+class FittedCascade:
     """A threshold, and what it does on the validation data.
 
     Attributes:
@@ -120,18 +132,18 @@ def answers(logits: np.ndarray, labels: np.ndarray | None, score: str) -> Answer
     """Return the answers of logits ``[M, N, C]``."""
     samples = samples_of(logits, labels, score=score, pairs=False)
     assert samples.score is not None, "the settings refuse scores of several members"
-    right = None if labels is None else samples.correct.astype(np.float64)
-    return Answers(right, samples.label_log_probs, samples.score)
+    correct = None if labels is None else samples.correct.astype(np.float64)
+    return Answers(correct, samples.label_log_probs, samples.score)
 
 
-def fit(
+def fit_cheapest_cascade(
     inside: np.ndarray,
     labels: np.ndarray,
     outside: Mapping[str, np.ndarray],
     score: str,
     allowed: float,
     costs: Sequence[tuple[float, float]],
-) -> Fitted | None:
+) -> FittedCascade | None:
     """Fit the cascade of lowest expected cost on ID data whose losses are at most ``allowed``, at their upper limits.
 
     Every member is tried as the first one, at every threshold that tells two ID samples apart. Between two of them the
@@ -151,45 +163,94 @@ def fit(
     Raises:
         InputError: fewer than :data:`FEWEST` samples in some set.
     """
-    few = [f"{name} has {logits.shape[1]}" for name, logits in {"ID": inside, **outside}.items()]
-    few = [text for text in few if int(text.rpartition(" ")[2]) < FEWEST]
+    _check_many_enough({"ID": inside, **outside})
+    of_all = _answers_of_sets(inside, labels, outside, score)
+    cheapest: FittedCascade | None = None
+    lowest_cost = np.inf
+    for member, (first, rest) in enumerate(costs):
+        alone = slice(member, member + 1)
+        outside_alone = {name: logits[alone] for name, logits in outside.items()}
+        of_member = _answers_of_sets(inside[alone], labels, outside_alone, score)
+        stopping = _most_stopping(of_member, of_all, allowed)
+        if stopping is None:
+            continue
+        cost = first + stopping.share * rest
+        if cost < lowest_cost:
+            lowest_cost = cost
+            cheapest = FittedCascade(Cascade(member, score, stopping.value), stopping.share, stopping.losses)
+    return cheapest
+
+
+def _check_many_enough(sets: Mapping[str, np.ndarray]) -> None:
+    """Refuse too few samples, from the logits ``[M, N, C]`` of each set.
+
+    Raises:
+        InputError: naming every set that has too few.
+    """
+    few = [f"{name} has {logits.shape[1]}" for name, logits in sets.items() if logits.shape[1] < FEWEST]
     if few:
         raise InputError(f"a cascade needs {FEWEST} validation samples of each set: {', '.join(few)}")
-    every = answers(inside, labels, score), {name: answers(own, None, score) for name, own in outside.items()}
-    best: tuple[float, Fitted] | None = None
-    for member, (first, rest) in enumerate(costs):
-        own = slice(member, member + 1)
-        alone = answers(inside[own], labels, score), {n: answers(x[own], None, score) for n, x in outside.items()}
-        found = _cheapest(alone, every, allowed)
-        if found is not None and (best is None or first + found[0] * rest < best[0]):
-            share, value, losses = found
-            best = first + share * rest, Fitted(Cascade(member, score, value), share, losses)
-    return None if best is None else best[1]
 
 
-_Sets = tuple[Answers, Mapping[str, Answers]]
+def _answers_of_sets(
+    inside: np.ndarray, labels: np.ndarray, outside: Mapping[str, np.ndarray], score: str
+) -> AnswersOfSets:
+    of_outside = {name: answers(logits, None, score) for name, logits in outside.items()}
+    return AnswersOfSets(answers(inside, labels, score), of_outside)
 
 
-def _cheapest(alone: _Sets, every: _Sets, allowed: float) -> tuple[float, float, dict[str, Loss]] | None:
-    """Return share that goes on, threshold and losses of the cheapest allowed one, by answers of the first member."""
-    scores = alone[0].score
+class _Stopping(NamedTuple):
+    """A threshold, the share of ID samples that go on at it, and what is lost."""
+
+    value: float
+    share: float
+    losses: dict[str, Loss]
+
+
+def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: float) -> _Stopping | None:
+    """Return the threshold at which most ID samples stop at the answer of one member, and no loss is too large.
+
+    Args:
+        of_member: the answers of the member that runs first.
+        of_all: those of all members.
+        allowed: largest loss of each figure.
+    """
+    scores = of_member.inside.score
     order = np.argsort(scores, kind="stable")
     rising = scores[order]
-    means = {name: _losses_of_mean(name, alone[0], every[0], order) for name in ("accuracy", "nll")}
-    allowed_by_means = np.logical_and.reduce([upper <= allowed for _, upper in means.values()])
-    every_score = np.unique(np.concatenate([scores, *(own.score for own in alone[1].values())]))
-    for last in np.flatnonzero(allowed_by_means & (rising != np.append(rising[1:], np.inf)))[::-1]:
+    means = {name: _losses_of_mean(name, of_member.inside, of_all.inside, order) for name in ("accuracy", "nll")}
+    is_allowed = np.logical_and.reduce([upper <= allowed for _, upper in means.values()])  # [N], by the last that stops
+    is_last_of_its_score = rising != np.append(rising[1:], np.inf)
+    every_score = np.unique(np.concatenate([scores, *(answers.score for answers in of_member.outside.values())]))
+    for last in np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]:
         value = _above(float(rising[last]), every_score)
-        losses = {name: Loss(float(values[last]), float(upper[last])) for name, (values, upper) in means.items()}
-        for name, of_set in alone[1].items():
-            pairs = (alone[0], every[0]), (of_set, every[1][name])
-            inside, outside = (np.where(one.score < value, one.score, other.score) for one, other in pairs)
-            losses[f"auroc.{name}"] = auroc_loss((every[0].score, every[1][name].score), (inside, outside))
-            if losses[f"auroc.{name}"].upper > allowed:
-                break
-        else:
-            return 1.0 - (int(last) + 1) / len(scores), value, losses
+        of_aurocs = _auroc_losses(of_member, of_all, value, allowed)
+        if of_aurocs is not None:
+            of_means = {name: Loss(float(values[last]), float(upper[last])) for name, (values, upper) in means.items()}
+            share = 1.0 - (int(last) + 1) / len(scores)
+            return _Stopping(value, share, {**of_means, **of_aurocs})
     return None
+
+
+def _auroc_losses(
+    of_member: AnswersOfSets, of_all: AnswersOfSets, value: float, allowed: float
+) -> dict[str, Loss] | None:
+    """Return the loss of the AUROC against each OOD set at a threshold; None as soon as one is too large."""
+    inside = _served_scores(of_member.inside, of_all.inside, value)
+    losses = {}
+    for name, outside_alone in of_member.outside.items():
+        outside_all = of_all.outside[name]
+        outside = _served_scores(outside_alone, outside_all, value)
+        loss = auroc_loss((of_all.inside.score, outside_all.score), (inside, outside))
+        if loss.upper > allowed:
+            return None
+        losses[f"auroc.{name}"] = loss
+    return losses
+
+
+def _served_scores(alone: Answers, every: Answers, value: float) -> Floats:
+    """Return the scores that are served: of the first member where a sample stops, else of all members."""
+    return np.where(alone.score < value, alone.score, every.score)
 
 
 def _above(score: float, every: Floats) -> float:
@@ -197,7 +258,9 @@ def _above(score: float, every: Floats) -> float:
     place = int(np.searchsorted(every, score, side="right"))
     following = float(every[place]) if place < len(every) else float(np.nextafter(score, np.inf))
     half = score + (following - score) / 2
-    return half if half > score else following
+    if half > score:
+        return half
+    return following  # there is no number between the two
 
 
 def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -205,9 +268,12 @@ def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np
 
     Both are ``[N]``.
     """
-    one, other = (each.correct if name == "accuracy" else each.log_p for each in (alone, every))
-    assert one is not None and other is not None  # of labelled samples
-    lost = (other - one)[order]
+    if name == "accuracy":
+        of_first, of_every = alone.correct, every.correct
+    else:
+        of_first, of_every = alone.log_p, every.log_p
+    assert of_first is not None and of_every is not None  # of labelled samples
+    lost = (of_every - of_first)[order]
     mean = np.cumsum(lost) / len(lost)
     variance = np.maximum(np.cumsum(lost**2) / len(lost) - mean**2, 0.0)
     return mean, mean + _LIMIT * np.sqrt(variance / len(lost))
@@ -221,9 +287,13 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> L
 
     Source: DeLong, DeLong and Clarke-Pearson 1988: the variance of a difference, from the placements of each sample.
     """
-    inside, outside = (a - b for a, b in zip(_placements(*before), _placements(*after), strict=True))
+    inside_before, outside_before = _placements(*before)
+    inside_after, outside_after = _placements(*after)
+    inside = inside_before - inside_after
+    outside = outside_before - outside_after
     value = float(outside.mean())
-    return Loss(value, value + _LIMIT * float(np.sqrt(inside.var() / len(inside) + outside.var() / len(outside))))
+    error = float(np.sqrt(inside.var() / len(inside) + outside.var() / len(outside)))
+    return Loss(value, value + _LIMIT * error)
 
 
 def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
@@ -231,8 +301,8 @@ def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
     return 1.0 - _below(inside, outside), _below(outside, inside)
 
 
-def _below(own: Floats, others: Floats) -> Floats:
+def _below(scores: Floats, others: Floats) -> Floats:
     """Return for each sample the share of others below it, ties half."""
     rising = np.sort(others)
-    counts = np.searchsorted(rising, own, "left") + np.searchsorted(rising, own, "right")
+    counts = np.searchsorted(rising, scores, "left") + np.searchsorted(rising, scores, "right")
     return np.asarray(counts / (2 * len(others)), dtype=np.float64)

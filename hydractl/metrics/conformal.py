@@ -11,9 +11,9 @@ Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -48,6 +48,18 @@ class Conformal:
     n_val: int
 
 
+class ConformalEntry(TypedDict):
+    """The row's entry: the fit, and the shares of test samples; these are None without samples."""
+
+    method: Literal["lac", "aps"]
+    alpha: float
+    qhat: float
+    n_val: int
+    coverage: float | None
+    mean_size: float | None
+    empty: float | None
+
+
 def nonconformity(probs: Floats, method: str) -> Floats:
     """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C].
 
@@ -58,15 +70,15 @@ def nonconformity(probs: Floats, method: str) -> Floats:
     if method == "lac":
         return 1.0 - probs
     order = np.argsort(-probs, axis=1, kind="stable")
-    scores = np.empty_like(probs)
+    falling = np.take_along_axis(probs, order, axis=1)
     # No sum may exceed 1 by rounding, so that a qhat of 1 holds every class.
-    np.put_along_axis(
-        scores, order, np.minimum(np.cumsum(np.take_along_axis(probs, order, axis=1), axis=1), 1.0), axis=1
-    )
+    sums = np.minimum(np.cumsum(falling, axis=1), 1.0)
+    scores = np.empty_like(probs)
+    np.put_along_axis(scores, order, sums, axis=1)
     return scores
 
 
-def fit(
+def fit_conformal(
     logits: np.ndarray,
     labels: np.ndarray,
     *,
@@ -89,12 +101,14 @@ def fit(
     """
     if not 0 < alpha < 1 or method not in METHODS:
         raise InputError(f"conformal sets need lac or aps and an alpha between 0 and 1, not {method} and {alpha}")
-    checked = check_labels(labels, *check_shape(logits).shape[1:])
+    _, samples, classes = check_shape(logits).shape
+    checked = check_labels(labels, samples, classes)
     if not len(checked):
         raise InputError("conformal sets need at least one labelled validation sample")
     scores = np.empty(len(checked))
     for rows, block in blocks(logits, calibration):
-        scores[rows] = nonconformity(block.probs, method)[np.arange(len(block.probs)), checked[rows]]
+        of_classes = nonconformity(block.probs, method)
+        scores[rows] = of_classes[np.arange(len(of_classes)), checked[rows]]
     return Conformal(method, alpha, quantile(scores, alpha), len(checked))
 
 
@@ -103,20 +117,26 @@ def quantile(scores: np.ndarray, alpha: float) -> float:
     n = len(scores)
     # In exact decimals: (n + 1) * (1 - alpha) in float64 can lie just above a whole number.
     rank = (n + 1) - int((n + 1) * Fraction(str(alpha)))
-    return float(np.sort(scores)[rank - 1]) if rank <= n else 1.0
+    if rank > n:
+        return 1.0
+    return float(np.sort(scores)[rank - 1])
 
 
 class SetCounts:
     """Counts the prediction sets of a fitted threshold, batch by batch.
 
     Args:
-        fitted: from :func:`fit`.
+        fitted: from :func:`fit_conformal`.
         calibration: what to apply to p, the same as in the fit.
     """
 
     def __init__(self, fitted: Conformal, calibration: Calibration | None = None) -> None:
-        self.fitted, self._calibration = fitted, calibration
-        self._n = self._covered = self._classes = self._empty = 0
+        self.fitted = fitted
+        self._calibration = calibration
+        self._samples = 0
+        self._covered = 0
+        self._classes = 0
+        self._empty = 0
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
         """Count some test samples.
@@ -129,11 +149,12 @@ class SetCounts:
             NonFiniteError: a logit is NaN or infinite.
             InputError: a label is outside 0..C-1.
         """
-        checked = check_labels(labels, *check_shape(logits).shape[1:])
+        _, samples, classes = check_shape(logits).shape
+        checked = check_labels(labels, samples, classes)
         for rows, block in blocks(logits, self._calibration):
-            inside = nonconformity(block.probs, self.fitted.method) <= self.fitted.qhat
+            inside = nonconformity(block.probs, self.fitted.method) <= self.fitted.qhat  # [n, C]
             sizes = inside.sum(axis=1)
-            self._n += len(inside)
+            self._samples += len(inside)
             self._covered += int(inside[np.arange(len(inside)), checked[rows]].sum())
             self._classes += int(sizes.sum())
             self._empty += int(np.count_nonzero(sizes == 0))
@@ -141,10 +162,22 @@ class SetCounts:
     @property
     def mean_size(self) -> float | None:
         """The mean number of classes in a set; None without samples."""
-        return self._classes / self._n if self._n else None
+        return self._share(self._classes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row's entry: the fit, coverage, mean_size and empty, the last three None without samples."""
-        counts = {"coverage": self._covered, "mean_size": self._classes, "empty": self._empty}
-        shares = {name: count / self._n if self._n else None for name, count in counts.items()}
-        return {**asdict(self.fitted), **shares}
+    def _share(self, count: int) -> float | None:
+        """Return a count for each sample; None without samples."""
+        if not self._samples:
+            return None
+        return count / self._samples
+
+    def to_json(self) -> ConformalEntry:
+        """Return the row's entry."""
+        return {
+            "method": self.fitted.method,
+            "alpha": self.fitted.alpha,
+            "qhat": self.fitted.qhat,
+            "n_val": self.fitted.n_val,
+            "coverage": self._share(self._covered),
+            "mean_size": self.mean_size,
+            "empty": self._share(self._empty),
+        }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -19,8 +20,10 @@ CONVENTIONS = {
     " share S of the ID validation samples.",
 }
 
+_LARGEST_VALUE = 1e300
 
-class Rule(NamedTuple):
+
+class ThresholdRule(NamedTuple):
     """``ood:0.95`` or ``id:0.01``: which side the share is of, and the share, exactly as written."""
 
     side: Literal["id", "ood"]
@@ -30,7 +33,22 @@ class Rule(NamedTuple):
         return f"{self.side}:{float(self.share)}"
 
 
-def parse_rule(text: str) -> Rule:
+class ThresholdEntry(TypedDict):
+    """A threshold as files and rows hold it: the name of the OOD score, the value, and the rule it was chosen by."""
+
+    score: str
+    value: float
+    rule: str
+
+
+class ThresholdBlock(ThresholdEntry):
+    """A threshold with the share of each test set that it flags; None where a set has no samples."""
+
+    id_flagged: float | None
+    ood_flagged: dict[str, float | None]
+
+
+def parse_rule(text: str) -> ThresholdRule:
     """Read the rule that ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1) says.
 
     Raises:
@@ -42,28 +60,31 @@ def parse_rule(text: str) -> Rule:
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if side == "ood" and 0 < share <= 1:
-        return Rule("ood", share)
+        return ThresholdRule("ood", share)
     if side == "id" and 0 <= share < 1:
-        return Rule("id", share)
+        return ThresholdRule("id", share)
     raise UsageError(f"{text!r} says no threshold", hint="write ood:0.95 or id:0.01")
 
 
-def stored(value: Any) -> dict[str, Any] | None:
+def stored_threshold(entry: Any) -> ThresholdEntry | None:
     """Check the threshold that a checkpoint or a predictions file holds, and return it; None for none.
-
-    Returns:
-        ``score``, ``value`` and ``rule``.
 
     Raises:
         InputError: it is not such a document.
     """
-    if value is None:
+    if entry is None:
         return None
-    right = isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("score", "rule"))
-    number = value.get("value") if right else None
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) < 1e300:
-        raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
-    return {key: value[key] for key in ("score", "value", "rule")}
+    if isinstance(entry, Mapping):
+        has_names = isinstance(entry.get("score"), str) and isinstance(entry.get("rule"), str)
+        if has_names and _is_finite_number(entry.get("value")):
+            return {"score": entry["score"], "value": entry["value"], "rule": entry["rule"]}
+    raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
+
+
+def _is_finite_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < _LARGEST_VALUE
 
 
 def stored_score(document: Mapping[str, Any]) -> str | None:
@@ -72,14 +93,14 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
     Raises:
         InputError: there is no such score.
     """
-    found = document.get("ood_score") or document.get("threshold") or {}
-    name: str | None = found.get("score") if isinstance(found, Mapping) else shown(found)
+    entry = document.get("ood_score") or document.get("threshold") or {}
+    name: str | None = entry.get("score") if isinstance(entry, Mapping) else shown(entry)
     if name is not None and name not in (*SCORES, *ON_FEATURES):
         raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
     return name
 
 
-def choose(rule: Rule, scores: np.ndarray) -> float:
+def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
     """Return the threshold that a rule gives on the validation scores of its side, [N].
 
     ``ood:S``: the highest score that at least the share S of the samples reach. ``id:S``: the number next above the
@@ -93,25 +114,31 @@ def choose(rule: Rule, scores: np.ndarray) -> float:
     n = len(falling)
     if not n:
         raise InputError(f"a threshold {rule} needs validation samples")
+    share_of_samples = rule.share * n  # an exact fraction: rounding must not decide about a sample
     if rule.side == "ood":
-        return float(falling[-(-rule.share.numerator * n // rule.share.denominator) - 1])
-    return float(np.nextafter(falling[rule.share.numerator * n // rule.share.denominator], np.inf))
+        must_be_flagged = math.ceil(share_of_samples)
+        return float(falling[must_be_flagged - 1])
+    may_be_flagged = math.floor(share_of_samples)
+    return float(np.nextafter(falling[may_be_flagged], np.inf))
 
 
 def flagged(scores: np.ndarray, value: float) -> float | None:
     """Return the share of samples with a score at or above the threshold; None without samples."""
     checked = check_finite(scores, "scores")
-    return int(np.count_nonzero(checked >= value)) / len(checked) if len(checked) else None
+    if not len(checked):
+        return None
+    return int(np.count_nonzero(checked >= value)) / len(checked)
 
 
 def threshold_block(
-    score: str, value: float, rule: str, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+    threshold: ThresholdEntry, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
+) -> ThresholdBlock:
     """Return the row's entry for its threshold, from the OOD scores ``[N]`` of each data set."""
+    value = threshold["value"]
     return {
-        "score": score,
+        "score": threshold["score"],
         "value": value,
-        "rule": rule,
+        "rule": threshold["rule"],
         "id_flagged": flagged(id_scores, value),
         "ood_flagged": {name: flagged(scores, value) for name, scores in ood_scores.items()},
     }

@@ -26,13 +26,11 @@ from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.cascade import Cascade
-from hydractl.metrics.cascade import stored as stored_cascade
+from hydractl.metrics.cascade import Cascade, stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import samples_of
-from hydractl.metrics.threshold import stored as stored_threshold
-from hydractl.metrics.threshold import stored_score
+from hydractl.metrics.threshold import stored_score, stored_threshold
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain

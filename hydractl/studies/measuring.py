@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
-from hydractl.metrics.calibrators import Calibration, fit
+from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.rows import row_blocks
@@ -97,7 +97,7 @@ def fitted_temperature(path: Path) -> Calibration:
     """Return the temperature that fits the labels of a predictions file best."""
     data_set = _read_set(read_predictions(path), 0)
     assert data_set.labels is not None  # the validation data of a study have labels
-    return fit("temperature", pooled_log_probs(data_set.logits), data_set.labels)
+    return fit_calibration("temperature", pooled_log_probs(data_set.logits), data_set.labels)
 
 
 def measure_row(

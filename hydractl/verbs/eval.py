@@ -30,7 +30,7 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.evaluation.models import Model
+    from hydractl.evaluation.providers.interface import LogitsProvider
     from hydractl.evaluation.sets import EvalSet, Seen
 
 SCHEMA = "hydractl.eval/1"
@@ -228,7 +228,7 @@ class Plan:
         doubts: what is odd about the data.
     """
 
-    models: Sequence[Model]
+    models: Sequence[LogitsProvider]
     sets: Sequence[EvalSet]
     options: EvalOptions
     path: Path | None
@@ -377,7 +377,7 @@ def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
 
 def _report_cut(plan: Plan, log: Log) -> None:
     """Say how many texts of each set are cut, once for all models that cut alike."""
-    from hydractl.evaluation.models import RunningModel
+    from hydractl.evaluation.providers.running import RunningModel
 
     told: list[Any] = []
     for model in plan.models:

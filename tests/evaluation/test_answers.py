@@ -35,7 +35,7 @@ def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -
 def test_validation_data_are_run_only_for_what_is_chosen_on_them(
     run: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydractl.evaluation.models import RunningModel
+    from hydractl.evaluation.providers.running import RunningModel
 
     ran: list[str] = []
     batches = RunningModel.batches

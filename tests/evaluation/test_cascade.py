@@ -17,7 +17,7 @@ from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.header import read_header
-from hydractl.metrics.cascade import stored
+from hydractl.metrics.cascade import stored_cascade
 from hydractl.metrics.rows import id_block
 from hydractl.metrics.samples import samples_of
 from hydractl.model.cost import macs
@@ -65,7 +65,7 @@ def digits() -> torch.Tensor:
 @torch.no_grad()
 def test_a_loaded_cascade_serves_what_its_members_and_the_threshold_say(cascade: Path, digits: torch.Tensor) -> None:
     served, every = hydractl.load(cascade, "cpu"), hydractl.load(f"{cascade}?cascade=0", "cpu")
-    decision = stored(extra(cascade)["cascade"], 2)
+    decision = stored_cascade(extra(cascade)["cascade"], 2)
     assert decision is not None and every.cascade is None
     full, found = every.member_logits(digits), served.member_logits(digits)
     stops = ~decision.goes_on(full[decision.member].numpy())
@@ -83,7 +83,7 @@ def test_eval_measures_what_is_served(cascade: Path, answer: Callable[..., Any],
     document = answer(*rows, *TEST, "--bootstrap", "20", "--predictions", "p.st")
     full, row = document["models"]
     predictions = {name: read_predictions(f"p.{name}.st") for name in ("full", "cascade")}
-    decision = stored(extra(cascade)["cascade"], 2)
+    decision = stored_cascade(extra(cascade)["cascade"], 2)
     assert decision is not None and "cascade" not in full
     for index, name in enumerate(("id", "symbols")):
         every = np.concatenate([logits for _, logits, _ in predictions["full"].batches(index)], axis=1)

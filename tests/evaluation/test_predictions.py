@@ -160,7 +160,7 @@ def test_logits_that_are_kept_are_not_computed_again(
     run("eval", "t0.st", *val_data, "--predictions", "val.st", "-o", "v.json")
     kept = ["--reuse", "test.st", "--reuse", "val.st"]
     with monkeypatch.context() as patch:
-        patch.setattr("hydractl.evaluation.models.RunningModel.batches", None)
+        patch.setattr("hydractl.evaluation.providers.running.RunningModel.batches", None)
         read = answer(*asked, *kept, "--calibrated", "read.st")
     assert rows(read) == rows(computed)
     assert Path("read.st").read_bytes() == Path("computed.st").read_bytes()

@@ -19,7 +19,7 @@ TEST = ["--data", "builtin:digits/test", "--limit", "30"]
 def nothing_is_computed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases named ``early`` fail when a model is asked for a logit."""
     if "early" in request.node.name:
-        from hydractl.evaluation.models import RunningModel
+        from hydractl.evaluation.providers.running import RunningModel
 
         def computes(*_: object) -> None:
             raise AssertionError("this is refused too late")

@@ -123,7 +123,7 @@ def test_no_cell_is_a_formula(said: str, made: Path) -> None:
     assert {row["label"][:2] for row in rows} == {"'=", "\\x"}
     plain = [json.loads(line) for line in (made / "p.jsonl").read_text().splitlines()]
     assert {row["label"] for row in plain} == set(NAMES)
-    from hydractl.evaluation.measuring import _cell
+    from hydractl.evaluation.predictions.lines import _cell
 
     assert [_cell(name) for name in CLASSES[2:]] == ["'@SUM(1)", "'+1", "'-2<img src=x onerror=alert(1)>", "'\\x09x"]
     assert _cell(-1.5) == -1.5

@@ -10,7 +10,7 @@ from scipy import optimize, special
 
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
-from hydractl.metrics.calibrators import RIDGE, Calibration, fit, fit_temperature, fit_vector
+from hydractl.metrics.calibrators import RIDGE, Calibration, fit_calibration, fit_temperature, fit_vector
 
 
 def case(seed: int, n: int, classes: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:
@@ -111,14 +111,14 @@ def test_a_class_without_samples_keeps_the_common_temperature() -> None:
 def test_no_sample_and_wrong_labels_are_refused() -> None:
     for kind in ("temperature", "vector"):
         with pytest.raises(InputError, match="at least one labelled sample"):
-            fit(kind, np.zeros((0, 3)), np.zeros(0, dtype=int))
+            fit_calibration(kind, np.zeros((0, 3)), np.zeros(0, dtype=int))
         with pytest.raises(InputError, match="outside the model's classes"):
-            fit(kind, SURE, np.full(40, 4))
+            fit_calibration(kind, SURE, np.full(40, 4))
 
 
 @pytest.mark.parametrize("kind", ["temperature", "vector"])
 def test_json_and_back(kind: str) -> None:
-    fitted = fit(kind, *case(*CASES[0]))
+    fitted = fit_calibration(kind, *case(*CASES[0]))
     document = json.loads(json.dumps({**fitted.to_json(), "fitted_on": {"n": 500}}))
     assert Calibration.from_json(document) == fitted
     assert list(document) == ["kind", "temperature", "scale", "bias", "fitted_on"]

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 from hydractl.errors import InputError
-from hydractl.metrics.cascade import Cascade, auroc_loss, fit, stored
+from hydractl.metrics.cascade import Cascade, auroc_loss, fit_cheapest_cascade, stored_cascade
 from hydractl.metrics.samples import samples_of
 
 COSTS = [(1.0, 0.5), (0.9, 0.7)]
@@ -77,7 +77,7 @@ def naive(allowed: float) -> tuple[int, float, float] | None:
 
 @pytest.mark.parametrize("allowed", [0.004, 0.02, 0.5])
 def test_the_cheapest_allowed_threshold(allowed: float) -> None:
-    found, expected = fit(INSIDE, LABELS, OUTSIDE, "msp", allowed, COSTS), naive(allowed)
+    found, expected = fit_cheapest_cascade(INSIDE, LABELS, OUTSIDE, "msp", allowed, COSTS), naive(allowed)
     assert found is not None and expected is not None
     assert found.cascade == Cascade(expected[0], "msp", pytest.approx(expected[1], abs=1e-12))
     assert found.share == pytest.approx(expected[2]) and max(loss.upper for loss in found.losses.values()) <= allowed
@@ -85,7 +85,7 @@ def test_the_cheapest_allowed_threshold(allowed: float) -> None:
 
 
 def test_what_is_served_is_what_was_fitted() -> None:
-    found = fit(INSIDE, LABELS, OUTSIDE, "msp", 0.02, COSTS)
+    found = fit_cheapest_cascade(INSIDE, LABELS, OUTSIDE, "msp", 0.02, COSTS)
     assert found is not None and 0.0 < found.share < 1.0
     logits = found.cascade.served(INSIDE)
     p = served(INSIDE, found.cascade.member, found.cascade.value)
@@ -114,9 +114,9 @@ def test_delong_against_all_pairs_with_ties() -> None:
 
 def test_no_sample_may_stop_and_too_few_samples() -> None:
     apart = np.stack([INSIDE[0], np.roll(INSIDE[0], 1, axis=1)])  # members that never agree
-    assert fit(apart, INSIDE[0].argmax(1), {}, "msp", -1.0, COSTS) is None
+    assert fit_cheapest_cascade(apart, INSIDE[0].argmax(1), {}, "msp", -1.0, COSTS) is None
     with pytest.raises(InputError, match=r"100 validation samples of each set: ID has 99, a has 50$"):
-        fit(INSIDE[:, :99], LABELS[:99], {"a": OUTSIDE["a"][:, :50]}, "msp", 0.1, COSTS)
+        fit_cheapest_cascade(INSIDE[:, :99], LABELS[:99], {"a": OUTSIDE["a"][:, :50]}, "msp", 0.1, COSTS)
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ def test_no_sample_may_stop_and_too_few_samples() -> None:
 )
 def test_what_fuse_does_not_write_is_refused(document: Any) -> None:
     with pytest.raises(InputError, match="broken cascade"):
-        stored(document, 2)
+        stored_cascade(document, 2)

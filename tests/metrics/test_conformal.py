@@ -12,7 +12,7 @@ import pytest
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.conformal import Conformal, SetCounts, fit, nonconformity, quantile
+from hydractl.metrics.conformal import Conformal, SetCounts, fit_conformal, nonconformity, quantile
 
 
 def counted(fitted: Conformal, logits: np.ndarray, labels: np.ndarray, **given: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_sets_by_hand() -> None:
     # p of class 0 is 0.9, 0.8, 0.7 and 0.6, every label is class 0: scores 0.1 ... 0.4; ceil(5 * 0.6) = 3.
     share = np.array([0.9, 0.8, 0.7, 0.6])
     logits = np.log(np.stack([share, 1 - share], axis=1))[None]
-    fitted = fit(logits, np.zeros(4, dtype=int), method="lac", alpha=0.4)
+    fitted = fit_conformal(logits, np.zeros(4, dtype=int), method="lac", alpha=0.4)
     assert fitted == Conformal("lac", 0.4, pytest.approx(0.3, abs=1e-15), 4)
     # 1 - p <= 0.3 (a little more, for rounding): {0}, {0}, {} and {1}.
     share = np.array([0.95, 0.75, 0.5, 0.2])
@@ -75,7 +75,7 @@ def test_sets_by_hand() -> None:
 @pytest.mark.parametrize("method", ["lac", "aps"])
 def test_too_few_validation_samples_give_every_class(method: str) -> None:
     logits = np.random.default_rng(1).normal(size=(2, 5, 7)) * 5
-    fitted = fit(logits, np.zeros(5, dtype=int), method=method, alpha=0.1)
+    fitted = fit_conformal(logits, np.zeros(5, dtype=int), method=method, alpha=0.1)
     assert fitted.qhat == 1.0
     got = counted(fitted, np.random.default_rng(2).normal(size=(2, 300, 7)) * 5, np.zeros(300, dtype=int))
     assert (got["coverage"], got["mean_size"], got["empty"]) == (1.0, 7.0, 0.0)
@@ -90,7 +90,7 @@ def test_the_coverage_holds_over_many_draws(method: str, alpha: float) -> None:
         right = rng.normal(size=(160, 6)) * 2
         labels = np.array([rng.choice(6, p=row) for row in np.exp(right) / np.exp(right).sum(axis=1, keepdims=True)])
         wrong = (right * 2.5 + rng.normal(size=right.shape))[None]  # a badly calibrated model: the guarantee is free
-        fitted = fit(wrong[:, :60], labels[:60], method=method, alpha=alpha)
+        fitted = fit_conformal(wrong[:, :60], labels[:60], method=method, alpha=alpha)
         coverages.append(counted(fitted, wrong[:, 60:], labels[60:])["coverage"])
     mean, error = np.mean(coverages), np.std(coverages) / np.sqrt(300)
     assert mean >= 1 - alpha - 4 * error
@@ -103,12 +103,12 @@ def test_the_coverage_holds_over_many_draws(method: str, alpha: float) -> None:
 def test_blocks_and_memory_maps_do_not_show(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     logits, labels = (rng.normal(size=(3, 90, 5)) * 3).astype(np.float32), rng.integers(0, 5, 90)
-    fitted = fit(logits, labels, method=method)
+    fitted = fit_conformal(logits, labels, method=method)
     whole = counted(fitted, logits, labels)
     logits.tofile(tmp_path / "logits")
     mapped = np.memmap(tmp_path / "logits", dtype=np.float32, mode="r", shape=logits.shape)
     monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 40)
-    assert fit(mapped, labels, method=method) == fitted
+    assert fit_conformal(mapped, labels, method=method) == fitted
     assert counted(fitted, mapped, labels) == whole
     parts = SetCounts(fitted)
     for rows in (slice(0, 7), slice(7, 60), slice(60, 90)):
@@ -122,8 +122,8 @@ def test_a_calibration_comes_before_the_scores() -> None:
     rng = np.random.default_rng(5)
     logits, labels = rng.normal(size=(1, 50, 4)), rng.integers(0, 4, 50)
     calibration = Calibration.of_temperature(0.25)
-    got = fit(logits, labels, calibration=calibration)
-    assert got.qhat == pytest.approx(fit(logits * 4, labels).qhat, abs=1e-13)
+    got = fit_conformal(logits, labels, calibration=calibration)
+    assert got.qhat == pytest.approx(fit_conformal(logits * 4, labels).qhat, abs=1e-13)
     assert counted(got, logits, labels, calibration=calibration)["coverage"] >= 0.9
 
 
@@ -131,12 +131,12 @@ def test_bad_input_is_refused() -> None:
     logits, labels = np.zeros((1, 4, 3)), np.zeros(4, dtype=int)
     for alpha in (0.0, 1.0, float("nan")):
         with pytest.raises(InputError, match="alpha between 0 and 1"):
-            fit(logits, labels, alpha=alpha)
+            fit_conformal(logits, labels, alpha=alpha)
     with pytest.raises(InputError, match="lac or aps"):
-        fit(logits, labels, method="raps")
+        fit_conformal(logits, labels, method="raps")
     with pytest.raises(InputError, match="at least one"):
-        fit(logits[:, :0], labels[:0])
+        fit_conformal(logits[:, :0], labels[:0])
     with pytest.raises(InputError, match="outside"):
-        fit(logits, labels + 3)
-    empty = counted(fit(logits, labels), logits[:, :0], labels[:0])
+        fit_conformal(logits, labels + 3)
+    empty = counted(fit_conformal(logits, labels), logits[:, :0], labels[:0])
     assert (empty["coverage"], empty["mean_size"], empty["empty"]) == (None, None, None)

@@ -8,15 +8,26 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
-from hydractl.metrics.threshold import Rule, choose, flagged, parse_rule, threshold_block
+from hydractl.metrics.threshold import (
+    ThresholdEntry,
+    ThresholdRule,
+    choose_threshold,
+    flagged,
+    parse_rule,
+    threshold_block,
+)
 from tests.metrics.arrays import fpr95
 from tests.spread import spread
 
 
 def test_rules_as_written() -> None:
-    assert parse_rule("ood:0.95") == Rule("ood", Fraction(19, 20)) and str(parse_rule("ood:0.95")) == "ood:0.95"
-    assert parse_rule("id:0.01") == Rule("id", Fraction(1, 100)) and str(parse_rule("id:0.01")) == "id:0.01"
-    assert parse_rule("ood:1") == Rule("ood", Fraction(1)) and parse_rule("id:0") == Rule("id", Fraction(0))
+    assert (
+        parse_rule("ood:0.95") == ThresholdRule("ood", Fraction(19, 20)) and str(parse_rule("ood:0.95")) == "ood:0.95"
+    )
+    assert parse_rule("id:0.01") == ThresholdRule("id", Fraction(1, 100)) and str(parse_rule("id:0.01")) == "id:0.01"
+    assert parse_rule("ood:1") == ThresholdRule("ood", Fraction(1)) and parse_rule("id:0") == ThresholdRule(
+        "id", Fraction(0)
+    )
 
 
 WRONG = ["", "ood", "ood:", "ood:0", "ood:1.1", "id:1", "id:-0.1", "ID:0.1", "ood:x", "id:1/0", "id:nan"]
@@ -31,16 +42,16 @@ def test_other_texts_are_refused(text: str) -> None:
 def test_by_hand() -> None:
     scores = np.arange(20.0)
     # 95 % of 20 are 19: all but the lowest.
-    assert choose(parse_rule("ood:0.95"), scores) == 1.0
-    assert choose(parse_rule("ood:1"), scores) == 0.0
+    assert choose_threshold(parse_rule("ood:0.95"), scores) == 1.0
+    assert choose_threshold(parse_rule("ood:1"), scores) == 0.0
     # At most 5 % of 20 is one sample: anything above 18.
-    value = choose(parse_rule("id:0.05"), scores)
+    value = choose_threshold(parse_rule("id:0.05"), scores)
     assert 18.0 < value < 18.0001 and flagged(scores, value) == 0.05
-    assert flagged(scores, choose(parse_rule("id:0"), scores)) == 0.0
+    assert flagged(scores, choose_threshold(parse_rule("id:0"), scores)) == 0.0
     # Tied scores are flagged together: at least 50 % becomes 80 %, at most 50 % becomes 20 %.
     tied = np.array([2.0] * 2 + [1.0] * 6 + [0.0] * 2)
-    assert choose(parse_rule("ood:0.5"), tied) == 1.0 and flagged(tied, 1.0) == 0.8
-    assert flagged(tied, choose(parse_rule("id:0.5"), tied)) == 0.2
+    assert choose_threshold(parse_rule("ood:0.5"), tied) == 1.0 and flagged(tied, 1.0) == 0.8
+    assert flagged(tied, choose_threshold(parse_rule("id:0.5"), tied)) == 0.2
 
 
 @pytest.mark.parametrize(
@@ -50,7 +61,7 @@ def test_no_better_threshold_exists(text: str, digits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=rng.integers(1, 150)).round(digits)
     rule = parse_rule(text)
-    value = choose(rule, scores)
+    value = choose_threshold(rule, scores)
     candidates = sorted({*scores, *np.nextafter(scores, np.inf)})
     share = {threshold: Fraction(int((scores >= threshold).sum()), len(scores)) for threshold in candidates}
     if rule.side == "ood":
@@ -62,11 +73,12 @@ def test_no_better_threshold_exists(text: str, digits: int, seed: int) -> None:
 def test_the_rule_of_fpr95_is_the_threshold_of_95_percent() -> None:
     rng = np.random.default_rng(9)
     inside, outside = rng.normal(size=200).round(1), rng.normal(size=130).round(1) + 1
-    assert flagged(inside, choose(parse_rule("ood:0.95"), outside)) == fpr95(inside, outside)
+    assert flagged(inside, choose_threshold(parse_rule("ood:0.95"), outside)) == fpr95(inside, outside)
 
 
 def test_the_block_of_a_row() -> None:
-    got = threshold_block("msp", -0.5, "given", np.array([-0.9, -0.5]), {"a": np.array([-0.4]), "b": np.zeros(0)})
+    threshold: ThresholdEntry = {"score": "msp", "value": -0.5, "rule": "given"}
+    got = threshold_block(threshold, np.array([-0.9, -0.5]), {"a": np.array([-0.4]), "b": np.zeros(0)})
     assert got == {
         "score": "msp",
         "value": -0.5,
@@ -78,6 +90,6 @@ def test_the_block_of_a_row() -> None:
 
 def test_no_sample_and_bad_scores() -> None:
     with pytest.raises(InputError, match=r"ood:0\.95 needs validation samples"):
-        choose(parse_rule("ood:0.95"), np.zeros(0))
+        choose_threshold(parse_rule("ood:0.95"), np.zeros(0))
     with pytest.raises(NonFiniteError):
-        choose(parse_rule("id:0.1"), np.array([np.inf]))
+        choose_threshold(parse_rule("id:0.1"), np.array([np.inf]))

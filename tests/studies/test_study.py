@@ -26,7 +26,7 @@ from hydractl.cli.app import main
 from hydractl.data.base import Dataset
 from hydractl.data.batching import Batch
 from hydractl.evaluation import inputs
-from hydractl.evaluation.models import RunningModel
+from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES

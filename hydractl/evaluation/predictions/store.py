@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,18 @@ BLOCK_BYTES = 1 << 22
 KINDS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 EMPTY = 0xFF
 """Every byte of a logit that has not been computed: a NaN, which no model may answer."""
+
+
+class SetHeader(TypedDict):
+    """One data set in the header of a predictions file."""
+
+    name: str
+    role: str
+    group: str | None
+    n: int
+    fingerprint: str
+    labelled: bool
+    seen: int
 
 
 @dataclass(frozen=True)
@@ -50,10 +62,17 @@ class SetEntry:
     fingerprint: str
     seen: int = 0
 
-    def header(self) -> dict[str, Any]:
+    def header(self) -> SetHeader:
         """Return the entry of this set in the header of a predictions file."""
-        own = {"name": self.name, "role": self.role, "group": self.group, "n": len(self.ids)}
-        return {**own, "fingerprint": self.fingerprint, "labelled": self.labels is not None, "seen": self.seen}
+        return {
+            "name": self.name,
+            "role": self.role,
+            "group": self.group,
+            "n": len(self.ids),
+            "fingerprint": self.fingerprint,
+            "labelled": self.labels is not None,
+            "seen": self.seen,
+        }
 
 
 def tensor_names(index: int) -> dict[str, str]:
@@ -111,21 +130,28 @@ class PredictionsWriter:
         scores: Sequence[str] = (),
         resume: bool = False,
     ) -> None:
-        self.path, self._sets, self._scores = path, list(sets), list(scores)
+        self.path = path
+        self._scores = list(scores)
         self._description = {"schema": SCHEMA, "model": dict(model), "sets": [dataset.header() for dataset in sets]}
         self._infos: dict[str, TensorInfo] = {}
         self._fixed: dict[str, bytes] = {}
-        for index, one in enumerate(sets):
-            self._infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, len(one.ids), classes))
-            of_scores = TensorInfo("F64", (members, len(one.ids), 1))
-            self._infos.update({score_tensor(index, score): of_scores for score in scores})
-            self._add_fixed(index, one)
+        for index, dataset in enumerate(sets):
+            samples = len(dataset.ids)
+            self._infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, samples, classes))
+            for score in scores:
+                self._infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
+            self._add_fixed(index, dataset)
         self._head, order = header_bytes(self._infos, self._description)
         self._starts: dict[str, int] = {}
         position = len(self._head)
         for name in order:
             self._starts[name] = position
             position += self._infos[name].nbytes
+        self._open(order, resume)
+
+    def _open(self, order: Sequence[str], resume: bool) -> None:
+        """Open the file, and give it its size where it is begun."""
+        path = self.path
         try:
             self.resumed = resume and _begun(path)
             if self.resumed:
@@ -141,20 +167,26 @@ class PredictionsWriter:
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
 
-    def _add_fixed(self, index: int, one: SetEntry) -> None:
+    def _add_fixed(self, index: int, dataset: SetEntry) -> None:
+        """Add the tensors of a set that are known from the beginning: its ids and labels."""
         names = tensor_names(index)
-        encoded = [text.encode("utf-8", "surrogateescape") for text in one.ids]
-        ends = np.cumsum([len(text) for text in encoded], dtype="<i8")
-        values = {"ids": np.frombuffer(b"".join(encoded), dtype=np.uint8), "id_ends": ends}
-        if one.labels is not None:
-            values["labels"] = one.labels.astype("<i8")
-        for part, array in values.items():
+        encoded = [text.encode("utf-8", "surrogateescape") for text in dataset.ids]
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "ids": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+            "id_ends": np.cumsum([len(text) for text in encoded], dtype="<i8"),
+        }
+        if dataset.labels is not None:
+            arrays["labels"] = dataset.labels.astype("<i8")
+        for part, array in arrays.items():
             kind = "U8" if part == "ids" else "I64"
             self._infos[names[part]] = TensorInfo(kind, array.shape)
             self._fixed[names[part]] = array.tobytes()
 
     def _fill(self, order: Sequence[str]) -> None:
-        # The header comes last: a file without one was stopped before it had its size, and is begun anew.
+        """Write the file with every logit empty.
+
+        The header comes last: a file without one was stopped before it had its size, and is begun anew.
+        """
         self._file.seek(len(self._head))
         for name in order:
             if name in self._fixed:
@@ -174,19 +206,22 @@ class PredictionsWriter:
 
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
         """Return which samples of a set have no logits yet, ``[N]``."""
-        shape = self._infos[tensor_names(index)["logits"]].shape
         name = tensor_names(index)["logits"]
-        parts = [is_empty(self._piece(name, rows)) for rows in ranges(shape)]
-        return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
+        parts = [np.zeros(0, dtype=np.bool_)]  # of a set without samples
+        for rows in ranges(self._infos[name].shape):
+            parts.append(is_empty(self._piece(name, rows)))
+        return np.concatenate(parts)
 
     def _piece(self, name: str, rows: range) -> npt.NDArray[Any]:
         """Return the part ``[members, rows, columns]`` of neighbouring samples in a tensor."""
-        members, samples, classes = self._infos[name].shape
+        members, samples, columns = self._infos[name].shape
         kind = KINDS[self._infos[name].dtype]
-        size = classes * kind.itemsize
-        starts = [self._starts[name] + (member * samples + rows.start) * size for member in range(members)]
-        raw = b"".join(os.pread(self._file.fileno(), len(rows) * size, start) for start in starts)
-        return np.frombuffer(raw, kind).reshape(members, len(rows), classes)
+        row_bytes = columns * kind.itemsize
+        blocks = []
+        for member in range(members):
+            start = self._starts[name] + (member * samples + rows.start) * row_bytes
+            blocks.append(os.pread(self._file.fileno(), len(rows) * row_bytes, start))
+        return np.frombuffer(b"".join(blocks), kind).reshape(members, len(rows), columns)
 
     def write(
         self,
@@ -201,17 +236,19 @@ class PredictionsWriter:
         self._write(tensor_names(index)["logits"], rows, logits)
 
     def _write(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
-        _, samples, classes = self._infos[name].shape
-        kind, start = KINDS[self._infos[name].dtype], self._starts[name]
-        row = classes * kind.itemsize
+        """Write the part ``[members, len(rows), columns]`` of a tensor."""
+        _, samples, width = self._infos[name].shape
+        kind = KINDS[self._infos[name].dtype]
+        row_bytes = width * kind.itemsize
         order = np.argsort(np.asarray(rows), kind="stable")
+        rising_rows = np.asarray(rows)[order]
         values = np.ascontiguousarray(columns[:, order], dtype=kind)
-        ordered = np.asarray(rows)[order]
         # Samples that follow each other are written together.
-        breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
-        for run in np.split(np.arange(len(ordered)), breaks):
+        breaks = np.flatnonzero(np.diff(rising_rows) != 1) + 1
+        for run in np.split(np.arange(len(rising_rows)), breaks):
+            first_row = int(rising_rows[run[0]])
             for member in range(len(values)):
-                position = start + (member * samples + int(ordered[run[0]])) * row
+                position = self._starts[name] + (member * samples + first_row) * row_bytes
                 self._write_at(values[member, run].tobytes(), position)
 
     def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
@@ -223,7 +260,10 @@ class PredictionsWriter:
         return {score: self._read(score_tensor(index, score), rows)[:, :, 0] for score in self._scores}
 
     def _read(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
-        return np.concatenate([self._piece(name, range(row, row + 1)) for row in map(int, rows)], axis=1)
+        pieces = []
+        for row in map(int, rows):
+            pieces.append(self._piece(name, range(row, row + 1)))
+        return np.concatenate(pieces, axis=1)
 
     def _write_at(self, block: bytes, position: int) -> None:
         try:
@@ -259,18 +299,23 @@ def _check_same(path: Path, description: Mapping[str, Any]) -> None:
     Raises:
         InputError: listing the differences.
     """
-    there = read_header(path).description or {}
-    if there == description:
+    stored = read_header(path).description or {}
+    if stored == description:
         return
     raise InputError(
         f"{path} holds unfinished predictions of other settings",
         hint="give the settings it was begun with, or leave --resume out to begin anew",
-        problems=differences(_flat(there), _flat(description), "in the file"),
+        problems=differences(_flat(stored), _flat(description), "in the file"),
     )
 
 
 def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return a description with the entries of the model beside the rest."""
+    flat: dict[str, Any] = {}
     model = description.get("model")
-    rest = {key: value for key, value in description.items() if key != "model"}
-    return {**(model if isinstance(model, dict) else {}), **rest}
+    if isinstance(model, dict):
+        flat.update(model)
+    for key, value in description.items():
+        if key != "model":
+            flat[key] = value
+    return flat

@@ -11,7 +11,8 @@ import pytest
 
 from hydractl.data import open_data
 from hydractl.evaluation.predictions import store
-from hydractl.evaluation.predictions.reading import Concatenated, read_predictions
+from hydractl.evaluation.predictions.concatenated import Concatenated
+from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
 
 TEST = ["--data", "builtin:digits/test", "--limit", "30", "--ood", "l:far=builtin:letters", "--allow-seen"]

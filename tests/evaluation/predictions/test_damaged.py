@@ -114,7 +114,7 @@ def test_sets_of_other_shapes_are_refused(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_checkpoint_with_a_broken_threshold_is_refused(tmp_path: Path, capsys: Any) -> None:
-    from hydractl.evaluation.models import StoredFit
+    from hydractl.evaluation.providers.stored_fit import StoredFit
 
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
         with pytest.raises(Exception, match="m.st: a threshold is"):

@@ -1,0 +1,57 @@
+"""The checkpoint of ``--calibrated``: that of a model, with what was fitted for it in its description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydractl.evaluation.fitting import RowFit
+from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.sets import EvalSet, fitted_entries
+from hydractl.files.atomic import Output
+from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_checkpoint
+from hydractl.files.fingerprints import merged
+from hydractl.model.laplace import START as POSTERIOR
+
+
+def write_calibrated(
+    model: RunningModel, fitted: RowFit, score: str | None, sets: Sequence[EvalSet], note: str | None, output: Output
+) -> Path:
+    """Write the checkpoint of a model with its calibration, threshold and OOD score.
+
+    Args:
+        model: of one checkpoint.
+        fitted: its calibration and threshold.
+        score: its OOD score; None where none was asked for.
+        sets: all data sets of the command, whose samples it has now seen where something was fitted to them.
+        note: a sentence about how the model was chosen, for its provenance.
+        output: where it goes.
+    """
+    (source,) = model.argument.sources
+    description = source.description
+    tensors: TensorSource = with_tensors(source.tensors, beside(source.tensors, POSTERIOR))
+    extra = dict(description.extra)
+    for key in ("calibration", "threshold", "ood_score"):
+        extra.pop(key, None)
+    calibration = fitted.calibration_json()
+    if calibration is not None:
+        calibration["stored"] = True
+        extra["calibration"] = calibration
+    if fitted.threshold is not None:
+        extra["threshold"] = fitted.threshold
+    if score is not None:
+        entry: dict[str, Any] = {"score": score}
+        detector = model.detector
+        if detector is not None and score in detector.names:
+            entry["fitted_on"] = dict(detector.fitted_on)
+            tensors = with_tensors(tensors, detector.tensors(score))
+        extra["ood_score"] = entry
+    provenance = {**description.provenance, "bases": source.lineage}
+    if note is not None:
+        provenance["note"] = note
+    seen = tuple(merged(description.seen, fitted_entries(sets)))
+    calibrated = replace(description, extra=extra, seen=seen, layout="sliced", provenance=provenance)
+    write_checkpoint(output, tensors, calibrated.to_json())
+    return output.path

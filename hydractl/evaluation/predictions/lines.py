@@ -1,0 +1,106 @@
+"""Predictions as lines, one sample each: ``.jsonl``, or ``.csv`` with a line of names first."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from hydractl.files.atomic import Output, write_with
+from hydractl.metrics.samples import Samples
+
+Cell = str | int | float | None
+
+FIELDS = ("id", "label", "predicted", "confidence", "entropy", "mi", "ood_score")
+FLAG = "is_ood"
+"""A field more, where a threshold is known."""
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+def write_lines(
+    output: Output,
+    samples: Samples,
+    ids: Sequence[str],
+    labels: Sequence[str] | None,
+    threshold: float | None = None,
+) -> Path:
+    """Write the predictions.
+
+    Args:
+        output: the file.
+        samples: N of them.
+        ids: their ids.
+        labels: class names; without them the label is the class index.
+        threshold: OOD scores from here on are ``is_ood``; None: nothing is said of it.
+    """
+    rows = _sample_rows(samples, ids, labels, threshold)
+
+    def write(handle: IO[bytes]) -> None:
+        if output.path.suffix == ".csv":
+            _write_csv(handle, rows, FIELDS if threshold is None else (*FIELDS, FLAG))
+        else:
+            _write_json_lines(handle, rows)
+
+    return write_with(output, write)
+
+
+def _sample_rows(
+    samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
+) -> Iterator[dict[str, Cell]]:
+    """Yield one mapping per sample: label (or null), predicted label, its p, entropy and MI (nats), OOD score."""
+    for i, sample_id in enumerate(ids):
+        label = None
+        if samples.labels is not None:
+            label = _class_name(int(samples.labels[i]), labels)
+        row: dict[str, Cell] = {
+            "id": sample_id,
+            "label": label,
+            "predicted": _class_name(int(samples.predicted[i]), labels),
+            "confidence": float(samples.confidence[i]),
+            "entropy": float(samples.entropy[i]),
+            "mi": float(samples.mi[i]),
+            "ood_score": None,
+        }
+        if samples.score is not None:
+            row["ood_score"] = float(samples.score[i])
+            if threshold is not None:
+                row[FLAG] = bool(samples.score[i] >= threshold)
+        yield row
+
+
+def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
+    return index if labels is None else labels[index]
+
+
+def _write_json_lines(handle: IO[bytes], rows: Iterator[Mapping[str, Cell]]) -> None:
+    for row in rows:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        handle.write(line.encode("utf-8"))
+
+
+def _write_csv(handle: IO[bytes], rows: Iterator[Mapping[str, Cell]], names: Sequence[str]) -> None:
+    text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    text.detach()
+
+
+def _cell(value: Cell) -> Cell:
+    """Return a value for a table that a spreadsheet may open.
+
+    A text that would be a formula has a ``'`` before it, and control characters are spelled. Source: OWASP, "CSV
+    injection".
+    """
+    if not isinstance(value, str):
+        return value
+    spelled = value.translate(_CONTROLS)
+    if value.startswith(_FORMULA):
+        return "'" + spelled
+    return spelled

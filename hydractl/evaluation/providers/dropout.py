@@ -1,0 +1,47 @@
+"""A row of MC dropout: the model runs several times with its dropout left on, and every pass counts as a member."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydractl.evaluation.mc_dropout import MCDropout, with_layers
+from hydractl.evaluation.options import DropoutSettings
+from hydractl.evaluation.providers.answering import BatchPlace, MemberOutputs, OwnClassifier
+from hydractl.model.detection import Detector
+from hydractl.model.loading import Runnable
+from hydractl.model.source import Source
+
+
+class DropoutPasses(OwnClassifier):
+    """Every member answers N times by its own classifier, each time with other units dropped.
+
+    Args:
+        settings: rate of dropout, number of passes, and the seed of the masks.
+    """
+
+    unlike_file = "without dropout"
+
+    def __init__(self, settings: DropoutSettings) -> None:
+        self.mc_dropout = settings
+        self.passes = settings["samples"]
+
+    def prepared(self, source: Source) -> Source:
+        """Return the model with dropout layers.
+
+        Raises:
+            UsageError: it has none.
+        """
+        return with_layers(source)
+
+    def start(self, model: Runnable) -> None:
+        """Turn dropout on."""
+        assert self.mc_dropout is not None
+        self._runs = MCDropout(model, **self.mc_dropout)
+
+    def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
+        """Return the logits ``[N * M, B, C]`` of all passes; the settings refuse scores on features."""
+        return MemberOutputs(self._runs.member_logits(inputs, place.dataset, place.first), {})
+
+    def release(self) -> None:
+        """Forget the weights."""
+        del self._runs

@@ -1,0 +1,167 @@
+"""The interface of whatever an evaluation can measure: it gives the logits of its members for data sets.
+
+To measure something else, such as an exported file, write a subclass of :class:`LogitsProvider` that sets the
+attributes, and defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The other methods have
+defaults that suit whatever has no file of stored logits and fits nothing. ``rows.find_rows`` opens it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+from hydractl.errors import UsageError
+from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.options import DropoutSettings
+from hydractl.evaluation.predictions.reading import LogitsBatch
+from hydractl.evaluation.providers.stored_fit import StoredFit
+from hydractl.evaluation.sets import EvalSet
+from hydractl.files.fingerprints import Entry
+from hydractl.model.detection import Detector
+
+Batches = Iterator[LogitsBatch]
+"""A data set, batch by batch: the rows, their logits ``[M, rows, C]``, and by name their scores ``[M, rows]``."""
+
+
+class SiteHeads(TypedDict):
+    """The heads of one attention layer, as rows and predictions files hold them."""
+
+    site: str
+    tower: str
+    heads: int
+    kept: list[list[int]]  # by member, the numbers of the heads that it keeps
+
+
+class RowCost(TypedDict, total=False):
+    """The cost of one sample; what is not known is None or left out."""
+
+    params: int | None
+    params_nonzero: int
+    macs: int | None
+    single_macs: int | None
+
+
+class CascadeEntry(TypedDict):
+    """When the first member of a cascade answers alone, and the mult-adds of the first and of the other members."""
+
+    member: int
+    score: str
+    value: float
+    first_macs: int
+    rest_macs: int
+
+
+class ProbeEntry(TypedDict):
+    """The classifier of features that a row is measured by."""
+
+    name: str
+    c: NotRequired[list[float]]  # of each member's ``linear`` probe
+    fitted_on: Mapping[str, Any]
+    chosen_on: Mapping[str, Any] | None
+
+
+class LogitsProvider(ABC):
+    """One row: M members that answer with logits of C classes.
+
+    Attributes:
+        name: of the row.
+        labels: names of the classes, None where unknown.
+        classes: C.
+        reads: ``image`` or ``text``; None for predictions, which read nothing any more.
+        members: M.
+        heads: of every site, the heads there are and those each member keeps.
+        cost: ``params`` and ``macs``, the latter None where it is not known.
+        seen: the samples behind the model.
+        stored: the calibration and the threshold of its file.
+        training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
+        conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
+        mc_dropout: how its members are drawn, where they are passes of MC dropout, else None.
+        on_features: the OOD scores on features that can be had without training data.
+        detector: what those of this command were fitted to; None for none.
+        zero_shot: whether it is measured by its own classifier of class texts.
+        probe: the classifier of features that it is measured by; None for its own.
+        cascade: when its first member answers alone; None where all members run.
+    """
+
+    name: str
+    labels: Sequence[str] | None
+    classes: int
+    reads: str | None
+    members: int
+    heads: list[SiteHeads]
+    cost: RowCost
+    seen: Sequence[Entry]
+    stored: StoredFit
+    conventions: Mapping[str, Any]
+    training: Sequence[Mapping[str, Any]] = ()
+    mc_dropout: DropoutSettings | None = None
+    on_features: Sequence[str] = ()
+    detector: Detector | None = None
+    zero_shot: bool = False
+    probe: ProbeEntry | None = None
+    cascade: CascadeEntry | None = None
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str | list[str] | None:
+        """SHA-256 of its file, one for each where several run one after another; None where it is not known."""
+
+    @abstractmethod
+    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Yield logits ``[M, B, C]`` of all samples that can be read, in any order.
+
+        Args:
+            dataset: the data set.
+            rows: only these samples, in this order; None for all.
+        """
+
+    # --- what only stored logits have ---------------------------------------------------------------------------------
+
+    def stored_sets(self) -> list[EvalSet]:
+        """Return the test sets that a predictions file brings along.
+
+        Raises:
+            UsageError: there are none.
+        """
+        raise UsageError("eval needs --data", hint="hydractl eval --help")
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:  # noqa: B027 - a model that runs takes any set
+        """Refuse data sets of which this row can say nothing.
+
+        Raises:
+            InputError: naming them.
+        """
+
+    def already_seen(self, dataset: EvalSet) -> int:
+        """Return how many samples had been seen when the logits were computed; 0 where they are computed now."""
+        return 0
+
+    # --- what only a model that runs does -----------------------------------------------------------------------------
+
+    def known(self, dataset: EvalSet) -> LogitsProvider | None:
+        """Return the predictions that hold its logits of a data set already; None where there are none."""
+        return None
+
+    def fit_scores(  # noqa: B027 - predictions hold the scores already
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
+    ) -> None:
+        """Fit OOD scores on features, and set :attr:`detector`.
+
+        Args:
+            names: of the scores.
+            data: the training data; None for scores that need none, or that the checkpoint holds.
+            neighbours: k of the score ``knn``.
+            kept: the file that keeps the features of the training data; None for none.
+        """
+
+    def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:  # noqa: B027 - predictions are of a fitted one
+        """Fit the classifier of features that takes the place of the model's own, and set :attr:`probe`.
+
+        Args:
+            data: the training data.
+            val: what a penalty is chosen on; None for the default penalty.
+        """
+
+    def release(self) -> None:  # noqa: B027 - predictions take none
+        """Let go of what takes memory."""

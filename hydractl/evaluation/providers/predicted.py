@@ -1,0 +1,110 @@
+"""A row that is the predictions of a model, read from their file; or of an ensemble, from the files of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydractl.errors import InputError
+from hydractl.evaluation.predictions.concatenated import Concatenated
+from hydractl.evaluation.predictions.reading import Predictions
+from hydractl.evaluation.providers.interface import Batches, LogitsProvider
+from hydractl.evaluation.providers.stored_fit import StoredFit
+from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet
+from hydractl.jsonio import differences
+
+
+class PredictedModel(LogitsProvider):
+    """Stored logits.
+
+    Args:
+        name: of the row; None for the name that the file gives.
+        predictions: where the logits are.
+    """
+
+    def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
+        model = predictions.model
+        self._predictions = predictions
+        self.name = name or str(model["name"])
+        self.labels = model.get("labels")
+        self.members, _, self.classes = predictions.shape(0)
+        self.reads = None
+        self.heads = model.get("heads") or []
+        self.cost = model.get("cost") or {"params": None, "macs": None}
+        self.training = model.get("training") or ()
+        self.seen = []
+        self.stored = StoredFit.of(model, predictions.origin)
+        self.on_features = predictions.scores
+        self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
+        self.mc_dropout = model.get("mc_dropout")
+        self.probe = model.get("probe")
+        self.cascade = model.get("cascade")
+
+    @property
+    def sha256(self) -> str | list[str] | None:
+        """SHA-256 of the models that the predictions are of."""
+        digest: str | list[str] | None = self._predictions.model.get("sha256")
+        return digest
+
+    def stored_sets(self) -> list[EvalSet]:
+        """Return the test sets of the file, the ID set first."""
+        of_tests = [stored for stored in self._predictions.sets if stored.role in (ID, OOD, CORRUPTION)]
+        of_tests.sort(key=lambda stored: stored.role != ID)
+        sets = []
+        for stored in of_tests:
+            entry = {**vars(stored), "seen": 0}  # what was seen is counted anew, by already_seen()
+            sets.append(EvalSet(**entry, spec=self._predictions.origin))
+        return sets
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:
+        """Refuse sets that are not in the file, sample for sample; training data are never in it."""
+        missing = [dataset.name for dataset in sets if dataset.role != FIT and not self.has(dataset)]
+        if missing:
+            have = ", ".join(stored.name for stored in self._predictions.sets)
+            raise InputError(
+                f"{self._predictions.origin} has no predictions of {', '.join(missing)}",
+                hint=f"it has {have}; a set with other samples, labels or order is another set",
+            )
+
+    def has(self, dataset: EvalSet) -> bool:
+        """Return whether the file has a set, sample for sample."""
+        return self._index(dataset) is not None
+
+    def check_made_with(self, wanted: Mapping[str, Any]) -> None:
+        """Refuse logits of other settings.
+
+        Raises:
+            InputError: listing the differences.
+        """
+        stored = {key: self._predictions.model.get(key) for key in wanted}
+        if stored == wanted:
+            return
+        raise InputError(
+            f"--reuse {self._predictions.origin} has predictions of other settings",
+            hint="give the settings that it was made with, or leave it out",
+            problems=differences(stored, wanted, "in the file"),
+        )
+
+    def already_seen(self, dataset: EvalSet) -> int:
+        """Return the number that the file gives; 0 for a set that it has not."""
+        index = self._index(dataset)
+        if index is None:
+            return 0
+        return self._predictions.sets[index].seen
+
+    def _index(self, dataset: EvalSet) -> int | None:
+        """Return which set of the file it is: of several with the same samples, the one of its name, else the first."""
+        same_samples = []
+        for index, stored in enumerate(self._predictions.sets):
+            if stored.fingerprint != dataset.fingerprint:
+                continue
+            if stored.name == dataset.name:
+                return index
+            same_samples.append(index)
+        return next(iter(same_samples), None)
+
+    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Read the file."""
+        index = self._index(dataset)
+        assert index is not None  # check_sets() has been here
+        yield from self._predictions.batches(index)

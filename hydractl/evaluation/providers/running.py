@@ -1,0 +1,337 @@
+"""A row that is a model, or the members of an ensemble one after another: it runs when its logits are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hydractl.data.batching import Batch
+from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.inputs import read_batches
+from hydractl.evaluation.options import FitOptions, RunOptions
+from hydractl.evaluation.predictions.reading import LogitsBatch
+from hydractl.evaluation.probing import Readouts
+from hydractl.evaluation.providers.answering import Answering, BatchPlace, OwnClassifier, member_features, models_of
+from hydractl.evaluation.providers.dropout import DropoutPasses
+from hydractl.evaluation.providers.interface import Batches, CascadeEntry, LogitsProvider, RowCost, SiteHeads
+from hydractl.evaluation.providers.predicted import PredictedModel
+from hydractl.evaluation.providers.probed import ProbeClassifier
+from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
+from hydractl.evaluation.sets import EvalSet
+from hydractl.files.description import Description
+from hydractl.files.fingerprints import merged
+from hydractl.files.training_history import trainings_of
+from hydractl.log import Log
+from hydractl.metrics.cascade import stored_cascade
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.probabilities import Floats
+from hydractl.model.cost import dense_macs, macs, parameters, staged_macs, total_nonzero
+from hydractl.model.detection import Detector, TrainingFeatures, fit_detector, read_training
+from hydractl.model.loading import ModelArgument, Runnable
+from hydractl.model.runtime import HydraModel, move
+
+
+class RunningModel(LogitsProvider):
+    """A model that is run.
+
+    Attributes:
+        argument: the MODEL of the command.
+        options: how it runs.
+        reused: predictions of it that were made before.
+
+    Args:
+        fit: what is fitted for it.
+        log: hears of what it reads.
+        probed: names (None: they have none) and number of the classes of a probe; None without one.
+    """
+
+    def __init__(
+        self,
+        argument: ModelArgument,
+        options: RunOptions,
+        fit: FitOptions,
+        log: Log,
+        probed: tuple[Sequence[str] | None, int] | None = None,
+    ) -> None:
+        answering = _answering(options, fit, probed)
+        self.argument = replace(argument, sources=[answering.prepared(source) for source in argument.sources])
+        self.options = options
+        self.reused: list[PredictedModel] = []
+        self._log = log
+        self._answering = answering
+        self._model: Runnable | None = None
+
+        descriptions = [source.description for source in self.argument.sources]
+        first = descriptions[0]
+        self.name = argument.name
+        self.labels, self.classes = answering.classes_of(self.argument)
+        self.reads = first.reads
+        self.members = answering.passes * sum(len(description.masks) for description in descriptions)
+        self.mc_dropout = answering.mc_dropout
+        self.zero_shot = probed is None and len(set(self._towers().values())) > 1
+        self.heads = self._heads(descriptions)
+        self.cost = self._cost()
+        self.training = trainings_of(descriptions)
+        self.seen = merged(*(description.seen for description in descriptions))
+        self.stored = self._stored(fit)
+        self.cascade = self._cascade(first)
+        if self.stored.score in ON_FEATURES:
+            self.on_features = [self.stored.score]
+        self.conventions = _conventions(first)
+
+    # --- what is known before it runs ---------------------------------------------------------------------------------
+
+    def _towers(self) -> dict[str, str]:
+        """Return the tower of each attention layer, by its path."""
+        return {site.path: site.tower for site in self.argument.sources[0].sites}
+
+    def _heads(self, descriptions: Sequence[Description]) -> list[SiteHeads]:
+        """Return the heads that each member keeps at each site; nothing where the members have different sites."""
+        masks = [mask for description in descriptions for mask in description.masks]
+        if any(mask.heads != masks[0].heads for mask in masks):
+            return []
+        towers = self._towers()
+        heads: list[SiteHeads] = []
+        for path, count in masks[0].heads.items():
+            kept = [list(mask.kept[path]) for mask in masks]
+            heads.append({"site": path, "tower": towers[path], "heads": count, "kept": kept})
+        return heads
+
+    def _cost(self) -> RowCost:
+        """Return what one sample costs, all passes together."""
+        whole_last_block = self.options.whole_last_block
+        counts = []
+        work = 0
+        for source in self.argument.sources:
+            counts.append((parameters(source.tensors), source.description.params_nonzero))
+            work += macs(source.description, source.tensors, whole_last_block=whole_last_block)
+        cost: RowCost = {"params": sum(count for count, _ in counts)}
+        nonzero = total_nonzero(counts)
+        if nonzero:
+            cost["params_nonzero"] = nonzero["params_nonzero"]
+        cost["macs"] = self._answering.passes * work
+        cost["single_macs"] = dense_macs(self.argument.sources[0].description, whole_last_block=whole_last_block)
+        return cost
+
+    def _answers_as_its_file(self) -> bool:
+        """Return whether its predictions are those for which its file may hold a calibration or a cascade."""
+        return len(self.argument.sources) == 1 and self._answering.unlike_file is None
+
+    def _stored(self, fit: FitOptions) -> StoredFit:
+        """Return what the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
+        extras = [source.description.extra for source in self.argument.sources]
+        if self._answers_as_its_file():
+            return StoredFit.of(extras[0], self.name)
+        warn_of_left_out(self.name, extras, fit, self._log, self._answering.unlike_file or "of one model alone")
+        return StoredFit()
+
+    def _cascade(self, description: Description) -> CascadeEntry | None:
+        """Return the checkpoint's cascade; None where it was fitted for other predictions."""
+        cascade = stored_cascade(description.extra.get("cascade"), self.members)
+        if cascade is None or not self._answers_as_its_file():
+            return None
+        tensors = self.argument.sources[0].tensors
+        costs = staged_macs(description, tensors, whole_last_block=self.options.whole_last_block)
+        first_macs, rest_macs = costs[cascade.member]
+        return {
+            "member": cascade.member,
+            "score": cascade.score,
+            "value": cascade.value,
+            "first_macs": first_macs,
+            "rest_macs": rest_macs,
+        }
+
+    @property
+    def sha256(self) -> str | list[str]:
+        """SHA-256 of its files, which are hashed now."""
+        return self.argument.sha256
+
+    def decisive(self) -> dict[str, Any]:
+        """Return what decides the logits: predictions of other values are of no use."""
+        decisive: dict[str, Any] = {
+            "batch_size": self.options.batch_size,
+            "dtype": self.options.dtype,
+            "device": self._parameter().device.type,
+            "whole_last_block": self.options.whole_last_block,
+            **self.conventions,
+        }
+        for key, entry in (("mc_dropout", self.mc_dropout), ("probe", self.probe), ("cascade", self.cascade)):
+            if entry is not None:
+                decisive[key] = dict(entry)
+        return decisive
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def known(self, dataset: EvalSet) -> LogitsProvider | None:
+        """Return the first of ``--reuse`` that has the set and the scores on features of this command, or None.
+
+        Raises:
+            InputError: they were made with other settings.
+        """
+        scores = set() if self.detector is None else set(self.detector.names)
+        for predictions in self.reused:
+            if predictions.has(dataset) and scores <= set(predictions.on_features):
+                predictions.check_made_with(self._made_with())
+                return predictions
+        return None
+
+    def _made_with(self) -> dict[str, Any]:
+        """Return the entries that predictions of it must have in their header."""
+        wanted: dict[str, Any] = {"labels": None if self.labels is None else list(self.labels)}
+        if self.detector is not None:
+            wanted["fitted_on"] = dict(self.detector.fitted_on) or None
+        return {**wanted, **self.decisive()}
+
+    def loaded(self) -> Runnable:
+        """Return the model with its weights read, which is done once."""
+        if self._model is not None:
+            return self._model
+        options = self.options
+        model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
+        if self.cascade is None and isinstance(model, HydraModel):
+            model.cascade = None
+        model.read_prompts(self._log, self.name)
+        self._answering.start(model)
+        self._model = model
+        return model
+
+    def _parameter(self) -> torch.nn.Parameter:
+        """Return one of its weights, which says on which device and in which format it runs."""
+        return next(self.loaded().parameters())
+
+    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Run the model."""
+        parameter = self._parameter()
+        # Narrower formats than float32 are for running: their logits are kept and measured as float32.
+        kept_dtype = torch.float64 if self.options.dtype == "float64" else torch.float32
+        with torch.inference_mode():
+            for batch in self._batches_of(dataset, rows):
+                inputs = move(batch.inputs, parameter.device, parameter.dtype)
+                place = BatchPlace(dataset.fingerprint, batch.indices[0])
+                logits, scores = self._answering.outputs(inputs, place, self.detector)
+                yield LogitsBatch(batch.indices, logits.to("cpu", kept_dtype).numpy(), scores)
+
+    def _batches_of(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
+        """Return a data set as the model reads it; ``rows`` are some samples in an order."""
+        description = self.argument.sources[0].description
+        preprocess = {"family": description.family, **description.preprocess}
+        collate = self.loaded().preprocess
+        return read_batches(
+            dataset, collate, preprocess, self.options.batch_size, workers=self.options.workers, rows=rows
+        )
+
+    def _inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
+        """Yield the rows and the inputs of what something is fitted on, with progress."""
+        if data is None or data.dataset is None:
+            return
+        parameter = self._parameter()
+        with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
+            for batch in self._batches_of(data):
+                yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
+                progress.advance(len(batch.indices))
+
+    def release(self) -> None:
+        """Forget the weights, and the probes that were fitted to them."""
+        if self._model is not None:
+            self._answering.release()
+            self._model = None
+
+    # --- fitting to features ------------------------------------------------------------------------------------------
+
+    def fit_scores(
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
+    ) -> None:
+        """Fit OOD scores on features, where there are training data; take what the checkpoint holds where not."""
+        stored = models_of(self.loaded())[0].detector if data is None else None
+        if stored is None:
+            self.detector = self._fitted_detector(names, data, neighbours, kept)
+            return
+        missing = [name for name in names if name not in stored.names]
+        if missing:
+            stored = stored.with_scores(self._fitted_detector(missing, data, neighbours, kept))
+        self.detector = stored
+
+    def _fitted_detector(
+        self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
+    ) -> Detector:
+        fitted_on: dict[str, Any] = {}
+        labels = None
+        if data is not None:
+            fitted_on = {**data.to_json(), "knn_k": neighbours}
+            labels = data.labels
+        of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
+        if of_probes is not None:
+            return of_probes
+        models = models_of(self.loaded())
+        with torch.inference_mode():
+            features = self._training_features(data, kept)
+            return fit_detector(names, models, features, labels, neighbours, fitted_on)
+
+    def _training_features(self, data: EvalSet | None, kept: FeaturesFile | None) -> TrainingFeatures:
+        """Return what the members make of training data: from the file that keeps it, or by running them."""
+        models = models_of(self.loaded())
+        if data is None or kept is None:
+            return read_training(models, self._inputs(data))
+        made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data), **self.decisive()}
+        features = kept.read(made_with, self.members, len(data))
+        if features is not None:
+            self._log.info(f"{self.name}: its features of --fit are those in {kept.path}")
+            return features
+        features = read_training(models, self._inputs(data))
+        if len(features.rows) == len(data):  # what could not be read is noted when it is tried alone
+            kept.write(features, made_with)
+        return features
+
+    def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:
+        """Fit a probe to what each member makes of the training data.
+
+        Args:
+            data: the training data.
+            val: what a penalty is chosen on; None for the default.
+
+        Raises:
+            InputError: they are too few, or have no sample of some class.
+        """
+        chosen_on = None
+        if val is not None and self._answering.chooses_on_val:
+            chosen_on = self._readouts(val)
+        self._answering.fit_probe(self._readouts(data), chosen_on)
+        self.probe = self._answering.probe
+
+    def _readouts(self, data: EvalSet) -> Readouts:
+        """Return the features that each member makes of a labelled set."""
+        rows: list[int] = []
+        of_batches: list[list[Floats]] = []
+        with torch.inference_mode():
+            for batch_rows, inputs in self._inputs(data):
+                rows += batch_rows
+                features = member_features(self.loaded(), inputs)
+                of_batches.append([of_member.cpu().double().numpy() for of_member in features])
+        assert data.labels is not None  # it was opened with need_labels
+        of_members = [np.concatenate(parts) for parts in zip(*of_batches, strict=True)]
+        return Readouts(data, data.labels[rows], of_members)
+
+
+def _answering(options: RunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
+    """Return the way in which a model answers; the settings refuse MC dropout with a probe."""
+    if options.passes is not None:
+        return DropoutPasses(options.passes)
+    if fit.probe is not None:
+        assert probed is not None
+        labels, classes = probed
+        return ProbeClassifier(fit.probe, labels, classes)
+    return OwnClassifier()
+
+
+def _conventions(description: Description) -> Mapping[str, Any]:
+    """Return at how many tokens a model cuts a text, and with which templates it is asked, where that applies."""
+    conventions: dict[str, Any] = {}
+    if description.preprocess.get("max_length") is not None:
+        conventions["max_length"] = description.preprocess["max_length"]
+    if description.prompt is not None:
+        conventions["prompt"] = list(description.prompt)
+    return conventions

@@ -1,0 +1,91 @@
+"""The calibration, threshold and OOD score that were chosen for a model before, as its file holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydractl.errors import InputError
+from hydractl.evaluation.options import FitOptions
+from hydractl.log import Log
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.threshold import ThresholdEntry, stored_score, stored_threshold
+
+
+@dataclass(frozen=True)
+class StoredFit:
+    """What was fitted for a model before.
+
+    Attributes:
+        calibration: of the averaged prediction, None for none.
+        threshold: None for none.
+        fitted_on: the validation set of the calibration, where the file says it.
+        score: the OOD score, None for none.
+    """
+
+    calibration: Calibration | None = None
+    threshold: ThresholdEntry | None = None
+    fitted_on: Mapping[str, Any] | None = None
+    score: str | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
+        """Read what the description of a file holds.
+
+        Args:
+            document: the description of a checkpoint, or the entry of the model in a predictions file.
+            origin: what to call the file in messages.
+
+        Raises:
+            InputError: for what eval does not write.
+        """
+        try:
+            # The order decides which of several problems is reported.
+            threshold = stored_threshold(document.get("threshold"))
+            score = stored_score(document)
+            calibration, fitted_on = _stored_calibration(document.get("calibration"))
+        except InputError as error:
+            raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
+        return cls(calibration, threshold, fitted_on, score)
+
+
+def _stored_calibration(entry: Any) -> tuple[Calibration | None, Mapping[str, Any] | None]:
+    """Return the calibration of an entry, and the data set that it was fitted on where that is said."""
+    from hydractl.files.documents import FittedOn, check
+
+    if entry is None:
+        return None, None
+    calibration = Calibration.from_json(entry)
+    fitted_on = entry.get("fitted_on")
+    if fitted_on is not None:
+        check(fitted_on, FittedOn, "what its calibration was fitted on is no data set")
+    return calibration, fitted_on
+
+
+def warn_of_left_out(
+    name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, chosen_for: str
+) -> None:
+    """Warn where a stored calibration or threshold would be expected and is not used.
+
+    Args:
+        name: of the row.
+        documents: those of its models that may hold one.
+        fit: a temperature or a threshold of the command is used instead, and nothing is warned of.
+        log: receives messages.
+        chosen_for: the predictions for which they were chosen, as words that follow "the predictions".
+    """
+    expected = {
+        "calibration": fit.temperature is None,
+        "threshold": not fit.threshold and fit.temperature is None,
+        "ood_score": not fit.scores.told,
+        "cascade": True,
+    }
+    unused = []
+    for key, is_expected in expected.items():
+        is_stored = any(document.get(key) for document in documents)
+        if is_expected and is_stored:
+            unused.append(key)
+    if unused:
+        keys = " and ".join(unused)
+        log.warn(f"{name}: the stored {keys} is left out: it was chosen for the predictions {chosen_for}")
