@@ -25,7 +25,7 @@ import torch
 
 from hydractl.data import batches
 from hydractl.evaluation.measuring import Measuring
-from hydractl.evaluation.models import RunningModel
+from hydractl.evaluation.providers.running import RunningModel
 from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.settings.evaluating import EvalSettings

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.metrics import bootstrap
-from hydractl.metrics.cascade import Cascade, fit
+from hydractl.metrics.cascade import Cascade, fit_cheapest_cascade
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.samples import Samples, samples_of
 from hydractl.model.cost import dense_macs, macs, staged_macs
@@ -108,7 +108,7 @@ class Study:
         """The fit of one allowed loss, on the test data."""
         val, labels = self.sets["val", "val"]
         assert labels is not None
-        found = fit(val, labels, outside, SCORE, allowed, self.costs)
+        found = fit_cheapest_cascade(val, labels, outside, SCORE, allowed, self.costs)
         if found is None:
             return None
         cascade = found.cascade
@@ -125,7 +125,7 @@ class Study:
 
     def curve(self, points: int = 25) -> list[dict[str, float]]:
         """Cost and test AUROC for shares of the ID validation samples that go on, with the first member of the fit."""
-        found = fit(*self.sets["val", "val"], {}, SCORE, 1.0, self.costs)  # type: ignore[arg-type]
+        found = fit_cheapest_cascade(*self.sets["val", "val"], {}, SCORE, 1.0, self.costs)  # type: ignore[arg-type]
         assert found is not None
         fitted = self.row(LOSSES[1], {"cifar10": self.sets["val_ood", "cifar10"][0]})
         member = found.cascade.member if fitted is None else fitted["member"]

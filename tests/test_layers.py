@@ -57,7 +57,7 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
-    "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py", "metrics/probes.py"],
+    "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py", "evaluation/probes.py"],
     "submitit": ["verbs/jobs.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "wandb": ["training/trackers.py"],

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydractl.evaluation import mc_dropout
+from hydractl.evaluation import mc_dropout, probes
 from hydractl.evaluation.fitting import RowFit
 from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
-from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, probes, rows, threshold
+from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.feature_scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES

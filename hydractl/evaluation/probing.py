@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,20 @@ import torch
 
 from hydractl.data.labels import some
 from hydractl.errors import InputError
+from hydractl.evaluation.probes import fit_probe
 from hydractl.evaluation.sets import EvalSet
 from hydractl.metrics.feature_scores import Training
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.probes import fit_probe
 from hydractl.model.detection import Detector, detector_of
+
+
+class ProbeEntry(TypedDict):
+    """The classifier of features that a row is measured by, as the row has it."""
+
+    name: str
+    c: NotRequired[list[float]]  # of each member's ``linear`` probe
+    fitted_on: Mapping[str, Any]
+    chosen_on: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -54,33 +63,49 @@ class Probes:
     def __init__(
         self, name: str, training: Readouts, val: Readouts | None, classes: int, labels: Sequence[str] | None
     ) -> None:
-        missing = np.flatnonzero(np.bincount(training.labels, minlength=classes) == 0).tolist()
-        if missing:
-            names = [str(index) if labels is None else labels[index] for index in missing]
-            raise InputError(
-                f"--fit {training.source.spec} has no sample of the class {some(names, 5)}",
-                hint="every class needs samples to be told apart by",
-            )
-        chosen = [None] * len(training.features) if val is None else [(own, val.labels) for own in val.features]
-        each = zip(training.features, chosen, strict=True)
-        self._members = [fit_probe(name, own, training.labels, classes, picked) for own, picked in each]
+        _check_every_class(training, classes, labels)
         self._training = training
-        self.facts: Mapping[str, Any] = {
-            "name": name,
-            **{key: [probe.facts[key] for probe in self._members] for key in self._members[0].facts},
-            "fitted_on": training.source.to_json(),
-            "chosen_on": None if val is None else val.source.to_json(),
-        }
+        self._members = []
+        for member, features in enumerate(training.features):
+            of_val = None if val is None else (val.features[member], val.labels)
+            self._members.append(fit_probe(name, features, training.labels, classes, of_val))
+        fitted_on = training.source.to_json()
+        chosen_on = None if val is None else val.source.to_json()
+        self.facts: ProbeEntry = {"name": name, "fitted_on": fitted_on, "chosen_on": chosen_on}
+        penalties = [probe.penalty for probe in self._members if probe.penalty is not None]
+        if penalties:
+            self.facts = {"name": name, "c": penalties, "fitted_on": fitted_on, "chosen_on": chosen_on}
 
     def logits(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute float64 ``[M, B, C]`` from the features ``[B, D]`` of each member."""
-        each = zip(self._members, features, strict=True)
-        return torch.from_numpy(np.stack([probe.logits(own.cpu().double().numpy()) for probe, own in each]))
+        logits = []
+        for probe, of_member in zip(self._members, features, strict=True):
+            logits.append(probe.logits(of_member.cpu().double().numpy()))
+        return torch.from_numpy(np.stack(logits))
 
     def detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, Any]) -> Detector:
-        """OOD scores on features, fitted to the data of the probes; ``neighbours`` is k of ``knn``."""
-        labels, training = self._training.labels, []
-        for probe, own in zip(self._members, self._training.features, strict=True):
-            highest = probe.logits(own).max(axis=1) if len(probe.bias) else probe.bias  # read by scores of classifiers
-            training.append(Training(own, labels, highest, probe.weight, probe.bias, neighbours))
+        """Fit OOD scores on features to the data of the probes; ``neighbours`` is k of ``knn``."""
+        training = []
+        for probe, features in zip(self._members, self._training.features, strict=True):
+            # Only scores of linear classifiers look at the highest logits; other probes have a bias of no class.
+            highest = probe.logits(features).max(axis=1) if len(probe.bias) else probe.bias
+            member = Training(features, self._training.labels, highest, probe.weight, probe.bias, neighbours)
+            training.append(member)
         return detector_of(names, training, fitted_on)
+
+
+def _check_every_class(training: Readouts, classes: int, labels: Sequence[str] | None) -> None:
+    """Refuse training data without a sample of some class.
+
+    Raises:
+        InputError: naming the classes.
+    """
+    counts = np.bincount(training.labels, minlength=classes)
+    missing = np.flatnonzero(counts == 0).tolist()
+    if not missing:
+        return
+    names = [str(index) if labels is None else labels[index] for index in missing]
+    raise InputError(
+        f"--fit {training.source.spec} has no sample of the class {some(names, 5)}",
+        hint="every class needs samples to be told apart by",
+    )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from hydractl.errors import UsageError
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.options import DropoutSettings
 from hydractl.evaluation.predictions.reading import LogitsBatch
+from hydractl.evaluation.probing import ProbeEntry
 from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
@@ -50,15 +51,6 @@ class CascadeEntry(TypedDict):
     value: float
     first_macs: int
     rest_macs: int
-
-
-class ProbeEntry(TypedDict):
-    """The classifier of features that a row is measured by."""
-
-    name: str
-    c: NotRequired[list[float]]  # of each member's ``linear`` probe
-    fitted_on: Mapping[str, Any]
-    chosen_on: Mapping[str, Any] | None
 
 
 class LogitsProvider(ABC):

@@ -8,7 +8,7 @@ from typing import Any
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.concatenated import Concatenated
 from hydractl.evaluation.predictions.reading import Predictions
-from hydractl.evaluation.providers.interface import Batches, LogitsProvider
+from hydractl.evaluation.providers.interface import Batches, LogitsProvider, RowCost
 from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet
 from hydractl.jsonio import differences
@@ -30,7 +30,7 @@ class PredictedModel(LogitsProvider):
         self.members, _, self.classes = predictions.shape(0)
         self.reads = None
         self.heads = model.get("heads") or []
-        self.cost = model.get("cost") or {"params": None, "macs": None}
+        self.cost = model.get("cost") or RowCost(params=None, macs=None)
         self.training = model.get("training") or ()
         self.seen = []
         self.stored = StoredFit.of(model, predictions.origin)

@@ -9,8 +9,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 from hydractl.errors import InputError
+from hydractl.evaluation.probes import NO_VOTE, PENALTIES, fit_probe
 from hydractl.metrics.probabilities import softmax
-from hydractl.metrics.probes import NO_VOTE, PENALTIES, fit_probe
 
 CLASSES = 4
 
@@ -52,7 +52,7 @@ def test_the_linear_probe_is_logistic_regression_on_standardised_features() -> N
     model, scaler = regression(1.0)
     expected = model.predict_proba(scaler.transform(TEST[0]))
     assert softmax(probe.logits(TEST[0])) == pytest.approx(expected, abs=1e-5)
-    assert probe.facts == {"c": 1.0}
+    assert probe.penalty == 1.0
     assert probe.logits(TEST[0]) == pytest.approx(TEST[0] @ probe.weight.T + probe.bias)
 
 
@@ -63,4 +63,4 @@ def test_validation_data_choose_the_penalty() -> None:
         nll[c] = -model.predict_log_proba(scaler.transform(VAL[0]))[np.arange(len(VAL[1])), VAL[1]].mean()
     best = min(nll, key=nll.__getitem__)
     assert best not in (1.0, PENALTIES[0], PENALTIES[-1])
-    assert fit_probe("linear", *TRAIN, CLASSES, VAL).facts == {"c": best}
+    assert fit_probe("linear", *TRAIN, CLASSES, VAL).penalty == best

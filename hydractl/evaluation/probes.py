@@ -1,0 +1,196 @@
+"""Probes: classifiers of frozen features, fitted to labelled training data. They measure what features are worth.
+
+A probe is one class: fitted by its constructor to the features of one member, it gives logits. The probabilities of an
+ensemble are, as ever, the mean of its members' softmax. All arithmetic is float64.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydractl.errors import InputError
+from hydractl.metrics.feature_scores import unit
+from hydractl.metrics.probabilities import Floats, log_softmax, softmax
+
+NEIGHBOURS, TEMPERATURE = 20, 0.07
+NO_VOTE = float(np.finfo(np.float32).eps)
+"""Probability of a class without a vote, as scikit-learn's ``log_loss`` clips those of float32."""
+PENALTY = 1.0
+PENALTIES = tuple(10.0**power for power in range(-4, 5))
+"""The values of C that a validation set chooses from, the strongest penalty first."""
+
+CONVENTIONS = {
+    "probe": "The row is measured by a classifier of the features that its readout gives, fitted to the training data"
+    f" of --fit for each member. knn: the {NEIGHBOURS} training samples of highest cosine similarity s vote with weight"
+    f" exp(s / {TEMPERATURE}) for their class; the logit of a class is the logarithm of its votes, and a class without"
+    f" one has the probability {NO_VOTE:.1g}. linear: multinomial logistic regression on standardised features that"
+    " minimises the mean NLL + |W|^2 / (2 C n), n training samples, where C is 1, or the power of ten from 1e-4 to 1e4"
+    " of lowest NLL on --val. cost is that of the model without the probe.",
+}
+
+
+class Probe(Protocol):
+    """A fitted probe.
+
+    Attributes:
+        weight, bias: ``[C, D]`` and ``[C]`` where its logits are linear in the features, else of no class.
+        penalty: the C that was chosen; None for a probe without.
+    """
+
+    weight: Floats
+    bias: Floats
+    penalty: float | None
+
+    def logits(self, features: Floats) -> Floats:
+        """Return logits [n, C] of features [n, D]."""
+
+
+class NeighbourProbe:
+    """Votes of the nearest training samples. Source: Wu et al. 2018, section 3.4; Caron et al. 2021 (k = 20).
+
+    Args:
+        features: float64 [N, D] of the training data.
+        labels: [N] integers in 0..classes-1.
+        classes: C.
+
+    Raises:
+        InputError: fewer samples than neighbours.
+    """
+
+    penalty: float | None = None
+
+    def __init__(self, features: Floats, labels: NDArray[np.int64], classes: int) -> None:
+        if len(features) < NEIGHBOURS:
+            raise InputError(
+                f"--probe knn asks {NEIGHBOURS} neighbours, and --fit has {len(features)} samples",
+                hint="give more training data, or --probe linear",
+            )
+        self._bank = unit(features)
+        self._labels = labels
+        self._classes = classes
+        self.weight = np.zeros((0, features.shape[1]))
+        self.bias = np.zeros(0)
+
+    def logits(self, features: Floats) -> Floats:
+        """Return the logarithms of the votes [n, C] that features [n, D] get: their softmax is the shares of votes."""
+        similarity = unit(features) @ self._bank.T  # [n, N]
+        nearest = np.argpartition(-similarity, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
+        weights = np.take_along_axis(similarity, nearest, axis=1) / TEMPERATURE
+        votes = np.full((len(features), self._classes), -np.inf)
+        samples = np.arange(len(features))[:, None]
+        np.logaddexp.at(votes, (samples, self._labels[nearest]), weights)
+        all_votes = np.logaddexp.reduce(votes, axis=1, keepdims=True)
+        return np.maximum(votes, all_votes + np.log(NO_VOTE))
+
+
+class LinearProbe:
+    """Multinomial logistic regression on standardised features, by scipy's L-BFGS-B.
+
+    Args:
+        features: float64 [N, D] of the training data.
+        labels: [N] integers in 0..classes-1.
+        classes: C.
+        val: features and labels of validation data, which choose the penalty; None: it is :data:`PENALTY`.
+    """
+
+    penalty: float | None
+
+    def __init__(
+        self,
+        features: Floats,
+        labels: NDArray[np.int64],
+        classes: int,
+        val: tuple[Floats, NDArray[np.int64]] | None = None,
+    ) -> None:
+        regression = _Regression(features, labels)
+        point = np.zeros(classes * (features.shape[1] + 1))
+        if val is None:
+            self.penalty = PENALTY
+            self.weight, self.bias = regression.unscaled(regression.minimum(point, PENALTY))
+            return
+        val_features, val_labels = val
+        lowest = np.inf
+        for penalty in PENALTIES:
+            point = regression.minimum(point, penalty)  # starts where that of the stronger penalty ended
+            weight, bias = regression.unscaled(point)
+            nll = _mean_nll(val_features @ weight.T + bias, val_labels)
+            if nll >= lowest:
+                break
+            lowest = nll
+            self.weight = weight
+            self.bias = bias
+            self.penalty = penalty
+
+    def logits(self, features: Floats) -> Floats:
+        """Return logits [n, C] of features [n, D]."""
+        return np.asarray(features @ self.weight.T + self.bias)
+
+
+class _Regression:
+    """The loss of a linear probe on standardised features.
+
+    A point holds for each class a weight for every standardised feature, and a bias: [C * (D + 1)].
+
+    Args:
+        features: float64 [N, D] of the training data.
+        labels: [N] integers in 0..C-1.
+    """
+
+    def __init__(self, features: Floats, labels: NDArray[np.int64]) -> None:
+        centre = features.mean(axis=0)
+        spread = features.std(axis=0)
+        self._scale = 1.0 / np.where(spread > 0, spread, 1.0)
+        self._shift = -centre * self._scale
+        self._features = features * self._scale - centre * self._scale
+        self._labels = labels
+
+    def unscaled(self, point: Floats) -> tuple[Floats, Floats]:
+        """Return the weight [C, D] and bias [C] for features as they are."""
+        weight, bias = self._parts(point)
+        return weight * self._scale, bias + weight @ self._shift
+
+    def minimum(self, start: Floats, penalty: float) -> Floats:
+        """Return the point of lowest loss, looked for from a start."""
+        from scipy.optimize import minimize
+
+        ridge = 1.0 / (penalty * len(self._labels))
+        limits = {"gtol": 1e-7, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000, "maxcor": 30}
+        found = minimize(self._loss, start, args=(ridge,), method="L-BFGS-B", jac=True, options=limits)
+        return np.asarray(found.x)
+
+    def _loss(self, point: Floats, ridge: float) -> tuple[float, Floats]:
+        """Return the loss and its gradient."""
+        weight, bias = self._parts(point)
+        logits = self._features @ weight.T + bias
+        error = softmax(logits)  # p - 1[y = k], and then its mean over samples: the gradient by the logits, [N, C]
+        error[np.arange(len(error)), self._labels] -= 1.0
+        error /= len(error)
+        loss = _mean_nll(logits, self._labels) + ridge / 2 * float(np.square(weight).sum())
+        gradient = np.column_stack([error.T @ self._features + ridge * weight, error.sum(axis=0)])
+        return loss, gradient.ravel()
+
+    def _parts(self, point: Floats) -> tuple[Floats, Floats]:
+        """Return the weight [C, D] and the bias [C] of a point."""
+        both = point.reshape(-1, self._features.shape[1] + 1)
+        return both[:, :-1], both[:, -1]
+
+
+def _mean_nll(logits: Floats, labels: NDArray[np.int64]) -> float:
+    log_probs = log_softmax(logits)
+    return -float(log_probs[np.arange(len(labels)), labels].mean())
+
+
+def fit_probe(
+    name: str,
+    features: Floats,
+    labels: NDArray[np.int64],
+    classes: int,
+    val: tuple[Floats, NDArray[np.int64]] | None = None,
+) -> Probe:
+    """Fit the probe of a name, ``knn`` or ``linear``, of one member; the arguments are those of :class:`LinearProbe`."""
+    if name == "knn":
+        return NeighbourProbe(features, labels, classes)
+    return LinearProbe(features, labels, classes, val)
