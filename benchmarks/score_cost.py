@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import hydractl
-from hydractl.metrics.feature_scores import FEATURE_SCORES, Training
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, Training
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.samples import samples_of
 

@@ -14,7 +14,7 @@ from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
 from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
 from hydractl.metrics.declaration import metrics
-from hydractl.metrics.feature_scores import FEATURE_SCORES
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import id_block, row_blocks, row_keys
 from hydractl.metrics.samples import Samples

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError
-from hydractl.metrics.feature_scores import unit
+from hydractl.metrics.feature_scores.scores import unit
 from hydractl.metrics.probabilities import Floats, log_softmax, softmax
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
@@ -190,7 +190,7 @@ def fit_probe(
     classes: int,
     val: tuple[Floats, NDArray[np.int64]] | None = None,
 ) -> Probe:
-    """Fit the probe of a name, ``knn`` or ``linear``, of one member; the arguments are those of :class:`LinearProbe`."""
+    """Fit the probe ``knn`` or ``linear`` of one member; the arguments are those of :class:`LinearProbe`."""
     if name == "knn":
         return NeighbourProbe(features, labels, classes)
     return LinearProbe(features, labels, classes, val)

@@ -14,7 +14,7 @@ from hydractl.data.labels import some
 from hydractl.errors import InputError
 from hydractl.evaluation.probes import fit_probe
 from hydractl.evaluation.sets import EvalSet
-from hydractl.metrics.feature_scores import Training
+from hydractl.metrics.feature_scores.scores import MemberTraining
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.detection import Detector, detector_of
 
@@ -89,7 +89,7 @@ class Probes:
         for probe, features in zip(self._members, self._training.features, strict=True):
             # Only scores of linear classifiers look at the highest logits; other probes have a bias of no class.
             highest = probe.logits(features).max(axis=1) if len(probe.bias) else probe.bias
-            member = Training(features, self._training.labels, highest, probe.weight, probe.bias, neighbours)
+            member = MemberTraining(features, self._training.labels, highest, probe.weight, probe.bias, neighbours)
             training.append(member)
         return detector_of(names, training, fitted_on)
 

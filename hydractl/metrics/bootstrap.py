@@ -20,7 +20,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Curve
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import Names, measured, row_blocks
+from hydractl.metrics.rows import Curves, Names, measured, row_blocks
 from hydractl.metrics.samples import Resample, Samples
 
 CONVENTIONS = {
@@ -58,6 +58,13 @@ class Resampled:
     rounds: dict[str, Floats]
 
 
+class PairedDifferenceEntry(TypedDict):
+    """A metric of one row minus that of the first: on the data, and its interval; both None where one has no value."""
+
+    value: float | None
+    ci: list[float] | None
+
+
 def resample(
     inside: Samples,
     outside: Mapping[str, Samples],
@@ -81,23 +88,18 @@ def resample(
         names: of the metrics, where some are enough.
         advance: called with 1 after each round.
     """
-    on_data = dict(_numbers(row_blocks(inside, outside, groups)))
-    values = {key: value for key, value in on_data.items() if names is None or key.rpartition(".")[2] in names}
+    values: dict[str, float | None] = {}
+    for key, value in _numbers(row_blocks(inside, outside, groups)):
+        if names is None or key.rpartition(".")[2] in names:
+            values[key] = value
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
-    curves = {name: _Curves(inside.score, samples.score) for name, samples in outside.items()}
-    beside = {
-        score: {name: _Curves(values, samples.scores[score]) for name, samples in outside.items()}
-        for score, values in inside.scores.items()
-    }
-    leading = [score for score in beside if _leads(score, sets.values())]
+    curves = _ResampledCurves(inside, outside)
     per_round = {key: np.empty(rounds) for key, value in values.items() if value is not None}
     for i in range(rounds):
         drawn = {name: Resample(samples, next(draws[name])) for name, samples in sets.items()}
-        counts = {name: one.counts for name, one in drawn.items()}
-        leads = _drawn(curves, counts)
-        others = {score: leads if score in leading else _drawn(own, counts) for score, own in beside.items()}
-        row = dict(_numbers(measured(drawn, groups, leads, others, names)))
+        leading, beside = curves.drawn({name: samples.counts for name, samples in drawn.items()})
+        row = dict(_numbers(measured(drawn, groups, leading, beside, names)))
         for key, of_rounds in per_round.items():
             of_rounds[i] = row[key]
         advance(1)
@@ -111,45 +113,48 @@ def resample_aurocs(
     rounds: int = 1000,
     seed: int = 0,
 ) -> dict[str, Resampled]:
-    """The AUROC against each OOD data set under its name, of several scores: the rounds of :func:`resample`, faster.
+    """Return the AUROC against each OOD data set under its name, of several scores, in the rounds of :func:`resample`.
 
-    The draws are made once for all scores, and many rounds are counted together, in integers until the last division.
+    It is faster: the draws are made once for all scores, and many rounds are counted together, in integers until the
+    last division.
 
     Args:
         id_scores: OOD scores of the ID samples by the name of the score, [N] each.
         ood_scores: by data set those of its samples, likewise.
         rounds, seed: as there.
     """
-    size = len(next(iter(id_scores.values()), ()))
-    sizes = {name: len(next(iter(scores.values()), ())) for name, scores in ood_scores.items()}
-    draws = {name: draw(seed, name, n) for name, n in {"id": size, **sizes}.items()}
-    with_value = [name for name, n in sizes.items() if size and n]
-    orders = {score: _Order(values) for score, values in id_scores.items()}
-    pairs = {name: 2 * size * sizes[name] for name in with_value}
+    sizes = {"id": _size(id_scores)}
+    for name, scores in ood_scores.items():
+        sizes[name] = _size(scores)
+    with_value = [name for name in ood_scores if sizes["id"] and sizes[name]]
+    by_score = {}
+    for score, inside in id_scores.items():
+        outside = {name: ood_scores[name][score] for name in with_value}
+        by_score[score] = _ScoreAurocs(inside, outside, rounds)
 
-    def aurocs(score: str, inside: Counts, outside: Mapping[str, Counts]) -> dict[str, Floats]:
-        below = orders[score].below(inside)
-        scores = {name: ood_scores[name][score] for name in with_value}
-        return {name: orders[score].twice_u(below, scores[name], outside[name]) / pairs[name] for name in with_value}
+    draws = {name: draw(seed, name, size) for name, size in sizes.items()}
+    step = max(1, _BLOCK // max(1, *sizes.values()))
+    for start in range(0, rounds, step):
+        block = range(start, min(rounds, start + step))
+        counts = {name: np.stack([next(of_set) for _ in block], axis=1) for name, of_set in draws.items()}
+        for of_score in by_score.values():
+            of_score.add(block, counts)
 
-    once = {name: np.ones((n, 1), dtype=np.int64) for name, n in {"id": size, **sizes}.items()}
-    step = max(1, _BLOCK // max(1, size, *sizes.values()))
-    blocks = [range(start, min(rounds, start + step)) for start in range(0, rounds, step)]
-    by_score = {score: {name: np.empty(rounds) for name in with_value} for score in id_scores}
-    for block in blocks:
-        counts = {name: np.stack([next(own) for _ in block], axis=1) for name, own in draws.items()}
-        for score, of_rounds in by_score.items():
-            for name, found in aurocs(score, counts["id"], counts).items():
-                of_rounds[name][block.start : block.stop] = found
-    answer = {}
-    for score, of_rounds in by_score.items():
-        on_data = {name: float(value[0]) for name, value in aurocs(score, once["id"], once).items()}
-        answer[score] = Resampled({name: on_data.get(name) for name in sizes}, of_rounds)
-    return answer
+    once = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}
+    resampled = {}
+    for score, of_score in by_score.items():
+        on_data = {name: float(value[0]) for name, value in of_score.aurocs(once).items()}
+        resampled[score] = Resampled({name: on_data.get(name) for name in ood_scores}, of_score.rounds)
+    return resampled
+
+
+def _size(scores: Mapping[str, Floats]) -> int:
+    """Return the number of samples that all scores are of."""
+    return len(next(iter(scores.values()), ()))
 
 
 def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
-    """The unweighted mean over the data sets of :func:`resample_aurocs`, under one key; no value where one has none.
+    """Return the unweighted mean over the data sets of :func:`resample_aurocs`; no value where one has none.
 
     Args:
         of_sets: the AUROC against each data set.
@@ -174,9 +179,13 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
     assert inside.label_log_probs is not None  # as the labels
     draws = draw(seed, "id", len(inside))
     terms = {"id.accuracy": inside.correct.astype(np.float64), "id.nll": -inside.label_log_probs}
-    counts = np.stack([next(draws) for _ in range(rounds)])
-    each_round = {key: counts @ of_samples / len(inside) for key, of_samples in terms.items()}
-    return Resampled({key: float(of_samples.mean()) for key, of_samples in terms.items()}, each_round)
+    counts = np.stack([next(draws) for _ in range(rounds)])  # [R, N]
+    values: dict[str, float | None] = {}
+    per_round = {}
+    for key, of_samples in terms.items():
+        values[key] = float(of_samples.mean())
+        per_round[key] = counts @ of_samples / len(inside)
+    return Resampled(values, per_round)
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
@@ -184,25 +193,27 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
 
     These are the (1 - level)/2 and (1 + level)/2 quantiles; None where the metric has no value on the data.
     """
-    found: dict[str, list[float] | None] = {}
+    by_key: dict[str, list[float] | None] = {}
     for key, value in resampled.values.items():
         if value is None:
-            found[key] = None
+            by_key[key] = None
             continue
         low, high = _interval(_centred(key, resampled.rounds[key], value), level)
-        found[key] = [max(low, 0.0), high] if _is_biased(key) else [low, high]  # moved, but no error is negative
-    return found
+        if _is_biased(key):
+            low = max(low, 0.0)  # the rounds were moved, but no error is negative
+        by_key[key] = [low, high]
+    return by_key
 
 
-def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, dict[str, Any]]:
-    """Return other minus first, paired: ``{"value": on the data, "ci": [low, high]}`` of every metric by its key.
+def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, PairedDifferenceEntry]:
+    """Return other minus first, paired, of every metric by its dotted key.
 
-    Both are None where either model has no value. The two must come from the same data, seed and number of rounds.
+    The two must come from the same data, seed and number of rounds.
 
     Raises:
         ValueError: the two differ in their number of rounds.
     """
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, PairedDifferenceEntry] = {}
     for key, value in other.values.items():
         before = first.values.get(key)
         if value is None or before is None:
@@ -210,20 +221,25 @@ def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict
             continue
         if len(first.rounds[key]) != len(other.rounds[key]):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
-        apart, rounds = value - before, other.rounds[key] - first.rounds[key]
-        table[key] = {"value": apart, "ci": _interval(_centred(key, rounds, apart), level)}
+        difference = value - before
+        rounds = other.rounds[key] - first.rounds[key]
+        table[key] = {"value": difference, "ci": _interval(_centred(key, rounds, difference), level)}
     return table
 
 
 def _centred(key: str, rounds: Floats, value: float) -> Floats:
     """Return the rounds of a metric, those of a biased one around its value on the data."""
-    return rounds - (np.median(rounds) - value) if _is_biased(key) else rounds
+    if not _is_biased(key):
+        return rounds
+    return rounds - (np.median(rounds) - value)
 
 
 def _is_biased(key: str) -> bool:
     """Return whether a dotted key is that of a metric whose rounds lie above the value on the data."""
-    names = [name for declared in metrics("id") if declared.biased for name in declared.keys]
-    return any(key.endswith(f".{name}") for name in names)
+    for declared in metrics("id"):
+        if declared.biased and key.endswith(tuple(f".{name}" for name in declared.keys)):
+            return True
+    return False
 
 
 def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
@@ -231,10 +247,14 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
 
     The same for the same seed, name of the data set and n.
     """
-    words = np.frombuffer(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest(), dtype="<u4")
-    generator = np.random.default_rng([seed, *words.tolist()])
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+    words = np.frombuffer(digest, dtype="<u4").tolist()
+    generator = np.random.default_rng([seed, *words])
     while True:
-        yield np.bincount(generator.integers(0, n, n), minlength=n) if n else np.zeros(0, dtype=np.int64)
+        if n:
+            yield np.bincount(generator.integers(0, n, n), minlength=n)
+        else:
+            yield np.zeros(0, dtype=np.int64)
 
 
 def _interval(values: Floats, level: float) -> list[float]:
@@ -252,67 +272,138 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield f"{prefix}{key}", value
 
 
-class _Curves:
+# --- curves of resamples ----------------------------------------------------------------------------------------------
+
+
+class _ResampledCurve:
     """The curve of one OOD data set on resamples: the thresholds stay, only what they flag is counted anew."""
 
-    def __init__(self, id_scores: Floats | None, ood_scores: Floats | None) -> None:
-        self.known = id_scores is not None and ood_scores is not None
-        if id_scores is None or ood_scores is None:
-            return
-        self.id_order, self.ood_order = (np.argsort(scores, kind="stable") for scores in (id_scores, ood_scores))
+    def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
         thresholds = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
-        self.id_below = np.searchsorted(id_scores[self.id_order], thresholds, side="left")
-        self.ood_below = np.searchsorted(ood_scores[self.ood_order], thresholds, side="left")
+        self._id_order = np.argsort(id_scores, kind="stable")
+        self._ood_order = np.argsort(ood_scores, kind="stable")
+        self._id_below = np.searchsorted(id_scores[self._id_order], thresholds, side="left")
+        self._ood_below = np.searchsorted(ood_scores[self._ood_order], thresholds, side="left")
 
     def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
-        """Return the curve, given how often each sample is drawn; None if a side is empty or the score says nothing."""
-        if not self.known or not len(inside) or not len(outside):
+        """Return the curve, given how often each sample is drawn; None if a side is empty."""
+        if not len(inside) or not len(outside):
             return None
-        detected = _at_least(outside[self.ood_order], self.ood_below)
-        return Curve(detected, _at_least(inside[self.id_order], self.id_below))
+        true_positives = _at_least(outside[self._ood_order], self._ood_below)
+        false_positives = _at_least(inside[self._id_order], self._id_below)
+        return Curve(true_positives, false_positives)
 
 
-def _drawn(curves: Mapping[str, _Curves], counts: Mapping[str, Counts]) -> dict[str, Curve | None]:
+_CurveOfSet = _ResampledCurve | None
+"""None where the score says nothing."""
+
+
+class _ResampledCurves:
+    """The curves of all OOD data sets, by the score that leads and by each that is reported beside."""
+
+    def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
+        sets = [inside, *outside.values()]
+        self._leading = {name: _resampled_curve(inside.score, samples.score) for name, samples in outside.items()}
+        self._beside: dict[str, dict[str, _CurveOfSet]] = {}
+        for score, id_scores in inside.scores.items():
+            if _leads(score, sets):
+                self._beside[score] = self._leading  # counted once
+                continue
+            curves = {}
+            for name, samples in outside.items():
+                curves[name] = _resampled_curve(id_scores, samples.scores[score])
+            self._beside[score] = curves
+
+    def drawn(self, counts: Mapping[str, Counts]) -> tuple[Curves, dict[str, Curves]]:
+        """Return the curves of the score that leads, and those of the others by name.
+
+        Args:
+            counts: by data set how often each sample is drawn, the ID data as ``id``.
+        """
+        leading = _drawn(self._leading, counts)
+        beside = {}
+        for score, curves in self._beside.items():
+            beside[score] = leading if curves is self._leading else _drawn(curves, counts)
+        return leading, beside
+
+
+def _resampled_curve(id_scores: Floats | None, ood_scores: Floats | None) -> _CurveOfSet:
+    if id_scores is None or ood_scores is None:
+        return None
+    return _ResampledCurve(id_scores, ood_scores)
+
+
+def _drawn(curves: Mapping[str, _CurveOfSet], counts: Mapping[str, Counts]) -> Curves:
     """Return the curve of every OOD data set, given how often each sample is drawn."""
-    return {name: one.drawn(counts["id"], counts[name]) for name, one in curves.items()}
+    drawn: dict[str, Curve | None] = {}
+    for name, curve in curves.items():
+        drawn[name] = None if curve is None else curve.drawn(counts["id"], counts[name])
+    return drawn
 
 
 def _at_least(counts: Counts, below: Counts) -> Counts:
-    """Samples at or above each threshold, from counts in the order of the scores and how many scores are below it."""
+    """Return the samples at or above each threshold.
+
+    Args:
+        counts: how often each sample is drawn, in the order of the scores; they add up to the number of samples.
+        below: how many scores are below each threshold.
+    """
     lower = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=lower[1:])
     return len(counts) - lower[below]
 
 
 def _leads(score: str, sets: Iterable[Samples]) -> bool:
-    """Whether a score that is reported beside has the values of the one that leads, on all sets."""
+    """Return whether a score that is reported beside has the values of the one that leads, on all sets."""
     for samples in sets:
-        leading, own = samples.score, samples.scores[score]
-        if leading is None or own is None or not np.array_equal(leading, own):
+        leading = samples.score
+        beside = samples.scores[score]
+        if leading is None or beside is None or not np.array_equal(leading, beside):
             return False
     return True
 
 
-class _Order:
-    """The ID samples in the order of an OOD score, for the AUROC of many rounds at once."""
+class _ScoreAurocs:
+    """The AUROC of one score against each OOD data set, in many rounds at once.
 
-    def __init__(self, id_scores: Floats) -> None:
+    Args:
+        id_scores: of the ID samples, [N].
+        ood_scores: by data set those of its samples, [K].
+        rounds: R.
+
+    Attributes:
+        rounds: by data set the AUROC in each round, [R].
+    """
+
+    def __init__(self, id_scores: Floats, ood_scores: Mapping[str, Floats], rounds: int) -> None:
         self._order = np.argsort(id_scores, kind="stable")
         self._sorted = id_scores[self._order]
+        self._ood_scores = ood_scores
+        self.rounds = {name: np.empty(rounds) for name in ood_scores}
 
-    def below(self, inside: Counts) -> Counts:
-        """From how often each ID sample is drawn, [N, R], how many drawn ones are among the first 0..N, [N + 1, R]."""
-        drawn = np.zeros((len(inside) + 1, inside.shape[1]), dtype=np.int64)
-        np.cumsum(inside[self._order], axis=0, out=drawn[1:])
-        return drawn
+    def add(self, block: range, counts: Mapping[str, Counts]) -> None:
+        """Take some rounds r, given how often each sample is drawn in them, [N, r] by data set."""
+        for name, aurocs in self.aurocs(counts).items():
+            self.rounds[name][block.start : block.stop] = aurocs
 
-    def twice_u(self, below: Counts, ood_scores: Floats, outside: Counts) -> Counts:
-        """Twice the Mann-Whitney U of the OOD side in each round, [R].
+    def aurocs(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
+        """Return the AUROC against each data set in some rounds, [r]."""
+        inside = counts["id"]
+        below = np.zeros((len(inside) + 1, inside.shape[1]), dtype=np.int64)  # drawn ones among the first 0..N
+        np.cumsum(inside[self._order], axis=0, out=below[1:])
+        aurocs = {}
+        for name, scores in self._ood_scores.items():
+            pairs = 2 * len(self._sorted) * len(scores)
+            aurocs[name] = self._twice_u(below, scores, counts[name]) / pairs
+        return aurocs
+
+    def _twice_u(self, below: Counts, ood_scores: Floats, outside: Counts) -> Counts:
+        """Return twice the Mann-Whitney U of the OOD side in each round, [r].
 
         Args:
-            below: as :meth:`below` gives it.
+            below: how many drawn ID samples are among the first 0..N by rising score, [N + 1, r].
             ood_scores: of the OOD samples, [K].
-            outside: how often each of them is drawn, [K, R].
+            outside: how often each of them is drawn, [K, r].
         """
         lower = below[np.searchsorted(self._sorted, ood_scores, side="left")]
         lower_or_equal = below[np.searchsorted(self._sorted, ood_scores, side="right")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -35,57 +35,95 @@ CONVENTIONS = {
 }
 
 
-def curves(inside: Samples, outside: Mapping[str, Samples]) -> dict[str, Any]:
-    """All curves of a model; ``roc`` and ``scores`` are None where the OOD score says nothing of it.
+class ReliabilityBins(TypedDict):
+    """Accuracy against confidence: ``edges`` [16], ``n`` [15], and the others [15], None in empty bins."""
+
+    edges: list[float]
+    n: list[int]
+    confidence: list[float | None]
+    accuracy: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
+class RiskCoveragePoints(TypedDict):
+    """The risk at each coverage, at most 201 points."""
+
+    coverage: list[float]
+    risk: list[float]
+
+
+class RocPoints(TypedDict):
+    """The shares of ID and of OOD samples that are flagged, at most 201 points."""
+
+    fpr: list[float]
+    tpr: list[float]
+
+
+class CurvesBlock(TypedDict):
+    """All curves of a model; None where there is nothing to draw."""
+
+    reliability: ReliabilityBins | None
+    risk_coverage: RiskCoveragePoints | None
+    roc: dict[str, RocPoints | None] | None  # by OOD data set
+    scores: dict[str, list[Any]] | None  # counts by data set, and ``edges``
+
+
+def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
+    """Return all curves of a model; ``roc`` and ``scores`` are None where the OOD score says nothing of it.
 
     Args:
         inside: the ID samples; without labels, or without any sample, ``reliability`` and ``risk_coverage`` are None.
         outside: the samples of each OOD data set, by its name.
     """
-    labelled = inside.labels is not None and len(inside) > 0
+    block: CurvesBlock = {"reliability": None, "risk_coverage": None, "roc": None, "scores": None}
+    if inside.labels is not None and len(inside) > 0:
+        block["reliability"] = reliability(inside)
+        block["risk_coverage"] = risk_coverage(inside)
     sets = {"id": inside, **outside}
     scores = {name: samples.score for name, samples in sets.items() if samples.score is not None}
-    return {
-        "reliability": reliability(inside) if labelled else None,
-        "risk_coverage": risk_coverage(inside) if labelled else None,
-        "roc": {name: roc(scores["id"], scores[name]) for name in outside} if scores else None,
-        "scores": histograms(scores) if scores else None,
-    }
+    if scores:
+        block["roc"] = {name: roc(scores["id"], scores[name]) for name in outside}
+        block["scores"] = histograms(scores)
+    return block
 
 
-def reliability(samples: Samples) -> dict[str, list[Any]]:
-    """Accuracy against confidence in the bins of ``ece``, of labelled samples.
-
-    Returns:
-        ``edges`` [16], ``n`` [15], and ``confidence``, ``accuracy``, ``low`` and ``high`` [15], None in empty bins.
-    """
-    n = samples.bin_sizes
+def reliability(samples: Samples) -> ReliabilityBins:
+    """Return accuracy against confidence in the bins of ``ece``, of labelled samples."""
+    sizes = samples.bin_sizes
     hits = np.bincount(samples.bins[samples.correct], minlength=BINS)
-    totals = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
-    bounds = [wilson(int(k), int(m)) if m else (None, None) for k, m in zip(hits, n, strict=True)]
-    return {
+    confidences = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
+    bins: ReliabilityBins = {
         "edges": bin_edges().tolist(),
-        "n": n.tolist(),
-        "confidence": [float(total / m) if m else None for total, m in zip(totals, n, strict=True)],
-        "accuracy": [int(k) / int(m) if m else None for k, m in zip(hits, n, strict=True)],
-        "low": [low for low, _ in bounds],
-        "high": [high for _, high in bounds],
+        "n": sizes.tolist(),
+        "confidence": [None] * BINS,
+        "accuracy": [None] * BINS,
+        "low": [None] * BINS,
+        "high": [None] * BINS,
     }
+    for index in np.flatnonzero(sizes).tolist():
+        size = int(sizes[index])
+        right = int(hits[index])
+        bins["confidence"][index] = float(confidences[index] / size)
+        bins["accuracy"][index] = right / size
+        bins["low"][index], bins["high"][index] = wilson(right, size)
+    return bins
 
 
-def risk_coverage(samples: Samples) -> dict[str, Any]:
-    """The risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples: ``coverage`` and ``risk``."""
+def risk_coverage(samples: Samples) -> RiskCoveragePoints:
+    """Return the risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples."""
     n = len(samples)
     kept = np.unique(np.linspace(1, n, min(n, POINTS)).round().astype(np.int64))
     return {"coverage": (kept / n).tolist(), "risk": (samples.errors[kept - 1] / kept).tolist()}
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a share of ``hits`` among ``n`` > 0. Source: Wilson 1927.
+    """Return the 95 % score interval of a share of ``hits`` among ``n`` > 0. Source: Wilson 1927.
 
     Written out, because importing scipy.stats takes more than a second of every eval; a test holds it to scipy's.
     """
-    share, spread = hits / n, _Z * _Z / n
+    share = hits / n
+    spread = _Z * _Z / n
     middle = share + spread / 2
     half = _Z * float(np.sqrt(share * (1 - share) / n + spread / (4 * n)))
     # At 0 and n hits one end is 0 or 1 but for rounding.
@@ -94,8 +132,8 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     return low, high
 
 
-def roc(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, list[float]] | None:
-    """The ROC curve with OOD positive, ``fpr`` and ``tpr``, at most 201 points; None when a side is empty.
+def roc(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | None:
+    """Return the ROC curve with OOD positive; None when a side is empty.
 
     The points are a subset of the curve's own, so a convex curve stays convex. Between two of them fpr and tpr together
     grow by 0.01 at most where the curve has points that close, so the area changes by at most 0.0025 whatever the
@@ -114,17 +152,17 @@ def roc(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, list[float]]
 
 
 def _evenly(along: Floats) -> np.ndarray:
-    """Indices of at most 201 of the increasing values, the first and the last among them, evenly spaced in value."""
+    """Return the places of at most 201 of the increasing values, evenly spaced in value, first and last included."""
     if len(along) <= POINTS:
         return np.arange(len(along))
     marks = np.linspace(along[0], along[-1], POINTS)
     after = np.clip(np.searchsorted(along, marks), 1, len(along) - 1)
-    nearer = after - (marks - along[after - 1] <= along[after] - marks)
-    return np.unique(nearer)
+    is_before_nearer = marks - along[after - 1] <= along[after] - marks
+    return np.unique(after - is_before_nearer)
 
 
 def histograms(scores: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
-    """Counts of the scores of each data set in common bins, by name, and their ``edges`` [41].
+    """Return the counts of the scores of each data set in common bins, by name, and their ``edges`` [41].
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -134,7 +172,8 @@ def histograms(scores: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
     low = min((float(values.min()) for values in full), default=0.0)
     high = max((float(values.max()) for values in full), default=1.0)
     if low == high:  # as numpy.histogram does
-        low, high = low - 0.5, high + 0.5
+        low -= 0.5
+        high += 0.5
     edges = np.linspace(low, high, SCORE_BINS + 1)
     counts = {}
     for name, values in checked.items():

@@ -65,12 +65,16 @@ class Metric:
     @property
     def missing(self) -> Any:
         """The value that stands in its place without samples."""
-        return dict.fromkeys(self.parts) if self.parts else None
+        if self.parts:
+            return dict.fromkeys(self.parts)
+        return None
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The dotted keys of its numbers."""
-        return tuple(f"{self.key}.{part}" for part in self.parts) or (self.key,)
+        if not self.parts:
+            return (self.key,)
+        return tuple(f"{self.key}.{part}" for part in self.parts)
 
 
 def metric(kind: Kind, convention: str = "", **described: Any) -> Callable[[Callable[[Any], Any]], Metric]:
@@ -80,8 +84,9 @@ def metric(kind: Kind, convention: str = "", **described: Any) -> Callable[[Call
     """
 
     def declare(function: Callable[[Any], Any]) -> Metric:
-        first, _, _ = (function.__doc__ or "").partition("\n\n")
-        return Metric(function, kind, function.__name__, convention or " ".join(first.split()), **described)
+        first_paragraph, _, _ = (function.__doc__ or "").partition("\n\n")
+        words = convention or " ".join(first_paragraph.split())
+        return Metric(function, kind, function.__name__, words, **described)
 
     return declare
 
@@ -93,26 +98,33 @@ def metrics(kind: Kind) -> tuple[Metric, ...]:
     Raises:
         InputError: another package names what cannot be imported, is no metric, or has a key that is taken.
     """
-    return tuple(declared for declared in (*_own(), *_installed()) if declared.kind == kind)
+    every = [*_own(), *_installed()]
+    return tuple(declared for declared in every if declared.kind == kind)
 
 
 def table_metrics(kind: Kind) -> tuple[Metric, ...]:
     """Return the metrics of a kind that have a column in tables, from left to right."""
-    return tuple(sorted((declared for declared in metrics(kind) if declared.label), key=lambda one: one.place))
+    with_column = [declared for declared in metrics(kind) if declared.label]
+    return tuple(sorted(with_column, key=lambda declared: declared.place))
 
 
 def _own() -> Iterator[Metric]:
+    """Yield the metrics of this package, in the order in which they are declared."""
     for home in _HOMES:
-        yield from (value for value in vars(importlib.import_module(home)).values() if isinstance(value, Metric))
+        for value in vars(importlib.import_module(home)).values():
+            if isinstance(value, Metric):
+                yield value
 
 
 @functools.cache
 def _installed() -> tuple[Metric, ...]:
+    """Return the metrics of other packages, by the names of their entry points."""
     from importlib.metadata import entry_points
 
-    taken = {"n", "group", "pairs", *(one.key for one in _own())}  # the first three stand beside metrics
+    taken = {"n", "group", "pairs"}  # what stands beside metrics
+    taken.update(declared.key for declared in _own())
     installed = []
-    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         what = f"the metric {point.name} = {point.value} of another package"
         declared = load_entry_point(point)
         if not isinstance(declared, Metric) or declared.kind not in get_args(Kind):

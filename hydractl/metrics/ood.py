@@ -21,7 +21,7 @@ OOD_SCORES = {name: per_sample(score) for name, score in SCORES.items()}
 
 
 def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
-    """Twice the Mann-Whitney U of the OOD side, an exact integer in 0..2NK (0 when a side is empty).
+    """Return twice the Mann-Whitney U of the OOD side, an exact integer in 0..2NK (0 when a side is empty).
 
     The sum over all pairs of 2 where the OOD score is higher and 1 where the two are equal, in O((N + K) log(N + K)).
     """
@@ -57,10 +57,8 @@ class Curve:
         return int(self.false_positives[-1])
 
     def of_id(self) -> Curve:
-        """The curve with ID positive: how many of each side are at or below each threshold, from the lowest."""
-        sides = (self.false_positives, self.true_positives)
-        inside, outside = (side[-1] - np.concatenate([[0], side[:-1]]) for side in sides)
-        return Curve(inside[::-1], outside[::-1])
+        """Return the curve with ID positive: how many are at or below each threshold, from the lowest."""
+        return Curve(_not_above(self.false_positives), _not_above(self.true_positives))
 
     @cached_property
     def gained(self) -> NDArray[np.int64]:
@@ -75,7 +73,7 @@ class Curve:
 
 
 def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
-    """The curve over the distinct scores of the ID samples [N] and the OOD samples [K]; None when a side is empty.
+    """Return the curve over the distinct scores of ID samples [N] and OOD samples [K]; None when a side is empty.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -95,9 +93,11 @@ def auroc(curve: Curve) -> float:
 
     The area under the ROC curve: an exact integer, divided once.
     """
-    higher = curve.false_positives - _steps(curve.false_positives)
-    twice = int((curve.gained * (2 * curve.negatives - higher - curve.false_positives)).sum())
-    return twice / (2 * curve.negatives * curve.positives)
+    higher = curve.false_positives - _steps(curve.false_positives)  # ID samples above each threshold, [T]
+    # Of the ID samples, those at a threshold are counted half for the OOD samples there, and those below it whole.
+    twice_below = 2 * curve.negatives - higher - curve.false_positives
+    twice_u = int((curve.gained * twice_below).sum())
+    return twice_u / (2 * curve.negatives * curve.positives)
 
 
 @metric("ood", label="fpr95", words="FPR at 95 % TPR", direction="lower", place=1)
@@ -122,8 +122,10 @@ def fpr95_nearest(curve: Curve) -> float:
     and 39/40) and rounding decides for the library.
     """
     complete = int(np.argmax(curve.true_positives == curve.positives))
-    distance = np.abs(20 * curve.true_positives - 19 * curve.positives)[complete::-1]
-    return int(curve.false_positives[complete - int(np.argmin(distance))]) / curve.negatives
+    distance = np.abs(20 * curve.true_positives - 19 * curve.positives)
+    upwards = distance[complete::-1]
+    nearest = complete - int(np.argmin(upwards))
+    return int(curve.false_positives[nearest]) / curve.negatives
 
 
 @metric("ood", label="aupr", words="AUPR", direction="higher", place=2)
@@ -155,8 +157,17 @@ def aupr_in(curve: Curve) -> float:
     return float(aupr_trapezoid(curve.of_id()))
 
 
+def _not_above(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many are at or below each threshold, from the lowest, from how many are at or above, from the highest.
+
+    Both are [T].
+    """
+    above = np.concatenate([[0], counts[:-1]])
+    return (counts[-1] - above)[::-1]
+
+
 def _steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each of the counts [T] less the one before it, the first less 0; ``numpy.diff`` with a 0 before, and faster."""
+    """Return each of the counts [T] less the one before it, the first less 0; ``numpy.diff`` does the same, slower."""
     steps = counts.copy()
     steps[1:] -= counts[:-1]
     return steps

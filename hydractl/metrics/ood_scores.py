@@ -47,7 +47,7 @@ ON_FEATURES = {
     "ash": "",
     "vilu": "labels",
 }
-"""Scores on features (:mod:`hydractl.metrics.feature_scores`) by name, and what they need of ``--fit``: labelled
+"""Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need of ``--fit``: labelled
 training data, training data, or nothing."""
 OF_CLASSIFIER = ("vim", "react", "ash")
 """Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
@@ -56,8 +56,10 @@ OF_ZERO_SHOT = ("vilu",)
 
 
 def says_nothing(name: str, members: int) -> bool:
-    """Whether a score is the same for all samples of so few members."""
-    return members == 1 and name in SCORES and SCORES[name].of_several
+    """Return whether a score is the same for all samples of so few members."""
+    if members > 1 or name not in SCORES:
+        return False
+    return SCORES[name].of_several
 
 
 def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callable[[Block], Floats]], OodScore]:
@@ -87,7 +89,9 @@ def margin(block: Block) -> Floats:
     """The second highest p minus the highest, [n], -1..0; minus p for one class. Source: Scheffer et al. 2001."""
     ordered = block.probs.copy()
     ordered.sort(axis=1)
-    return ordered[:, -2] - ordered[:, -1] if ordered.shape[1] > 1 else -ordered[:, 0]
+    if ordered.shape[1] == 1:
+        return -ordered[:, 0]
+    return ordered[:, -2] - ordered[:, -1]
 
 
 @ood_score("OOD score: sum of (p_k (1 - p_k))^0.1 over the 100 classes of highest p.")

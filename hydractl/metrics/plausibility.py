@@ -117,8 +117,9 @@ def accuracy_doubt(
         expected: what it has elsewhere, where that is known.
     """
     total = len(labels)
-    counts = np.bincount(labels, minlength=classes)
-    largest = int(counts.max()) / total if total else 1.0
+    if not total:
+        return None
+    largest = int(np.bincount(labels, minlength=classes).max()) / total
     if largest == 1.0:  # of one class, whose share no accuracy exceeds
         return None
     correct = int((predicted == labels).sum())
@@ -134,10 +135,13 @@ def accuracy_doubt(
 def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
     """Return what is odd about a number of right predictions, where the predictions themselves are not at hand."""
     largest = int(np.bincount(labels).max()) / len(labels)
-    return None if largest == 1.0 else _below_largest(correct, len(labels), largest)
+    if largest == 1.0:
+        return None
+    return _below_largest(correct, len(labels), largest)
 
 
 def _below_largest(correct: int, total: int, largest: float) -> str | None:
+    """Return what is odd about an accuracy that is no better than always guessing the largest class; else None."""
     high = share_interval(correct, total).high
     if high > largest:
         return None
@@ -173,28 +177,32 @@ def fitting_order(
     """
     from scipy.optimize import linear_sum_assignment  # slow to import
 
-    confusion = np.zeros((classes, classes), dtype=np.int64)
+    confusion = np.zeros((classes, classes), dtype=np.int64)  # [label, prediction]
     np.add.at(confusion, (labels, predicted), 1)
-    known = np.arange(classes)
+    in_order = np.arange(classes)
     rows, best = linear_sum_assignment(confusion, maximize=True)
+    assert np.array_equal(rows, in_order)
     # A class that no label has goes nowhere: it stays where it is if that place is free, which no sample can tell.
     places = np.asarray(best, dtype=np.int64)
-    assert np.array_equal(rows, known)
-    right, total = int(confusion[known, places].sum()), len(labels)
-    low = share_interval(right, total).low
+    total = len(labels)
+    most_correct = int(confusion[in_order, places].sum())
+    low = share_interval(most_correct, total).low
     largest = int(np.bincount(labels).max()) / total
-    if low <= max(largest, _CLEAR) or right == int(confusion[known, known].sum()):
+    is_clear = low > max(largest, _CLEAR)
+    is_better = most_correct != int(confusion[in_order, in_order].sum())
+    if not is_clear or not is_better:
         return None
     for words, candidate in _usual_orders(classes, names):
-        as_candidate = int(confusion[known, candidate].sum())
-        if as_candidate / total >= low:
-            return LabelOrder(words, candidate, as_candidate / total)
-    return LabelOrder("another order of the labels", places, right / total)
+        accuracy = int(confusion[in_order, candidate].sum()) / total
+        if accuracy >= low:
+            return LabelOrder(words, candidate, accuracy)
+    return LabelOrder("another order of the labels", places, most_correct / total)
 
 
 def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
-    known = np.arange(classes)
-    orders = [("the labels in reversed order", known[::-1])]
+    """Return the orders that people make by mistake, each with its name."""
+    in_order = np.arange(classes)
+    orders = [("the labels in reversed order", in_order[::-1])]
     if names is not None and len(names) == classes:
         by_name = np.array(sorted(range(classes), key=names.__getitem__), dtype=np.int64)
         orders.append(("the labels counted in the order of the sorted names", by_name))

@@ -53,7 +53,7 @@ def check_logits(member_logits: np.ndarray) -> np.ndarray:
     logits = check_shape(member_logits)
     if np.issubdtype(logits.dtype, np.integer):
         logits = logits.astype(np.float64)
-    good = _in_range(logits)
+    good = _in_range(logits)  # [M, N]
     if not good.all():
         members, samples = np.nonzero(~good)
         raise NonFiniteError(
@@ -95,13 +95,13 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
     wrong = np.flatnonzero((array < 0) | (array >= classes))
     if wrong.size:
         values, first, counts = np.unique(array[wrong], return_index=True, return_counts=True)
+        problems = []
+        for value, where, count in zip(values, first, counts, strict=True):
+            problems.append(f"label {value}: {count} samples, first sample {wrong[where]}")
         raise InputError(
             f"{wrong.size} of {samples} labels are outside the model's classes 0..{classes - 1}",
             hint="the data must use the label order of the model (--label-map)",
-            problems=[
-                f"label {value}: {count} samples, first sample {wrong[where]}"
-                for value, where, count in zip(values, first, counts, strict=True)
-            ],
+            problems=problems,
         )
     return array.astype(np.int64)
 
@@ -125,7 +125,8 @@ class Block:
     """
 
     def __init__(self, logits: Floats, calibration: Scaling | None = None) -> None:
-        self.logits, self.calibration = logits, calibration
+        self.logits = logits
+        self.calibration = calibration
 
     @cached_property
     def highest(self) -> Floats:
@@ -173,34 +174,45 @@ class Block:
     def pooled_log(self) -> Floats:
         """log of :attr:`pooled`, [n, C]; finite whenever the logits are."""
         log_probs = self.member_log_probs
-        return log_probs[0] if len(log_probs) == 1 else pool_log_probs(log_probs)
+        if len(log_probs) == 1:
+            return log_probs[0]
+        return pool_log_probs(log_probs)
 
     @cached_property
     def _scaled(self) -> Floats | None:
-        return None if self.calibration is None else self.calibration.scaled(self.pooled_log)
+        """The logarithms whose softmax is the calibrated p, [n, C]; None without a calibration."""
+        if self.calibration is None:
+            return None
+        return self.calibration.scaled(self.pooled_log)
 
     @cached_property
     def probs(self) -> Floats:
         """p, [n, C]."""
-        return self.pooled if self._scaled is None else softmax(self._scaled)
+        if self._scaled is None:
+            return self.pooled
+        return softmax(self._scaled)
 
     @cached_property
     def log_probs(self) -> Floats:
         """log p, [n, C]; finite whenever the logits are."""
-        return self.pooled_log if self._scaled is None else log_softmax(self._scaled)
+        if self._scaled is None:
+            return self.pooled_log
+        return log_softmax(self._scaled)
 
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
         """The class of highest p, [n]; the lowest index on a tie."""
         # A temperature changes no prediction; taken anew, rounding could decide between two classes of one probability.
-        vector = self.calibration is not None and self.calibration.kind == "vector"
-        return np.asarray((self.probs if vector else self.pooled).argmax(axis=1), dtype=np.int64)
+        keeps_order = self.calibration is None or self.calibration.kind != "vector"
+        probs = self.pooled if keeps_order else self.probs
+        return np.asarray(probs.argmax(axis=1), dtype=np.int64)
 
     @cached_property
     def entropy(self) -> Floats:
         """Entropy of p in nats, [n]."""
         # Log p is finite, so a p that underflows to 0 adds 0; 0.0 - x avoids a negative zero.
-        return np.asarray(0.0 - (np.exp(self.log_probs) * self.log_probs).sum(axis=1), dtype=np.float64)
+        terms = np.exp(self.log_probs) * self.log_probs
+        return np.asarray(0.0 - terms.sum(axis=1), dtype=np.float64)
 
     @cached_property
     def mi(self) -> Floats:
@@ -214,13 +226,15 @@ class Block:
         """
         if len(self.logits) == 1:
             return np.zeros(self.logits.shape[1])
-        divergence = (self.member_powers * (self.member_log_probs - self.pooled_log)).sum(axis=2)
+        terms = self.member_powers * (self.member_log_probs - self.pooled_log)
+        divergence = terms.sum(axis=2)  # of each member from the mean, [M, n]
         return np.asarray(np.maximum(divergence.mean(axis=0), 0.0), dtype=np.float64)
 
     @cached_property
     def member_probs_of_predicted(self) -> Floats:
         """Each member's probability of the class of highest p before calibration, [M, n]."""
-        return self.member_probs[:, np.arange(self.pooled.shape[0]), self.pooled.argmax(axis=1)]
+        predicted = self.pooled.argmax(axis=1)
+        return self.member_probs[:, np.arange(len(predicted)), predicted]
 
 
 def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
@@ -289,7 +303,8 @@ def pool_log_probs(log_probs: Floats) -> Floats:
     """
     highest = log_probs.max(axis=0)
     total = np.exp(log_probs - highest).sum(axis=0)
-    return np.asarray(highest + (np.log(total) - np.log(float(len(log_probs)))), dtype=np.float64)
+    log_mean = np.log(total) - np.log(float(len(log_probs)))  # exactly 0 where all members are equal
+    return np.asarray(highest + log_mean, dtype=np.float64)
 
 
 @per_sample

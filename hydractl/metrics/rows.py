@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,34 +33,43 @@ Names = Collection[str] | None
 """Keys of the metrics that are taken; None for all."""
 
 
-def _taken(kind: Kind, names: Names) -> list[Metric]:
+def _asked_for(kind: Kind, names: Names) -> list[Metric]:
+    """Return the metrics of a kind that are taken."""
     return [metric for metric in metrics(kind) if names is None or metric.key in names]
 
 
 def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]:
-    """The metrics of labelled ID data by name, after n.
+    """Return n and the metrics of labelled ID data, by name.
 
     Returns:
         All but n are None when there is no sample. Only n for data without labels.
     """
-    n = len(samples)
+    block: dict[str, Any] = {"n": len(samples)}
     if samples.labels is None:
-        return {"n": n}
-    return {"n": n, **{metric.key: metric(samples) if n else metric.missing for metric in _taken("id", names)}}
+        return block
+    for metric in _asked_for("id", names):
+        block[metric.key] = metric(samples) if len(samples) else metric.missing
+    return block
 
 
 def ood_block(curve: Curve | None, names: Names = None) -> dict[str, float | None]:
-    """The OOD metrics of one curve by name; all None without one."""
-    return {metric.key: None if curve is None else metric(curve) for metric in _taken("ood", names)}
+    """Return the OOD metrics of one curve by name; all None without one."""
+    block: dict[str, float | None] = {}
+    for metric in _asked_for("ood", names):
+        block[metric.key] = None if curve is None else metric(curve)
+    return block
 
 
 def diversity_block(samples: Samples | Resample, names: Names = None) -> dict[str, float | None]:
-    """How much the members differ on one data set."""
-    return {metric.key: metric(samples) if len(samples) else None for metric in _taken("diversity", names)}
+    """Return how much the members differ on one data set, by the name of the metric."""
+    block: dict[str, float | None] = {}
+    for metric in _asked_for("diversity", names):
+        block[metric.key] = metric(samples) if len(samples) else None
+    return block
 
 
 def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
-    """A warning of members that hardly differ on some data, from ``mi`` and ``disagreement`` there; None where they do.
+    """Return a warning of members that hardly differ on some data; None where they do.
 
     Args:
         values: as of :func:`diversity_block`; one member has no ``disagreement``, and nothing is said.
@@ -75,7 +85,7 @@ def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
 
 
 def group_averages(sets: Mapping[str, Mapping[str, Any]], names: Names = None) -> dict[str, dict[str, float | None]]:
-    """Unweighted means of the OOD metrics over the near, the far and all data sets.
+    """Return the unweighted means of the OOD metrics over the near, the far and all data sets.
 
     Args:
         sets: by data set name, the values of :func:`ood_block` and a ``group``: "near", "far" or anything else
@@ -87,14 +97,16 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]], names: Names = None) -
         sets has None.
     """
     groups = {
-        "near_avg": [dataset for dataset in sets.values() if dataset.get("group") == "near"],
-        "far_avg": [dataset for dataset in sets.values() if dataset.get("group") == "far"],
+        "near_avg": [block for block in sets.values() if block.get("group") == "near"],
+        "far_avg": [block for block in sets.values() if block.get("group") == "far"],
         "ood_avg": list(sets.values()),
     }
-    return {
-        name: {metric.key: _mean(values[metric.key] for values in members) for metric in _taken("ood", names)}
-        for name, members in groups.items()
-    }
+    averages: dict[str, dict[str, float | None]] = {}
+    for name, blocks in groups.items():
+        averages[name] = {}
+        for metric in _asked_for("ood", names):
+            averages[name][metric.key] = _mean([block[metric.key] for block in blocks])
+    return averages
 
 
 Curves = Mapping[str, Curve | None]
@@ -108,7 +120,7 @@ def measured(
     beside: Mapping[str, Curves],
     names: Names = None,
 ) -> dict[str, Any]:
-    """``id``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a resample of them.
+    """Return ``id``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a resample.
 
     Args:
         samples: the ID samples, named ``id``, and those of each OOD data set.
@@ -118,26 +130,35 @@ def measured(
             one that leads may be among them: given the very curves that lead, it is measured once.
         names: of the metrics.
     """
-
-    def detection(curves: Curves) -> dict[str, Any]:
-        sets = {
-            name: {"group": groups[name], "n": len(samples[name]), **ood_block(curve, names)}
-            for name, curve in curves.items()
-        }
-        return {"ood": sets, **group_averages(sets, names)}
-
-    leading = detection(curves)
-    scores = {score: leading if own is curves else detection(own) for score, own in beside.items()}
-    return {
+    leading = _detection(curves, samples, groups, names)
+    row: dict[str, Any] = {
         "id": id_block(samples["id"], names),
         **leading,
-        "diversity": {name: diversity_block(own, names) for name, own in samples.items()},
-        **({"scores": scores} if beside else {}),
+        "diversity": {name: diversity_block(of_set, names) for name, of_set in samples.items()},
     }
+    if beside:
+        row["scores"] = {}
+        for score, of_score in beside.items():
+            is_leading = of_score is curves
+            row["scores"][score] = leading if is_leading else _detection(of_score, samples, groups, names)
+    return row
+
+
+def _detection(
+    curves: Curves,
+    samples: Mapping[str, Samples | Resample],
+    groups: Mapping[str, str | None],
+    names: Names,
+) -> dict[str, Any]:
+    """Return ``ood`` and the averages by one score; the arguments are those of :func:`measured`."""
+    sets: dict[str, dict[str, Any]] = {}
+    for name, curve in curves.items():
+        sets[name] = {"group": groups[name], "n": len(samples[name]), **ood_block(curve, names)}
+    return {"ood": sets, **group_averages(sets, names)}
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> dict[str, Any]:
-    """``id``, ``ood``, the averages, ``diversity`` (of each pair of members too) and ``scores`` of one model.
+    """Return ``id``, ``ood``, the averages, ``diversity`` (of each pair of members too) and ``scores`` of one model.
 
     Args:
         inside: the ID samples.
@@ -145,38 +166,42 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
         groups: "near", "far" or None for each OOD data set.
     """
     samples = {"id": inside, **outside}
-    curves = {name: _curve(inside.score, own.score) for name, own in outside.items()}
-    beside = {
-        score: {name: _curve(values, own.scores[score]) for name, own in outside.items()}
-        for score, values in inside.scores.items()
-    }
+    curves = {name: _curve(inside.score, of_set.score) for name, of_set in outside.items()}
+    beside: dict[str, Curves] = {}
+    for score, id_scores in inside.scores.items():
+        beside[score] = {name: _curve(id_scores, of_set.scores[score]) for name, of_set in outside.items()}
     row = measured(samples, groups, curves, beside)
-    for name, own in samples.items():
-        row["diversity"][name]["pairs"] = pairs(own)
+    for name, of_set in samples.items():
+        row["diversity"][name]["pairs"] = pairs(of_set)
     return row
 
 
 def _curve(inside: Floats | None, outside: Floats | None) -> Curve | None:
-    return None if inside is None or outside is None else curve_of(inside, outside)
+    if inside is None or outside is None:
+        return None
+    return curve_of(inside, outside)
 
 
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
-    """The dotted keys of the numbers that the row of one model may hold, for ``--require``."""
+    """Return the dotted keys of the numbers that the row of one model may hold, for ``--require``."""
     sets = list(ood_sets)
-    places = ("", *(f"scores.{score}." for score in scores))
-    groups = [f"{place}{group}" for place in places for group in (*(f"ood.{name}" for name in sets), *AVERAGES)]
-    groups = groups if sets else []
-    return [
-        "id.n",
-        *(f"id.{key}" for metric in metrics("id") for key in metric.keys),
-        *(f"{group}.{metric.key}" for group in groups for metric in metrics("ood")),
-        *(f"{place}ood.{name}.n" for place in places for name in sets),
-        *(f"diversity.{name}.{metric.key}" for name in ("id", *sets) for metric in metrics("diversity")),
-    ]
+    places = ["", *(f"scores.{score}." for score in scores)]
+    keys = ["id.n"]
+    for metric in metrics("id"):
+        keys += [f"id.{key}" for key in metric.keys]
+    if sets:
+        groups = [*(f"ood.{name}" for name in sets), *AVERAGES]
+        for place, group in itertools.product(places, groups):
+            keys += [f"{place}{group}.{metric.key}" for metric in metrics("ood")]
+    for place, name in itertools.product(places, sets):
+        keys.append(f"{place}ood.{name}.n")
+    for name in ("id", *sets):
+        keys += [f"diversity.{name}.{metric.key}" for metric in metrics("diversity")]
+    return keys
 
 
 def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """The metrics of :func:`id_block`, from logits.
+    """Return the metrics of :func:`id_block`, from logits.
 
     Args:
         member_logits: [M, N, C], any float type.
@@ -190,7 +215,11 @@ def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 
 
 def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, Any]:
-    """n (OOD samples) and the metrics of :func:`ood_block`, from scores of the ID samples [N] and OOD samples [K].
+    """Return n and the metrics of :func:`ood_block`, from scores.
+
+    Args:
+        id_scores: of the ID samples, [N].
+        ood_scores: of the OOD samples, [K]; n is K.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -198,8 +227,9 @@ def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, Any]
     return {"n": len(ood_scores), **ood_block(curve_of(id_scores, ood_scores))}
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean, exactly rounded whatever the order of the data sets; None without values or when one is None."""
-    numbers = list(values)
-    known = [value for value in numbers if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(numbers) else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, exactly rounded whatever the order of the data sets; None without values or when one is None."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return math.fsum(known) / len(known)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -55,7 +55,8 @@ def ece(samples: Labelled) -> float:
     Source: Naeini et al. 2015; Guo et al. 2017.
     """
     # Samples that lie bin by bin, in data order within each: the sum of a bin is that of its samples alone.
-    ends, binned = np.cumsum(samples.bin_sizes)[:-1], samples.sorted_by("bins")
+    binned = samples.sorted_by("bins")
+    ends = np.cumsum(samples.bin_sizes)[:-1]
     return _weighted_gap(np.split(binned.confidence, ends), np.split(binned.correct, ends), len(samples))
 
 
@@ -85,16 +86,22 @@ def accuracy_at(samples: Labelled) -> dict[str, float]:
     """Accuracy of the most confident share of the samples, 0.80, 0.90 and 0.95 of them, rounded up to a whole sample;
     samples of equal confidence stay in data order.
     """
-    kept = [-(-percent * len(samples) // 100) for percent in SHARES]
-    return {
-        part: (count - int(samples.errors[count - 1])) / count
-        for part, count in zip(accuracy_at.parts, kept, strict=True)
-    }
+    accuracies = {}
+    for part, percent in zip(accuracy_at.parts, SHARES, strict=True):
+        kept = -(-percent * len(samples) // 100)  # in integers, rounded up
+        errors = int(samples.errors[kept - 1])
+        accuracies[part] = (kept - errors) / kept
+    return accuracies
 
 
 def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[np.ndarray], samples: int) -> float:
-    """Sum over bins of n_b/N * |acc_b - conf_b|, that is |correct - sum of confidences| / N; empty bins add 0."""
-    gaps = [abs(np.count_nonzero(right) - float(conf.sum())) for conf, right in zip(confidences, corrects, strict=True)]
+    """Return the sum over bins of n_b/N * |acc_b - conf_b|; empty bins add 0.
+
+    The term of a bin is |right predictions - sum of confidences| / N.
+    """
+    gaps = []
+    for confidence, correct in zip(confidences, corrects, strict=True):
+        gaps.append(abs(np.count_nonzero(correct) - float(confidence.sum())))
     return float(sum(gaps) / samples)
 
 
@@ -122,15 +129,25 @@ def disagreement(samples: Samples | Resample) -> float | None:
     return samples.total("differing_pairs") / (len(samples) * samples.member_pairs)
 
 
-def pairs(samples: Samples) -> list[dict[str, Any]]:
-    """``a``, ``b``, ``mi`` and ``disagreement`` of each pair of members; empty where nobody asked for pairs."""
+class PairBlock(TypedDict):
+    """How much two members a < b differ; None without samples."""
+
+    a: int
+    b: int
+    mi: float | None
+    disagreement: float | None
+
+
+def pairs(samples: Samples) -> list[PairBlock]:
+    """Return how much each two members differ; nothing where nobody asked for pairs."""
     if not len(samples.pair_mi):
         return []
-    each = zip(combinations(range(len(samples.votes)), 2), samples.pair_mi, strict=True)
-    if not len(samples):
-        return [{"a": a, "b": b, "mi": None, "disagreement": None} for (a, b), _ in each]
-    votes = samples.votes
-    return [
-        {"a": a, "b": b, "mi": float(value), "disagreement": disagreement(replace(samples, votes=votes[[a, b]]))}
-        for (a, b), value in each
-    ]
+    blocks: list[PairBlock] = []
+    members = range(len(samples.votes))
+    for (a, b), pair_mi in zip(combinations(members, 2), samples.pair_mi, strict=True):
+        if not len(samples):
+            blocks.append({"a": a, "b": b, "mi": None, "disagreement": None})
+            continue
+        of_pair = replace(samples, votes=samples.votes[[a, b]])
+        blocks.append({"a": a, "b": b, "mi": float(pair_mi), "disagreement": disagreement(of_pair)})
+    return blocks

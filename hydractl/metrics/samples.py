@@ -84,16 +84,16 @@ class Samples:
         """The number of pairs of members that vote for different classes, [N]."""
         # 1 - sum_k C(n_k, 2) / C(M, 2) is the share of differing pairs; counted in integers, it is exact.
         differing = np.zeros(len(self), dtype=np.int64)
-        for one, other in combinations(self.votes, 2):
-            differing += one != other
+        for votes, other_votes in combinations(self.votes, 2):
+            differing += votes != other_votes
         return differing
 
     def mean(self, name: str) -> float:
-        """The mean of one of the values [N]."""
+        """Return the mean of one of the values [N]."""
         return float(getattr(self, name).mean())
 
     def total(self, name: str) -> int:
-        """The sum of one of the counts or truth values [N]."""
+        """Return the sum of one of the counts or truth values [N]."""
         return int(getattr(self, name).sum())
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
@@ -145,23 +145,26 @@ class Resample:
     """
 
     def __init__(self, samples: Samples, counts: NDArray[np.int64]) -> None:
-        self.samples, self.counts = samples, counts
+        self.samples = samples
+        self.counts = counts
         self.member_pairs = samples.member_pairs
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def __getattr__(self, name: str) -> Any:
-        """The values [..., N] of the samples that were drawn, those of one sample side by side."""
+        """Return the values [..., N] of the samples that were drawn, those of one sample side by side."""
         values = getattr(self.samples, name)
-        return None if values is None else np.repeat(values, self.counts, axis=-1)
+        if values is None:
+            return None
+        return np.repeat(values, self.counts, axis=-1)
 
     def mean(self, name: str) -> float:
-        """The mean of one of the values [N]."""
+        """Return the mean of one of the values [N]."""
         return float(self.counts @ getattr(self.samples, name)) / len(self)
 
     def total(self, name: str) -> int:
-        """The sum of one of the counts or truth values [N]."""
+        """Return the sum of one of the counts or truth values [N]."""
         return int(self.counts @ getattr(self.samples, name))
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
@@ -183,7 +186,7 @@ class Resample:
 
 
 def bin_edges(bins: int = BINS) -> Floats:
-    """The edges k/bins, k = 0..bins, each the float64 nearest to the quotient, so that ``0.2`` is the edge 3/15.
+    """Return the edges k/bins, k = 0..bins, each the float64 nearest to the quotient, so that ``0.2`` is the edge 3/15.
 
     The same numbers as ``numpy.linspace(0, 1, 16)`` for 15 bins.
     """
@@ -226,9 +229,12 @@ def samples_of(
         InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
     shape = check_shape(logits).shape
-    scores = {name: given[name] if name in given else _empty_score(name, shape) for name in (score, *beside)}
-    own_labels = None if labels is None else check_labels(labels, *shape[1:])
-    samples = _empty(shape, own_labels, pairs, scores[score], {name: scores[name] for name in beside})
+    _, n, classes = shape
+    scores: dict[str, Floats | None] = {}
+    for name in (score, *beside):
+        scores[name] = given[name] if name in given else _empty_score(name, shape)
+    checked = None if labels is None else check_labels(labels, n, classes)
+    samples = _empty(shape, checked, pairs, scores[score], {name: scores[name] for name in beside})
     pair_sums = np.zeros(len(samples.pair_mi))
     for rows, block in blocks(logits, calibration):
         samples.predicted[rows] = block.predicted
@@ -241,36 +247,45 @@ def samples_of(
                 values[rows] = SCORES[name](block)
         if len(pair_sums):
             pair_sums += pair_mi(block).sum(axis=1)
-        if samples.labels is not None and samples.label_log_probs is not None and samples.brier_terms is not None:
-            own = np.arange(len(block.probs)), samples.labels[rows]
-            samples.label_log_probs[rows] = check_finite(block.log_probs[own], "log p of the label")
-            error = block.probs.copy()
-            error[own] -= 1.0
-            samples.brier_terms[rows] = np.square(error, out=error).sum(axis=1)
+        _fill_labelled(samples, rows, block)
     samples.pair_mi[:] = pair_sums / max(1, len(samples))
     return samples
 
 
+def _fill_labelled(samples: Samples, rows: slice, block: Block) -> None:
+    """Fill in what is taken of labelled samples only."""
+    if samples.labels is None or samples.label_log_probs is None or samples.brier_terms is None:
+        return
+    at_label = np.arange(len(block.probs)), samples.labels[rows]
+    samples.label_log_probs[rows] = check_finite(block.log_probs[at_label], "log p of the label")
+    error = block.probs.copy()  # p_k - 1[y = k]
+    error[at_label] -= 1.0
+    samples.brier_terms[rows] = np.square(error, out=error).sum(axis=1)
+
+
 def pair_mi(block: Block) -> Floats:
-    """Mutual information of each pair of members (a < b, in the order of ``itertools.combinations``), [P, n]."""
+    """Return the mutual information of each two members a < b, in the order of ``itertools.combinations``, [P, n]."""
     probs, log_probs = block.member_powers, block.member_log_probs
-    members = len(log_probs)
+    members, n, _ = log_probs.shape
     if members == 2:
         return block.mi[None]
-    by_pair = np.empty((members * (members - 1) // 2, log_probs.shape[1]))
-    for row, (a, b) in zip(by_pair, combinations(range(members), 2), strict=True):
+    by_pair = np.empty((members * (members - 1) // 2, n))
+    for pair, (a, b) in enumerate(combinations(range(members), 2)):
         # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
         # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
         apart = np.abs(log_probs[a] - log_probs[b])
         above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
         both = (probs[a] + probs[b]) * above - np.minimum(probs[a], probs[b]) * apart
-        row[:] = np.maximum(both.sum(axis=1) / 2, 0.0)
+        by_pair[pair] = np.maximum(both.sum(axis=1) / 2, 0.0)
     return by_pair
 
 
 def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
     """Make room for a score of [M, N, C] logits; None where it says nothing of a single member."""
-    return None if says_nothing(name, shape[0]) else np.empty(shape[1])
+    members, n, _ = shape
+    if says_nothing(name, members):
+        return None
+    return np.empty(n)
 
 
 def _empty(
@@ -280,6 +295,7 @@ def _empty(
     score: Floats | None,
     beside: Mapping[str, Floats | None],
 ) -> Samples:
+    """Make room for the samples of [M, N, C] logits."""
     members, n, _ = shape
     return Samples(
         predicted=np.empty(n, dtype=np.int64),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
-from hydractl.metrics.feature_scores import FEATURE_SCORES, Statistics, Training
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, Statistics
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
 
@@ -284,11 +284,11 @@ def fit_detector(
     labels_read = None if labels is None else labels[read.rows]
     training = []
     for (weight, bias), features, highest in zip(all_classifiers(models), read.features, read.highest, strict=True):
-        training.append(Training(features.astype(np.float64), labels_read, highest, weight, bias, neighbours))
+        training.append(MemberTraining(features.astype(np.float64), labels_read, highest, weight, bias, neighbours))
     return detector_of(names, training, fitted_on)
 
 
-def detector_of(names: Sequence[str], training: Sequence[Training], fitted_on: Mapping[str, Any]) -> Detector:
+def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, Any]) -> Detector:
     """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
     members = []
     for data in training:

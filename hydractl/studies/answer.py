@@ -374,6 +374,7 @@ class Study:
             if Rung(SINGLE, score) == rung:
                 continue
             difference = differences(mean_over_sets(by_set, AUROC), mean_of_rung)[AUROC]
+            assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
             finding = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
             if score in fixed:
                 rivals[score] = finding
@@ -390,6 +391,7 @@ class Study:
         """Judge the difference of AUROC on each test set."""
         findings = {}
         for name, difference in differences(self._aurocs(rival), self._aurocs(rung)).items():
+            assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
             findings[name] = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
         return findings
 

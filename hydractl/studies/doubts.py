@@ -69,6 +69,7 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     if temperature is None or temperature >= 1:
         return []
     change = differences(raw, calibrated)[NLL]
+    assert change["value"] is not None and change["ci"] is not None  # no test set is empty
     low, high = change["ci"]
     if low <= 0:
         return []

@@ -18,7 +18,7 @@ from hydractl.data import open_data
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.header import read_header
-from hydractl.metrics import vilu
+from hydractl.metrics.feature_scores import vilu
 from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
@@ -244,7 +244,7 @@ def test_what_cannot_be_fitted_is_refused(
 def test_a_zero_shot_model_is_scored_by_its_embeddings(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(vilu, "_STEPS", 20)
+    monkeypatch.setattr(vilu, "_FEWEST_STEPS", 20)
     (tmp_path / "clip").mkdir()
     publish_clip(pico_clip(), "clip", tmp_path / "clip")
     asked = ["--data", "builtin:digits/test", "--limit", "60", "--ood", "l=builtin:letters", "--batch-size", "60"]

@@ -11,14 +11,14 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.metrics.feature_scores import FEATURE_SCORES, Training
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
 from hydractl.metrics.ood_scores import ON_FEATURES
 
 CLASSES, WIDTH = 4, 12
 STATISTICS = [name for name in FEATURE_SCORES if name != "vilu"]  # which is trained: test_vilu.py
 
 
-def case(n: int = 300) -> tuple[Training, np.ndarray, np.ndarray]:
+def case(n: int = 300) -> tuple[MemberTraining, np.ndarray, np.ndarray]:
     """Training data, and features [50, D] and logits of samples that are partly like them."""
     rng = np.random.default_rng(3)
     means, mixing = rng.normal(size=(CLASSES, WIDTH)) * 2, rng.normal(size=(WIDTH, WIDTH))
@@ -26,15 +26,15 @@ def case(n: int = 300) -> tuple[Training, np.ndarray, np.ndarray]:
     weight, bias = rng.normal(size=(CLASSES, WIDTH)), rng.normal(size=CLASSES)
     features = means[labels] + rng.normal(size=(n, WIDTH)) @ mixing
     samples = rng.normal(size=(50, WIDTH)) * 3
-    data = Training(features, labels, (features @ weight.T + bias).max(axis=1), weight, bias, neighbours=7)
+    data = MemberTraining(features, labels, (features @ weight.T + bias).max(axis=1), weight, bias, neighbours=7)
     return data, samples, samples @ weight.T + bias
 
 
-def ours(name: str, data: Training, samples: np.ndarray, logits: np.ndarray) -> np.ndarray:
+def ours(name: str, data: MemberTraining, samples: np.ndarray, logits: np.ndarray) -> np.ndarray:
     return FEATURE_SCORES[name].score(FEATURE_SCORES[name].fit(data), samples, logits)
 
 
-def naive(name: str, data: Training, samples: np.ndarray) -> list[float]:
+def naive(name: str, data: MemberTraining, samples: np.ndarray) -> list[float]:
     """Each definition, sample by sample."""
     x, y, w, b = data.features, data.labels, data.weight, data.bias
     assert y is not None
@@ -138,7 +138,7 @@ def test_directions_without_spread_and_absent_classes_do_not_count() -> None:
     assert data.labels is not None
     wide = np.concatenate([data.features, data.features[:, :3].sum(axis=1, keepdims=True), np.ones((300, 1))], axis=1)
     more = np.concatenate([samples, samples[:, :3].sum(axis=1, keepdims=True), np.ones((50, 1))], axis=1)
-    sparse = Training(wide, data.labels * 5, data.highest, data.weight, data.bias)
+    sparse = MemberTraining(wide, data.labels * 5, data.highest, data.weight, data.bias)
     for name in ("mahalanobis", "rmd"):
         assert ours(name, sparse, more, logits) == pytest.approx(ours(name, data, samples, logits), rel=1e-6, abs=1e-6)
 
@@ -147,6 +147,6 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     data, _, _ = case(5)
     with pytest.raises(InputError, match="nearest neighbour 7, and --fit has 5 samples"):
         FEATURE_SCORES["knn"].fit(data)
-    still = Training(np.ones((5, 3)), np.zeros(5, dtype=np.int64), data.highest, data.weight[:, :3], data.bias)
+    still = MemberTraining(np.ones((5, 3)), np.zeros(5, dtype=np.int64), data.highest, data.weight[:, :3], data.bias)
     with pytest.raises(InputError, match="the same for every sample"):
         FEATURE_SCORES["mahalanobis"].fit(still)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl.metrics import vilu
-from hydractl.metrics.feature_scores import FEATURE_SCORES, Training, unit
+from hydractl.metrics.feature_scores import vilu
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, unit
 from hydractl.metrics.rows import ood_metrics
 
 CLASSES, WIDTH = 4, 12
@@ -26,12 +26,12 @@ def case(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fitted_to(features: np.ndarray, labels: np.ndarray, texts: np.ndarray) -> dict[str, np.ndarray]:
-    data = Training(features, labels, np.zeros(0), 7 * texts, np.zeros(CLASSES))
+    data = MemberTraining(features, labels, np.zeros(0), 7 * texts, np.zeros(CLASSES))
     return dict(FEATURE_SCORES["vilu"].fit(data))
 
 
 def test_the_network_is_a_cross_attention_and_an_mlp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vilu, "_STEPS", 3)
+    monkeypatch.setattr(vilu, "_FEWEST_STEPS", 3)
     features, labels, texts = case(60, 0)
     fitted = fitted_to(features, labels, texts)
     own = {name: torch.from_numpy(value) for name, value in fitted.items()}
@@ -69,10 +69,10 @@ def test_it_finds_errors_that_confidence_does_not_show(monkeypatch: pytest.Monke
 
 
 def test_without_errors_there_is_nothing_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vilu, "_STEPS", 3)
+    monkeypatch.setattr(vilu, "_FEWEST_STEPS", 3)
     features, _, texts = case(20, 0)
     right = (features @ texts.T).argmax(axis=1)
     for labels, share in ((right, 0), ((right + 1) % CLASSES, 1)):
         assert set(FEATURE_SCORES["vilu"].score(fitted_to(features, labels, texts), features, texts)) == {share}
     with pytest.raises(ValueError, match="shape"):
-        vilu.score({**fitted_to(*case(60, 0)), "key": np.zeros((3, 3))}, features)
+        vilu.vilu_score({**fitted_to(*case(60, 0)), "key": np.zeros((3, 3))}, features)
