@@ -13,7 +13,7 @@ from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
 from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
-from hydractl.metrics.declaration import metrics
+from hydractl.metrics.declaration import Kind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import id_block, row_blocks, row_keys
@@ -30,7 +30,7 @@ def row_of(
     fitted: RowFit,
     extras: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything that is measured of one model.
+    """Return everything that is measured of one model.
 
     Args:
         model: the row.
@@ -40,15 +40,16 @@ def row_of(
         extras: ``ood_score``, and what only some commands ask for (``conformal``, ``seen``, ``ci``, ...); None is left
             out.
     """
-    tests = tested(sets)
-    inside = gathered[tests[0].name].samples
-    outside = {dataset.name: gathered[dataset.name].samples for dataset in tests[1:]}
+    inside_set, *outside_sets = tested(sets)
+    inside = gathered[inside_set.name].samples
+    outside = {dataset.name: gathered[dataset.name].samples for dataset in outside_sets}
+    groups = {dataset.name: dataset.group for dataset in outside_sets}
     row: dict[str, Any] = {
         "name": model.name,
         "sha256": model.sha256,
         "ood_score": extras["ood_score"],
-        **row_blocks(inside, outside, {dataset.name: dataset.group for dataset in tests[1:]}),
-        "members": [id_block(member) for member in gathered[tests[0].name].members],
+        **row_blocks(inside, outside, groups),
+        "members": [id_block(member) for member in gathered[inside_set.name].members],
         "curves": curves.curves(inside, outside),
         "heads": model.heads,
         "cost": model.cost,
@@ -61,78 +62,121 @@ def row_of(
     if fitted.threshold is not None and inside.score is not None:
         scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
         row["threshold"] = threshold.threshold_block(fitted.threshold, inside.score, scores)
-    row.update(corruptions([(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]))
-    row.update({key: value for key, value in extras.items() if value is not None})
+    corrupted = [(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]
+    row.update(corruptions(corrupted))
+    for key, value in extras.items():
+        if value is not None:
+            row[key] = value
     return row
 
 
+SeverityTable = dict[str, dict[str, dict[str, Any]]]
+"""Metrics by corruption, severity and key."""
+
+
 def corruptions(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
-    """The metrics declared ``by_severity`` of each corruption and severity, and their means over corruptions.
+    """Return the metrics declared ``by_severity`` of each corruption and severity, and their means over corruptions.
 
     Only n where the images have no labels; empty without corruptions.
     """
-    table: dict[str, dict[str, dict[str, Any]]] = {}
-    for one, samples in measured:
-        name, _, severity = one.name.rpartition("/")
-        block = id_block(samples)
-        table.setdefault(name, {})[severity] = {key: block[key] for key in ("n", *_by_severity()) if key in block}
-    if not table:
+    if not measured:
         return {}
-    severities = list(next(iter(table.values())))
-    means = {
-        severity: {
-            key: math.fsum(rows[severity][key] for rows in table.values()) / len(table)
-            for key in _by_severity()
-            if all(key in rows[severity] for rows in table.values())
-        }
-        for severity in severities
-    }
-    return {"corruptions": table, "corruption_avg": means}
+    table: SeverityTable = {}
+    for dataset, samples in measured:
+        kind, _, severity = dataset.name.rpartition("/")
+        block = id_block(samples)
+        kept = {key: block[key] for key in ("n", *_by_severity()) if key in block}
+        table.setdefault(kind, {})[severity] = kept
+    return {"corruptions": table, "corruption_avg": _means_over_corruptions(table)}
+
+
+def _means_over_corruptions(table: SeverityTable) -> dict[str, dict[str, float]]:
+    """Return the mean of each metric at each severity, where all corruptions have it."""
+    severities = next(iter(table.values()))  # which are those of all corruptions
+    means: dict[str, dict[str, float]] = {}
+    for severity in severities:
+        means[severity] = {}
+        blocks = [of_kind[severity] for of_kind in table.values()]
+        for key in _by_severity():
+            if all(key in block for block in blocks):
+                means[severity][key] = math.fsum(block[key] for block in blocks) / len(blocks)
+    return means
 
 
 def _by_severity() -> list[str]:
+    """Return the keys of the metrics that are taken of each corruption."""
     return [metric.key for metric in metrics("id") if metric.by_severity]
 
 
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
 def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[LogitsProvider]) -> list[str]:
-    """The dotted keys of all numbers that these options give, in some row at least, for ``--require``."""
-    names = [dataset.name for dataset in tested(sets)[1:]]
-    of_metrics = row_keys(names, options.fit.scores.beside)
+    """Return the dotted keys of all numbers that these options give, in some row at least, for ``--require``."""
+    tests = [dataset.name for dataset in tested(sets)]
+    outside = tests[1:]
+    of_metrics = row_keys(outside, options.fit.scores.beside)
     keys = [*of_metrics, "cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
-    keys += [f"threshold.ood_flagged.{name}" for name in names] + ["calibration.temperature"]
-    for dataset in of_role(sets, CORRUPTION):
-        kind, _, severity = dataset.name.rpartition("/")
-        keys += [f"corruptions.{kind}.{severity}.{key}" for key in ("n", *_by_severity())]
-        keys += [key for key in (f"corruption_avg.{severity}.{key}" for key in _by_severity()) if key not in keys]
+    keys += [f"threshold.ood_flagged.{name}" for name in outside]
+    keys.append("calibration.temperature")
+    keys += _corruption_keys(of_role(sets, CORRUPTION))
     if any(model.cascade is not None for model in models):
-        keys += [f"cascade.share.{name}" for name in ["id", *names]]
+        keys += [f"cascade.share.{name}" for name in ["id", *outside]]
     if options.fit.conformal is not None:
         keys += [f"conformal.{key}" for key in ("qhat", "coverage", "mean_size", "empty")]
     if options.data.allow_seen:
-        keys += [f"seen.{dataset.name}" for dataset in tested(sets)]
+        keys += [f"seen.{name}" for name in tests]
     if options.bootstrap:
-        measured = [key for key in of_metrics if not key.endswith(".n")]
-        keys += [f"ci.{key}.{end}" for key in measured for end in (0, 1)]
-        keys += [f"difference.{key}.value" for key in measured]
-        keys += [f"difference.{key}.ci.{end}" for key in measured for end in (0, 1)]
+        keys += _interval_keys(of_metrics)
     if sets[0].labels is None:
-        needing = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
-        keys = [key for key in keys if not key.startswith(needing) or key.endswith(".n")]
+        keys = [key for key in keys if not _needs_labels(key)]
     return keys
 
 
+def _corruption_keys(sets: Sequence[EvalSet]) -> list[str]:
+    """Return the keys of corrupted sets and of their means, each once."""
+    keys = []
+    for dataset in sets:
+        kind, _, severity = dataset.name.rpartition("/")
+        keys += [f"corruptions.{kind}.{severity}.{key}" for key in ("n", *_by_severity())]
+        keys += [f"corruption_avg.{severity}.{key}" for key in _by_severity()]
+    return list(dict.fromkeys(keys))
+
+
+def _interval_keys(of_metrics: Sequence[str]) -> list[str]:
+    """Return the keys of intervals and paired differences; numbers of samples have none."""
+    measured = [key for key in of_metrics if not key.endswith(".n")]
+    keys = []
+    for key in measured:
+        keys += [f"ci.{key}.0", f"ci.{key}.1"]
+    for key in measured:
+        keys.append(f"difference.{key}.value")
+    for key in measured:
+        keys += [f"difference.{key}.ci.0", f"difference.{key}.ci.1"]
+    return keys
+
+
+def _needs_labels(key: str) -> bool:
+    """Return whether a number is there for labelled ID data only."""
+    if key.endswith(".n"):
+        return False
+    return key.startswith(("id.", "ci.id.", "difference.id.", "conformal.", "corruption"))
+
+
+# --- conventions ------------------------------------------------------------------------------------------------------
+
+
 def sentences() -> dict[str, str]:
-    """One sentence on everything that a row may hold, by its key, in the order in which documents list them."""
-    own = {kind: {metric.key: metric.convention for metric in metrics(kind)} for kind in ("id", "ood", "diversity")}
+    """Return a sentence on everything that a row may hold, by its key, in the order in which documents list them."""
     return {
         "n": "Number of samples; of the OOD samples in a block of OOD metrics.",
         "probability": "p = mean over members of the softmax of each member's logits, in float64"
         " (never of the logits).",
-        **own["id"],
+        **_sentences_on("id"),
         "risk_coverage": curves.RISK_COVERAGE,
-        **own["ood"],
+        **_sentences_on("ood"),
         **rows.CONVENTIONS,
-        **own["diversity"],
+        **_sentences_on("diversity"),
         "pairs": rows.PAIRS,
         **curves.CONVENTIONS,
         **calibrators.CONVENTIONS,
@@ -145,37 +189,59 @@ def sentences() -> dict[str, str]:
     }
 
 
+def _sentences_on(kind: Kind) -> dict[str, str]:
+    return {metric.key: metric.convention for metric in metrics(kind)}
+
+
 def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[LogitsProvider]) -> dict[str, Any]:
-    """One sentence on everything in the rows and on each OOD score; which row has which score; how texts are cut and
-    zero-shot models are prompted.
+    """Return one sentence on everything in the rows and on each OOD score.
+
+    Also which row has which score, and how texts are cut and zero-shot models are prompted.
     """
-    there = {"probability", *(key for row in rows for key in _keys(row))}
-    explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in there}
-    scores = {row["name"]: row["ood_score"] for row in rows}
-    used = [*scores.values(), *(score for row in rows for score in row.get("scores") or {})]
-    known: dict[str, Any] = {**SCORES, **FEATURE_SCORES}
-    explained["ood_scores"] = {score: known[score].convention for score in dict.fromkeys(used)}
-    explained["ood_score"] = scores if len({*scores.values()}) > 1 else rows[0]["ood_score"]
+    present = {"probability"}
+    for row in rows:
+        present.update(_keys(row))
+    explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in present}
+    leading = {row["name"]: row["ood_score"] for row in rows}
+    explained["ood_scores"] = _sentences_on_scores(rows)
+    explained["ood_score"] = leading if len({*leading.values()}) > 1 else rows[0]["ood_score"]
     for model in models:
         for key, value in model.conventions.items():
             explained.setdefault(key, {})[model.name] = value
     return explained
 
 
+def _sentences_on_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the sentence on each OOD score: those that lead first, then those that are reported beside."""
+    used = [row["ood_score"] for row in rows]
+    for row in rows:
+        used += row.get("scores") or {}
+    explained = {}
+    for score in dict.fromkeys(used):
+        declared = SCORES[score] if score in SCORES else FEATURE_SCORES[score]
+        explained[score] = declared.convention
+    return explained
+
+
 def _keys(block: Mapping[str, Any]) -> Iterator[str]:
-    """The keys of everything that has a value, at any depth."""
+    """Yield the keys of everything that has a value, at any depth."""
     for key, value in block.items():
         if not _has_value(value):
             continue
         yield key
         parts = value if isinstance(value, list) else [value]
-        for part in (part for part in parts if isinstance(part, Mapping)):
+        for part in parts:
+            if not isinstance(part, Mapping):
+                continue
             inner = part.values() if key in _KEYED_BY_DATA else [part]
-            for one in (one for one in inner if isinstance(one, Mapping)):
-                yield from _keys(one)
+            for inner_block in inner:
+                if isinstance(inner_block, Mapping):
+                    yield from _keys(inner_block)
 
 
 def _has_value(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return any(map(_has_value, value.values()))
-    return bool(value) if isinstance(value, list) else value is not None
+        return any(_has_value(part) for part in value.values())
+    if isinstance(value, list):
+        return bool(value)
+    return value is not None

@@ -28,14 +28,18 @@ class FeaturesFile:
     """
 
     def __init__(self, target: Path | Output) -> None:
-        self._output = target if isinstance(target, Output) else None
-        self.path = target.path if isinstance(target, Output) else target
+        self._output: Output | None = None
+        if isinstance(target, Output):
+            self._output = target
+            self.path = target.path
+        else:
+            self.path = target
 
-    def read(self, about: Mapping[str, Any], members: int, samples: int) -> TrainingFeatures | None:
-        """What the file holds; None where it is to be written.
+    def read(self, made_with: Mapping[str, Any], members: int, samples: int) -> TrainingFeatures | None:
+        """Return what the file holds; None where it is to be written.
 
         Args:
-            about: what decides the features, each by its name.
+            made_with: what decides the features, each by its name.
             members: of the row.
             samples: of the training data.
 
@@ -48,7 +52,7 @@ class FeaturesFile:
         document = dict(header.description or {})
         if document.pop("schema", None) != SCHEMA:
             raise InputError(f"{self.path} is no file of features", hint="name another file with --features")
-        problems = differences(document, about, "in the file")
+        problems = differences(document, made_with, "in the file")
         if problems:
             text = f"--features {self.path} has features of another model, other data or other settings"
             raise InputError(text, hint=_HINT, problems=problems)
@@ -60,14 +64,14 @@ class FeaturesFile:
             highest=[tensors.read(f"highest.{member}").numpy() for member in range(members)],
         )
 
-    def write(self, found: TrainingFeatures, about: Mapping[str, Any]) -> None:
-        """Keep the features of all samples."""
+    def write(self, training: TrainingFeatures, made_with: Mapping[str, Any]) -> None:
+        """Keep the features of all samples, and what decides them."""
         assert self._output is not None  # read() has been here
-        tensors = {"rows": torch.from_numpy(found.rows)}
-        for member, (features, highest) in enumerate(zip(found.features, found.highest, strict=True)):
-            tensors[f"features.{member}"] = torch.from_numpy(features)
-            tensors[f"highest.{member}"] = torch.from_numpy(highest)
-        document = {"schema": SCHEMA, **about}
+        tensors = {"rows": torch.from_numpy(training.rows)}
+        for member in range(len(training.features)):
+            tensors[f"features.{member}"] = torch.from_numpy(training.features[member])
+            tensors[f"highest.{member}"] = torch.from_numpy(training.highest[member])
+        document = {"schema": SCHEMA, **made_with}
         write_with(self._output, lambda handle: write_tensors(handle, DictTensors(tensors), document))
 
 
@@ -83,6 +87,6 @@ def _check_tensors(path: Path, header: Header, members: int, samples: int) -> No
         wanted[f"highest.{member}"] = ("F64", 1)
     for name, (dtype, dimensions) in wanted.items():
         info = header.tensors.get(name)
-        whole = info is not None and info.dtype == dtype and len(info.shape) == dimensions
-        if info is None or not whole or info.shape[0] != samples:
+        has_form = info is not None and info.dtype == dtype and len(info.shape) == dimensions
+        if info is None or not has_form or info.shape[0] != samples:
             raise InputError(f"{path} is broken: its {name} are missing or of another shape", hint="remove it")

@@ -43,7 +43,7 @@ def keeping_batches(most_bytes: int) -> Iterator[None]:
 
 
 def read_batches(
-    one: EvalSet,
+    dataset: EvalSet,
     collate: Collate,
     preprocess: Mapping[str, Any],
     batch_size: int,
@@ -54,38 +54,38 @@ def read_batches(
     """Go through a data set once, as :func:`hydractl.data.batches` does.
 
     Args:
-        one: the set.
+        dataset: the set.
         collate: from samples to the inputs of the model.
         preprocess: what decides ``collate``, with the family that it is of.
         batch_size, workers: as there.
         rows: which samples, in which order; None: all.
     """
-    assert one.dataset is not None  # a model that runs needs --data
-    every = batches(one.dataset, collate, batch_size, workers=workers, indices=rows)
+    assert dataset.dataset is not None  # a model that runs needs --data
+    read_now = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows)
     kept = _KEPT.get()
     if kept is None or rows is not None:
-        yield from every
+        yield from read_now
         return
-    read_as = canonical_json({"set": one.fingerprint, "preprocess": dict(preprocess), "batch_size": batch_size})
+    read_as = canonical_json({"set": dataset.fingerprint, "preprocess": dict(preprocess), "batch_size": batch_size})
     if read_as in kept.sets:
         yield from kept.sets[read_as]
         return
-    found: list[Batch] = []
+    read: list[Batch] = []
     size = 0
-    for batch in every:
+    for batch in read_now:
         yield batch
         size += _bytes(batch.inputs)
         if size <= kept.room:
-            found.append(batch)
+            read.append(batch)
         else:
-            found.clear()
-    whole = sum(len(batch.indices) for batch in found) == len(one)  # none was left out, by --on-bad or for want of room
-    if whole:
-        kept.sets[read_as] = found
+            read.clear()
+    # Samples are missing where --on-bad left them out, or where there was no room.
+    if sum(len(batch.indices) for batch in read) == len(dataset):
+        kept.sets[read_as] = read
         kept.room -= size
 
 
 def _bytes(inputs: Any) -> int:
-    """What the inputs of a batch take."""
-    tensors = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+    """Return how many bytes the inputs of a batch take."""
+    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))

@@ -35,7 +35,7 @@ _MARK = 0.123456789
 
 
 def with_layers(source: Source) -> Source:
-    """The model with dropout layers in its configuration, where its library builds them.
+    """Return the model with dropout layers in its configuration, where its library builds them.
 
     Raises:
         UsageError: for a model that has none.
@@ -61,13 +61,16 @@ class MCDropout:
     """
 
     def __init__(self, model: Any, p: float, samples: int, seed: int) -> None:
-        self._model, self._samples, self._seed = model, samples, seed
+        self._model = model
+        self._samples = samples
+        self._seed = seed
         self._device = next(model.parameters()).device
-        for part in [module for module in model.modules() if isinstance(module, HydraModel)]:
+        parts = [module for module in model.modules() if isinstance(module, HydraModel)]
+        for part in parts:  # listed before, as layers are added on the way
             _turn_on(part, p)
 
     def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
-        """Logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
+        """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
 
         The same arguments give the same masks, whatever ran before; the caller's random numbers go on untouched.
 
@@ -77,8 +80,10 @@ class MCDropout:
             first: position in it of the batch's first sample.
         """
         digest = hashlib.sha256(f"{self._seed} {data} {first}".encode()).digest()
-        with _drawn_by(int.from_bytes(digest[:7], "big"), self._device):
-            return torch.cat([self._model.member_logits(inputs) for _ in range(self._samples)])
+        batch_seed = int.from_bytes(digest[:7], "big")
+        with _drawn_by(batch_seed, self._device):
+            passes = [self._model.member_logits(inputs) for _ in range(self._samples)]
+        return torch.cat(passes)
 
 
 def _turn_on(model: HydraModel, p: float) -> None:
@@ -90,22 +95,24 @@ def _turn_on(model: HydraModel, p: float) -> None:
             module.p = p
             module.train()
         elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
-            module.output_dropout, module.drops = p, True
+            module.output_dropout = p
+            module.drops = True
 
 
 @contextmanager
 def _drawn_by(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers by a seed, on the CPU or ``device``; afterwards the generators are where they were."""
-    before = torch.mps.get_rng_state() if device.type == "mps" else None
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    """Draw random numbers by a seed, on the CPU or ``device``; afterwards the generators are where they were."""
+    forked_devices = [device] if device.type == "cuda" else []
+    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None  # which fork_rng leaves alone
+    with torch.random.fork_rng(forked_devices):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
-        elif before is not None:
+        elif device.type == "mps":
             torch.mps.manual_seed(seed)
         try:
             yield
         finally:
-            if before is not None:
-                torch.mps.set_rng_state(before)
+            if mps_state is not None:
+                torch.mps.set_rng_state(mps_state)

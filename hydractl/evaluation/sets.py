@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
@@ -22,6 +22,17 @@ from hydractl.jsonio import read_json_file
 from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
+
+
+class DataEntry(TypedDict):
+    """One data set as documents hold it."""
+
+    spec: str
+    n: int
+    fingerprint: str
+    list: NotRequired[str]  # the list of OpenOOD that it is
+    skipped: NotRequired[dict[str, Any]]  # samples that could not be read
+    left_out: NotRequired[int]  # training samples that are not in a validation set
 
 
 @dataclass(frozen=True)
@@ -41,13 +52,15 @@ class EvalSet(SetEntry):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> DataEntry:
         """Return the set's entry under ``data`` in the answer."""
-        entry: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
-        if self.role == ID and id_list_of(self.spec) is not None:
-            entry["list"] = id_list_of(self.spec)
-        if self.dataset is not None and skipped_document(self.dataset) is not None:
-            entry["skipped"] = skipped_document(self.dataset)
+        entry: DataEntry = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
+        openood_list = id_list_of(self.spec) if self.role == ID else None
+        if openood_list is not None:
+            entry["list"] = openood_list
+        skipped = None if self.dataset is None else skipped_document(self.dataset)
+        if skipped is not None:
+            entry["skipped"] = skipped
         if self.left_out:
             entry["left_out"] = self.left_out
         return entry
@@ -66,12 +79,21 @@ class Classifier(Protocol):
         """The test sets that a predictions file brings along."""
 
     def already_seen(self, dataset: EvalSet) -> int:
-        """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
+        """Return how many samples had been seen when its predictions were made; 0 for a model that runs."""
 
 
-def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
-    labels = dataset.labels if role in (ID, VAL, CORRUPTION, FIT) else None
-    return EvalSet(name, role, group, dataset.ids, labels, dataset.fingerprint(), spec=dataset.spec, dataset=dataset)
+def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
+    """Return an opened data set in its role; labels of OOD data are left alone."""
+    return EvalSet(
+        name=name,
+        role=role,
+        group=group,
+        ids=dataset.ids,
+        labels=dataset.labels if role in (ID, VAL, CORRUPTION, FIT) else None,
+        fingerprint=dataset.fingerprint(),
+        spec=dataset.spec,
+        dataset=dataset,
+    )
 
 
 @dataclass
@@ -97,54 +119,94 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> Opened:
     Raises:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
-    labels = _class_names(models)
-    reads = {model.name: model.reads for model in models if model.reads is not None}
-    common: dict[str, Any] = {"limit": options.limit, "seed": options.seed, "reads": reads, "on_bad": options.on_bad}
-    known: dict[str, Any] = {"labels": labels or [], "label_map": _label_map(options.label_map), **common}
-    if options.data is None:
-        sets = models[0].stored_sets()
-    else:
-        inside = open_data(options.data, **known)
-        sets = [_of("id", ID, inside)]
-        for name, group, spec in options.ood:
-            sets.append(_of(name, OOD, open_data(spec, option=f"--ood {name}", ignore_labels=True, **common), group))
-        for kind, severity in itertools.product(options.corruptions, options.severities):
-            photographs = options.photographs if kind == FROST else None
-            corrupted = CorruptedImages(inside, kind, severity, photographs)
-            sets.append(_of(f"{kind}/{severity}", CORRUPTION, corrupted))
-    opened = Opened(sets)
-    training = None if options.fit is None else open_data(options.fit, option="--fit", **known)
+    opening = _Opening(options, models)
+    opened = Opened(models[0].stored_sets() if options.data is None else opening.test_sets(options.data))
+    training = None if options.fit is None else opening.labelled(options.fit, "--fit")
     validation = None
     if options.val is not None:
-        validation = open_data(options.val, option="--val", need_labels=True, **known)
-        opened.sets.append(_validation_set(validation, training, opened.notes))
-        validation = opened.sets[-1].dataset
-    for name, _, spec in options.val_ood:
-        option = f"--val-ood {name}"
-        if spec == AUTO and validation is not None:
-            outside: Dataset = PseudoOod(validation, AUTO, options.seed, option)
-        else:
-            outside = open_data(spec, option=option, ignore_labels=True, **common)
-        opened.sets.append(_of(name, VAL_OOD, outside))
+        validation_set = _validation_set(opening.validation(options.val), training, opened.notes)
+        validation = validation_set.dataset
+        opened.sets.append(validation_set)
+    opened.sets += opening.ood_validation_sets(validation)
     if training is not None:
-        opened.sets.append(_of("fit", FIT, training))
+        opened.sets.append(_eval_set("fit", FIT, training))
     opened.warnings += _check_apart(opened.sets, options.allow_seen)
     for dataset in opened.sets:
         _check_classes(dataset, models[0])
     return opened
 
 
+class _Opening:
+    """Opens the data sets of one command, all with the same options.
+
+    Args:
+        options: the data sets.
+        models: that are measured on them.
+    """
+
+    def __init__(self, options: DataOptions, models: Sequence[Classifier]) -> None:
+        self._options = options
+        reads = {model.name: model.reads for model in models if model.reads is not None}
+        self._labels = _class_names(models) or []
+        self._label_map = _label_map(options.label_map)
+        self._common: dict[str, Any] = {
+            "limit": options.limit,
+            "seed": options.seed,
+            "reads": reads,
+            "on_bad": options.on_bad,
+        }
+
+    def labelled(self, spec: str, option: str = "--data") -> Dataset:
+        """Open data of the models' classes."""
+        return open_data(spec, option=option, labels=self._labels, label_map=self._label_map, **self._common)
+
+    def validation(self, spec: str) -> Dataset:
+        """Open the ID validation data, which must have labels."""
+        return open_data(
+            spec, option="--val", need_labels=True, labels=self._labels, label_map=self._label_map, **self._common
+        )
+
+    def _outside(self, spec: str, option: str) -> Dataset:
+        """Open OOD data, whose classes are others."""
+        return open_data(spec, option=option, ignore_labels=True, **self._common)
+
+    def test_sets(self, spec: str) -> list[EvalSet]:
+        """Open the ID test data and the OOD test sets, and make the corrupted ones."""
+        options = self._options
+        inside = self.labelled(spec)
+        sets = [_eval_set("id", ID, inside)]
+        for name, group, ood_spec in options.ood:
+            sets.append(_eval_set(name, OOD, self._outside(ood_spec, f"--ood {name}"), group))
+        for kind, severity in itertools.product(options.corruptions, options.severities):
+            photographs = options.photographs if kind == FROST else None
+            corrupted = CorruptedImages(inside, kind, severity, photographs)
+            sets.append(_eval_set(f"{kind}/{severity}", CORRUPTION, corrupted))
+        return sets
+
+    def ood_validation_sets(self, validation: Dataset | None) -> list[EvalSet]:
+        """Open the OOD validation sets, or make them of the ID validation data."""
+        sets = []
+        for name, _, spec in self._options.val_ood:
+            option = f"--val-ood {name}"
+            if spec == AUTO and validation is not None:
+                outside: Dataset = PseudoOod(validation, AUTO, self._options.seed, option)
+            else:
+                outside = self._outside(spec, option)
+            sets.append(_eval_set(name, VAL_OOD, outside))
+        return sets
+
+
 def _validation_set(validation: Dataset, training: Dataset | None, notes: list[str]) -> EvalSet:
-    """Return the validation set without the samples that are training data.
+    """Return the validation set without the samples that are training data, which is noted.
 
     Nearest to itself, a training sample would look as if no other could be near.
     """
     if training is None:
-        return _of("val", VAL, validation)
-    found = without_training_data(GivenSet("--val", validation), GivenSet("--fit", training))
-    if found.left_out:
-        notes.append(found.words("--val", "--fit"))
-    return replace(_of("val", VAL, found.dataset), left_out=found.left_out)
+        return _eval_set("val", VAL, validation)
+    remaining = without_training_data(GivenSet("--val", validation), GivenSet("--fit", training))
+    if remaining.left_out:
+        notes.append(remaining.words("--val", "--fit"))
+    return replace(_eval_set("val", VAL, remaining.dataset), left_out=remaining.left_out)
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
@@ -160,9 +222,12 @@ def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
 _OPTIONS = {ID: "--data", VAL: "--val", FIT: "--fit"}
 
 
-def option_of(one: EvalSet) -> str:
+def option_of(dataset: EvalSet) -> str:
     """Return the option that a person gave it to."""
-    return _OPTIONS.get(one.role) or f"--{one.role.replace('_', '-')} {one.name}"
+    if dataset.role in _OPTIONS:
+        return _OPTIONS[dataset.role]
+    flag = dataset.role.replace("_", "-")
+    return f"--{flag} {dataset.name}"
 
 
 def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
@@ -173,40 +238,54 @@ def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
     Raises:
         InputError: naming every such pair.
     """
-    problems = []
-    inside = sets[0]
-    for dataset in sets[1:]:
-        if dataset.role == OOD and _same(dataset, inside):
-            problems.append(f"{option_of(dataset)} and {option_of(inside)} are the same samples")
-        if dataset.role in (VAL, VAL_OOD) and not allow_seen:
-            problems += [
-                f"{option_of(dataset)} and {option_of(other)} are the same samples"
-                for other in tested(sets)
-                if _same(dataset, other)
-            ]
-    fitted = [GivenSet(option_of(one), one.dataset) for one in sets if one.dataset and one.role in (VAL, VAL_OOD, FIT)]
-    measured = [GivenSet(option_of(one), one.dataset) for one in tested(sets) if one.dataset]
-    findings = [compare_sets(fitted), compare_sets(measured)]
-    problems += [problem for found in findings for problem in found.problems]
+    problems = _same_sets(sets, allow_seen)
+    fitted = [dataset for dataset in sets if dataset.role in (VAL, VAL_OOD, FIT)]
+    overlaps = [compare_sets(_given_sets(fitted)), compare_sets(_given_sets(tested(sets)))]
+    for overlap in overlaps:
+        problems += overlap.problems
     if problems:
         problems = list(dict.fromkeys(problems))
         raise InputError(problems[0], hint=APART, problems=problems[1:])
-    return [warning for found in findings for warning in found.warnings]
+    warnings = []
+    for overlap in overlaps:
+        warnings += overlap.warnings
+    return warnings
 
 
-def _same(one: EvalSet, other: EvalSet) -> bool:
-    if one.dataset is None or other.dataset is None:
-        return one.fingerprint == other.fingerprint
-    return one.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
+def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
+    """Name the OOD sets that are the ID test data, and the validation sets that are test data."""
+    problems = []
+    inside = sets[0]
+    for dataset in sets[1:]:
+        if dataset.role == OOD and _is_same(dataset, inside):
+            problems.append(f"{option_of(dataset)} and {option_of(inside)} are the same samples")
+        if dataset.role not in (VAL, VAL_OOD) or allow_seen:
+            continue
+        for other in tested(sets):
+            if _is_same(dataset, other):
+                problems.append(f"{option_of(dataset)} and {option_of(other)} are the same samples")
+    return problems
 
 
-def _check_classes(one: EvalSet, model: Classifier) -> None:
+def _given_sets(sets: Sequence[EvalSet]) -> list[GivenSet]:
+    """Return the sets whose samples are at hand, with their options."""
+    return [GivenSet(option_of(dataset), dataset.dataset) for dataset in sets if dataset.dataset]
+
+
+def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
+    if dataset.dataset is None or other.dataset is None:
+        return dataset.fingerprint == other.fingerprint
+    return dataset.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
+
+
+def _check_classes(dataset: EvalSet, model: Classifier) -> None:
     """Check that labels are classes of the models, also where neither side has names."""
-    if one.labels is None or not len(one.labels) or int(one.labels.max()) < model.classes:
+    labels = dataset.labels
+    if labels is None or not len(labels) or int(labels.max()) < model.classes:
         return
-    first = int((one.labels >= model.classes).argmax())
+    first = int((labels >= model.classes).argmax())
     raise InputError(
-        f"label {int(one.labels[first])} of sample {one.ids[first]} is outside 0..{model.classes - 1}, "
+        f"label {int(labels[first])} of sample {dataset.ids[first]} is outside 0..{model.classes - 1}, "
         f"the classes of {model.name}"
     )
 
@@ -226,8 +305,10 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     known = next((model.labels for model in models if model.labels is not None), None)
     problems = []
     for model in models:
-        differences = [f"{model.classes} classes, not {first.classes}"] if model.classes != first.classes else []
-        problems += [f"{model.name}: {what}" for what in differences or label_differences(known, model.labels)]
+        if model.classes != first.classes:
+            problems.append(f"{model.name}: {model.classes} classes, not {first.classes}")
+        else:
+            problems += [f"{model.name}: {difference}" for difference in label_differences(known, model.labels)]
     if problems:
         raise InputError("these models do not have the same classes", problems=problems)
     return known
@@ -251,43 +332,53 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
         InputError: listing every row and test set that share samples, and by whom these were seen.
     """
     here = fitted_entries(sets)
-    same = {dataset.fingerprint for role in (VAL, VAL_OOD, FIT) for dataset in of_role(sets, role)}
+    chosen_on = {dataset.fingerprint for dataset in _fitted_sets(sets)}
     seen: Seen = {}
     problems = []
     for model in models:
         entries = [*model.seen, *here]
         for dataset in tested(sets):  # corrupted images are counted where they are clean
-            count, by = _count(model, entries, dataset)
-            if dataset.fingerprint in same:
+            if dataset.fingerprint in chosen_on:
                 count, by = len(dataset), "all of them chosen on by this eval"
+            else:
+                count, by = _count(model, entries, dataset)
             if not count:
                 continue
             seen.setdefault(model.name, {})[dataset.name] = count
             problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option_of(dataset)} ({by})")
     if problems and not allow:
-        raise InputError(
-            f"test data that has been seen: {problems[0]}" if len(problems) == 1 else "test data that has been seen",
-            hint="test on other samples, or add --allow-seen to measure on them all the same, marked",
-            problems=problems if len(problems) > 1 else (),
-        )
+        raise _seen_error(problems)
     return seen
+
+
+def _seen_error(problems: Sequence[str]) -> InputError:
+    hint = "test on other samples, or add --allow-seen to measure on them all the same, marked"
+    if len(problems) == 1:
+        return InputError(f"test data that has been seen: {problems[0]}", hint=hint)
+    return InputError("test data that has been seen", hint=hint, problems=problems)
+
+
+def _fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
+    """Return the sets that this command chooses on and fits to."""
+    return [*of_role(sets, VAL), *of_role(sets, VAL_OOD), *of_role(sets, FIT)]
 
 
 def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
     """Return the entries for what this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
-    return [
-        entry("eval", "train" if role == FIT else role, part)
-        for role in (VAL, VAL_OOD, FIT)
-        for dataset in of_role(sets, role)
-        if dataset.dataset is not None
-        for part in dataset.dataset.origins()
-    ]
+    entries = []
+    for dataset in _fitted_sets(sets):
+        if dataset.dataset is None:
+            continue
+        use = "train" if dataset.role == FIT else dataset.role
+        entries += [entry("eval", use, origin) for origin in dataset.dataset.origins()]
+    return entries
 
 
-def _count(model: Classifier, entries: Sequence[Entry], one: EvalSet) -> tuple[int, str]:
-    stored = model.already_seen(one)
+def _count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
+    """Return how many samples of a test set have been seen, and by whom."""
+    stored = model.already_seen(dataset)
     if stored:
         return stored, "as its predictions say"
-    if one.dataset is None or not entries:
+    if dataset.dataset is None or not entries:
         return 0, ""
-    return int(marked(entries, one.dataset).sum()), who_saw(entries, one.dataset)
+    return int(marked(entries, dataset.dataset).sum()), who_saw(entries, dataset.dataset)
