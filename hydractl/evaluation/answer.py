@@ -85,8 +85,8 @@ def corruptions(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
     for dataset, samples in measured:
         kind, _, severity = dataset.name.rpartition("/")
         block = id_block(samples)
-        kept = {key: block[key] for key in ("n", *_by_severity()) if key in block}
-        table.setdefault(kind, {})[severity] = kept
+        by_severity = {key: block[key] for key in ("n", *_by_severity()) if key in block}
+        table.setdefault(kind, {})[severity] = by_severity
     return {"corruptions": table, "corruption_avg": _means_over_corruptions(table)}
 
 
@@ -98,8 +98,9 @@ def _means_over_corruptions(table: SeverityTable) -> dict[str, dict[str, float]]
         means[severity] = {}
         blocks = [of_kind[severity] for of_kind in table.values()]
         for key in _by_severity():
-            if all(key in block for block in blocks):
-                means[severity][key] = math.fsum(block[key] for block in blocks) / len(blocks)
+            values = [block[key] for block in blocks if key in block]
+            if len(values) == len(blocks):
+                means[severity][key] = math.fsum(values) / len(blocks)
     return means
 
 
@@ -135,11 +136,13 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
 
 def _corruption_keys(sets: Sequence[EvalSet]) -> list[str]:
     """Return the keys of corrupted sets and of their means, each once."""
+    of_metrics = _by_severity()
     keys = []
     for dataset in sets:
         kind, _, severity = dataset.name.rpartition("/")
-        keys += [f"corruptions.{kind}.{severity}.{key}" for key in ("n", *_by_severity())]
-        keys += [f"corruption_avg.{severity}.{key}" for key in _by_severity()]
+        keys.append(f"corruptions.{kind}.{severity}.n")
+        keys += [f"corruptions.{kind}.{severity}.{key}" for key in of_metrics]
+        keys += [f"corruption_avg.{severity}.{key}" for key in of_metrics]
     return list(dict.fromkeys(keys))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from hydractl.evaluation.fitting import RowFit
+from hydractl.evaluation.predictions.header import ScoreDataEntry, StoredScoreEntry
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, fitted_entries
 from hydractl.files.atomic import Output
@@ -42,10 +43,10 @@ def write_calibrated(
     if fitted.threshold is not None:
         extra["threshold"] = fitted.threshold
     if score is not None:
-        entry: dict[str, Any] = {"score": score}
+        entry: StoredScoreEntry = {"score": score}
         detector = model.detector
         if detector is not None and score in detector.names:
-            entry["fitted_on"] = dict(detector.fitted_on)
+            entry["fitted_on"] = cast("ScoreDataEntry", dict(detector.fitted_on))
             tensors = with_tensors(tensors, detector.tensors(score))
         extra["ood_score"] = entry
     provenance = {**description.provenance, "bases": source.lineage}

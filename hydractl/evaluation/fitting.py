@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.evaluation.gathering import Logits, Reader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.predictions.header import DataEntry, FittedCalibrationEntry
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import VAL, VAL_OOD, EvalSet, of_role
-from hydractl.metrics.calibrators import Calibration, CalibrationEntry, fit_calibration
+from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import Conformal, fit_conformal
 from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
 from hydractl.metrics.threshold import ThresholdEntry, ThresholdRule, choose_threshold, parse_rule
-
-
-class RowCalibrationEntry(CalibrationEntry):
-    """The calibration of a row: with what it was fitted on, and whether it is that of the checkpoint."""
-
-    fitted_on: NotRequired[dict[str, Any] | None]
-    stored: NotRequired[bool]
 
 
 @dataclass(frozen=True)
@@ -42,18 +36,17 @@ class RowFit:
     """
 
     calibration: Calibration | None = None
-    fitted_on: Mapping[str, Any] | None = None
+    fitted_on: DataEntry | None = None
     stored: bool = False
     threshold: ThresholdEntry | None = None
     conformal: Conformal | None = None
     validation: Samples | None = None
 
-    def calibration_json(self) -> RowCalibrationEntry | None:
+    def calibration_json(self) -> FittedCalibrationEntry | None:
         """Return the row's entry for the calibration; None without one."""
         if self.calibration is None:
             return None
-        fitted_on = None if self.fitted_on is None else dict(self.fitted_on)
-        return {**self.calibration.to_json(), "fitted_on": fitted_on, "stored": self.stored}
+        return {**self.calibration.to_json(), "fitted_on": self.fitted_on, "stored": self.stored}
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:

@@ -93,7 +93,7 @@ def gather(
         pooled.append(samples)
         all_rows.append(np.asarray(rows, dtype=np.int64))
         if alone and len(logits) > 1:
-            of_members.append([samples_of(logits[m : m + 1], labels) for m in range(len(logits))])
+            of_members.append(_of_each_member(logits, labels))
         for sink in sinks:
             sink(rows, logits)
     if not all_rows:
@@ -104,6 +104,14 @@ def gather(
     order = np.argsort(rows_as_read, kind="stable")
     members = [concatenated(parts, order) for parts in zip(*of_members, strict=True)]
     return Gathered(concatenated(pooled, order), rows_as_read[order], members)
+
+
+def _of_each_member(logits: npt.NDArray[Any], labels: npt.NDArray[np.int64] | None) -> list[Samples]:
+    """Return the samples of each member alone, from logits ``[M, B, C]``."""
+    alone = []
+    for member in range(len(logits)):
+        alone.append(samples_of(logits[member : member + 1], labels))
+    return alone
 
 
 def concatenated(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from hydractl.evaluation.predictions.header import FittedCalibrationEntry, ModelHeader, ScoreDataEntry
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.running import RunningModel
@@ -34,33 +35,35 @@ class KeptRow:
     sets: Sequence[EvalSet]
     seen: Mapping[str, int]
     feature_scores: Sequence[str] = ()
-    scores_fitted_on: Mapping[str, Any] | None = None
+    scores_fitted_on: ScoreDataEntry | None = None
 
-    def header(self) -> dict[str, Any]:
-        """Return what the header says of the model (:class:`hydractl.files.documents.PredictedModel`)."""
+    def header(self) -> ModelHeader:
+        """Return what the header says of the model."""
         model = self.model
-        header: dict[str, Any] = {
+        described: ModelHeader = {
             "name": model.name.encode("utf-8", "backslashreplace").decode("utf-8"),  # that of a file may be no UTF-8
             "sha256": model.sha256,
             "labels": None if model.labels is None else list(model.labels),
             "heads": model.heads,
             "cost": model.cost,
-            **model.decisive(),
         }
+        header = cast("ModelHeader", {**described, **model.decisive()})
         if self.feature_scores:
             header["feature_scores"] = list(self.feature_scores)
             if self.scores_fitted_on is not None:
-                header["fitted_on"] = dict(self.scores_fitted_on)
+                header["fitted_on"] = self.scores_fitted_on
         if model.training:
             header["training"] = list(model.training)
-        return header | _stored_entries(model)
+        _add_stored(header, model)
+        return header
 
     def writer(self, path: Path, resume: bool) -> PredictionsWriter:
         """Return the unfinished predictions file, beside the finished one to be."""
+        sets = [replace(dataset, seen=self.seen.get(dataset.name, 0)) for dataset in self.sets]
         return PredictionsWriter(
             path,
             self.header(),
-            [replace(dataset, seen=self.seen.get(dataset.name, 0)) for dataset in self.sets],
+            sets,
             members=self.model.members,
             classes=self.model.classes,
             kind="F64" if self.model.options.dtype == "float64" else "F32",
@@ -69,20 +72,18 @@ class KeptRow:
         )
 
 
-def _stored_entries(model: RunningModel) -> dict[str, Any]:
-    """Return what the model's own file holds of a calibration, an OOD score and a threshold."""
+def _add_stored(header: ModelHeader, model: RunningModel) -> None:
+    """Add what the model's own file holds of a calibration, an OOD score and a threshold."""
     stored = model.stored
-    entries: dict[str, Any] = {}
     if stored.calibration is not None:
-        calibration: dict[str, Any] = {**stored.calibration.to_json()}
+        calibration = cast("FittedCalibrationEntry", stored.calibration.to_json())
         if stored.fitted_on is not None:
-            calibration["fitted_on"] = dict(stored.fitted_on)
-        entries["calibration"] = calibration
+            calibration["fitted_on"] = stored.fitted_on
+        header["calibration"] = calibration
     if stored.score is not None:
-        entries["ood_score"] = {"score": stored.score}
+        header["ood_score"] = {"score": stored.score}
     if stored.threshold is not None:
-        entries["threshold"] = dict(stored.threshold)
-    return entries
+        header["threshold"] = stored.threshold
 
 
 def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> PredictionsWriter:

@@ -17,10 +17,11 @@ from hydractl.evaluation.fitting import RowFit, fit_on_validation
 from hydractl.evaluation.gathering import Gathered, Reading, Sink, WentOn, gather
 from hydractl.evaluation.keeping import KeptRow, open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
+from hydractl.evaluation.predictions.header import ScoreDataEntry
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
-from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
@@ -106,7 +107,7 @@ class Measuring:
     def _writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
         """Return the predictions file to fill."""
         assert isinstance(model, RunningModel)  # check_writable() has been here
-        fitted_on = None
+        fitted_on: ScoreDataEntry | None = None
         if self._training is not None:
             fitted_on = {**self._training.to_json(), "knn_k": self._options.fit.knn_k}
         scores = row_scores(model, self._options).on_features
@@ -165,7 +166,7 @@ class Measuring:
 
         extras: dict[str, Any] = {
             "ood_score": scores.leading,
-            "fitted_on": _fitted_on(model),
+            "fitted_on": None if model.detector is None else fitted_on_of(model.detector),
             "mc_dropout": model.mc_dropout,
             "probe": model.probe,
             "conformal": None if on_tests.counts is None else on_tests.counts.to_json(),
@@ -250,13 +251,6 @@ class Measuring:
         else:
             extras["difference"] = bootstrap.differences(self._first, resampled)
         return extras
-
-
-def _fitted_on(model: LogitsProvider) -> dict[str, Any] | None:
-    """Return the training data of the row's OOD scores on features; None where none were needed."""
-    if model.detector is None or not model.detector.fitted_on:
-        return None
-    return dict(model.detector.fitted_on)
 
 
 def _of_cascade(model: LogitsProvider, shares: Mapping[str, float]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +12,12 @@ import torch
 
 from hydractl.data.labels import some
 from hydractl.errors import InputError
+from hydractl.evaluation.predictions.header import ProbeEntry
 from hydractl.evaluation.probes import fit_probe
 from hydractl.evaluation.sets import EvalSet
 from hydractl.metrics.feature_scores.scores import MemberTraining
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.detection import Detector, detector_of
-
-
-class ProbeEntry(TypedDict):
-    """The classifier of features that a row is measured by, as the row has it."""
-
-    name: str
-    c: NotRequired[list[float]]  # of each member's ``linear`` probe
-    fitted_on: Mapping[str, Any]
-    chosen_on: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -69,12 +61,16 @@ class Probes:
         for member, features in enumerate(training.features):
             of_val = None if val is None else (val.features[member], val.labels)
             self._members.append(fit_probe(name, features, training.labels, classes, of_val))
-        fitted_on = training.source.to_json()
+        self.facts = self._entry(name, val)
+
+    def _entry(self, name: str, val: Readouts | None) -> ProbeEntry:
+        """Return what the row says of the probes."""
+        fitted_on = self._training.source.to_json()
         chosen_on = None if val is None else val.source.to_json()
-        self.facts: ProbeEntry = {"name": name, "fitted_on": fitted_on, "chosen_on": chosen_on}
         penalties = [probe.penalty for probe in self._members if probe.penalty is not None]
-        if penalties:
-            self.facts = {"name": name, "c": penalties, "fitted_on": fitted_on, "chosen_on": chosen_on}
+        if not penalties:
+            return {"name": name, "fitted_on": fitted_on, "chosen_on": chosen_on}
+        return {"name": name, "c": penalties, "fitted_on": fitted_on, "chosen_on": chosen_on}
 
     def logits(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute float64 ``[M, B, C]`` from the features ``[B, D]`` of each member."""

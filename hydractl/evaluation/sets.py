@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NotRequired, Protocol, TypedDict
+from functools import partial
+from typing import Protocol
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
@@ -15,6 +16,7 @@ from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
+from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.expressions.data_sets import AUTO, FROST
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
@@ -22,17 +24,6 @@ from hydractl.jsonio import read_json_file
 from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
-
-
-class DataEntry(TypedDict):
-    """One data set as documents hold it."""
-
-    spec: str
-    n: int
-    fingerprint: str
-    list: NotRequired[str]  # the list of OpenOOD that it is
-    skipped: NotRequired[dict[str, Any]]  # samples that could not be read
-    left_out: NotRequired[int]  # training samples that are not in a validation set
 
 
 @dataclass(frozen=True)
@@ -121,10 +112,11 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> Opened:
     """
     opening = _Opening(options, models)
     opened = Opened(models[0].stored_sets() if options.data is None else opening.test_sets(options.data))
-    training = None if options.fit is None else opening.labelled(options.fit, "--fit")
+    training = None if options.fit is None else opening.labelled(options.fit, option="--fit")
     validation = None
     if options.val is not None:
-        validation_set = _validation_set(opening.validation(options.val), training, opened.notes)
+        opened_val = opening.labelled(options.val, option="--val", need_labels=True)
+        validation_set = _validation_set(opened_val, training, opened.notes)
         validation = validation_set.dataset
         opened.sets.append(validation_set)
     opened.sets += opening.ood_validation_sets(validation)
@@ -146,29 +138,14 @@ class _Opening:
 
     def __init__(self, options: DataOptions, models: Sequence[Classifier]) -> None:
         self._options = options
+        labels = _class_names(models) or []
+        label_map = _label_map(options.label_map)
         reads = {model.name: model.reads for model in models if model.reads is not None}
-        self._labels = _class_names(models) or []
-        self._label_map = _label_map(options.label_map)
-        self._common: dict[str, Any] = {
-            "limit": options.limit,
-            "seed": options.seed,
-            "reads": reads,
-            "on_bad": options.on_bad,
-        }
-
-    def labelled(self, spec: str, option: str = "--data") -> Dataset:
-        """Open data of the models' classes."""
-        return open_data(spec, option=option, labels=self._labels, label_map=self._label_map, **self._common)
-
-    def validation(self, spec: str) -> Dataset:
-        """Open the ID validation data, which must have labels."""
-        return open_data(
-            spec, option="--val", need_labels=True, labels=self._labels, label_map=self._label_map, **self._common
-        )
-
-    def _outside(self, spec: str, option: str) -> Dataset:
-        """Open OOD data, whose classes are others."""
-        return open_data(spec, option=option, ignore_labels=True, **self._common)
+        opened_alike = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
+        self.labelled = partial(opened_alike, labels=labels, label_map=label_map)
+        """Opens data of the models' classes."""
+        self._outside = partial(opened_alike, ignore_labels=True)
+        """Opens OOD data, whose classes are others."""
 
     def test_sets(self, spec: str) -> list[EvalSet]:
         """Open the ID test data and the OOD test sets, and make the corrupted ones."""
@@ -176,7 +153,7 @@ class _Opening:
         inside = self.labelled(spec)
         sets = [_eval_set("id", ID, inside)]
         for name, group, ood_spec in options.ood:
-            sets.append(_eval_set(name, OOD, self._outside(ood_spec, f"--ood {name}"), group))
+            sets.append(_eval_set(name, OOD, self._outside(ood_spec, option=f"--ood {name}"), group))
         for kind, severity in itertools.product(options.corruptions, options.severities):
             photographs = options.photographs if kind == FROST else None
             corrupted = CorruptedImages(inside, kind, severity, photographs)
@@ -191,7 +168,7 @@ class _Opening:
             if spec == AUTO and validation is not None:
                 outside: Dataset = PseudoOod(validation, AUTO, self._options.seed, option)
             else:
-                outside = self._outside(spec, option)
+                outside = self._outside(spec, option=option)
             sets.append(_eval_set(name, VAL_OOD, outside))
         return sets
 

@@ -97,8 +97,9 @@ def resample(
     curves = _ResampledCurves(inside, outside)
     per_round = {key: np.empty(rounds) for key, value in values.items() if value is not None}
     for i in range(rounds):
-        drawn = {name: Resample(samples, next(draws[name])) for name, samples in sets.items()}
-        leading, beside = curves.drawn({name: samples.counts for name, samples in drawn.items()})
+        counts = {name: next(draws_of_set) for name, draws_of_set in draws.items()}
+        drawn = {name: Resample(samples, counts[name]) for name, samples in sets.items()}
+        leading, beside = curves.drawn(counts)
         row = dict(_numbers(measured(drawn, groups, leading, beside, names)))
         for key, of_rounds in per_round.items():
             of_rounds[i] = row[key]
@@ -136,16 +137,23 @@ def resample_aurocs(
     step = max(1, _BLOCK // max(1, *sizes.values()))
     for start in range(0, rounds, step):
         block = range(start, min(rounds, start + step))
-        counts = {name: np.stack([next(of_set) for _ in block], axis=1) for name, of_set in draws.items()}
+        counts = {name: _next_rounds(draws_of_set, len(block)) for name, draws_of_set in draws.items()}
         for of_score in by_score.values():
             of_score.add(block, counts)
 
-    once = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}
+    once = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}  # the data, as one round
     resampled = {}
     for score, of_score in by_score.items():
-        on_data = {name: float(value[0]) for name, value in of_score.aurocs(once).items()}
-        resampled[score] = Resampled({name: on_data.get(name) for name in ood_scores}, of_score.rounds)
+        values: dict[str, float | None] = dict.fromkeys(ood_scores)
+        for name, auroc in of_score.aurocs(once).items():
+            values[name] = float(auroc[0])
+        resampled[score] = Resampled(values, of_score.rounds)
     return resampled
+
+
+def _next_rounds(draws: Iterator[Counts], rounds: int) -> Counts:
+    """Return how often each sample is drawn in the next rounds, [N, rounds]."""
+    return np.stack([next(draws) for _ in range(rounds)], axis=1)
 
 
 def _size(scores: Mapping[str, Floats]) -> int:
@@ -163,7 +171,7 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
     values = [value for value in of_sets.values.values() if value is not None]
     if not values or len(values) < len(of_sets.values):
         return Resampled({key: None}, {})
-    by_set = np.stack(list(of_sets.rounds.values()))
+    by_set = np.stack(list(of_sets.rounds.values()))  # [sets, R]
     # Rounded as the means of :func:`resample` are, whatever the order of the data sets.
     sums = np.asarray([math.fsum(of_round) for of_round in by_set.T])
     return Resampled({key: math.fsum(values) / len(values)}, {key: sums / len(values)})
@@ -302,17 +310,15 @@ class _ResampledCurves:
     """The curves of all OOD data sets, by the score that leads and by each that is reported beside."""
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
-        sets = [inside, *outside.values()]
-        self._leading = {name: _resampled_curve(inside.score, samples.score) for name, samples in outside.items()}
+        leading = {name: samples.score for name, samples in outside.items()}
+        self._leading = _curves_of_sets(inside.score, leading)
         self._beside: dict[str, dict[str, _CurveOfSet]] = {}
         for score, id_scores in inside.scores.items():
-            if _leads(score, sets):
+            if _leads(score, [inside, *outside.values()]):
                 self._beside[score] = self._leading  # counted once
                 continue
-            curves = {}
-            for name, samples in outside.items():
-                curves[name] = _resampled_curve(id_scores, samples.scores[score])
-            self._beside[score] = curves
+            ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
+            self._beside[score] = _curves_of_sets(id_scores, ood_scores)
 
     def drawn(self, counts: Mapping[str, Counts]) -> tuple[Curves, dict[str, Curves]]:
         """Return the curves of the score that leads, and those of the others by name.
@@ -323,21 +329,30 @@ class _ResampledCurves:
         leading = _drawn(self._leading, counts)
         beside = {}
         for score, curves in self._beside.items():
-            beside[score] = leading if curves is self._leading else _drawn(curves, counts)
+            if curves is self._leading:
+                beside[score] = leading
+            else:
+                beside[score] = _drawn(curves, counts)
         return leading, beside
 
 
-def _resampled_curve(id_scores: Floats | None, ood_scores: Floats | None) -> _CurveOfSet:
-    if id_scores is None or ood_scores is None:
-        return None
-    return _ResampledCurve(id_scores, ood_scores)
+def _curves_of_sets(id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]) -> dict[str, _CurveOfSet]:
+    """Return the curve of every OOD data set by one score."""
+    curves: dict[str, _CurveOfSet] = dict.fromkeys(ood_scores)
+    if id_scores is None:
+        return curves
+    for name, scores in ood_scores.items():
+        if scores is not None:
+            curves[name] = _ResampledCurve(id_scores, scores)
+    return curves
 
 
 def _drawn(curves: Mapping[str, _CurveOfSet], counts: Mapping[str, Counts]) -> Curves:
     """Return the curve of every OOD data set, given how often each sample is drawn."""
-    drawn: dict[str, Curve | None] = {}
+    drawn: dict[str, Curve | None] = dict.fromkeys(curves)
     for name, curve in curves.items():
-        drawn[name] = None if curve is None else curve.drawn(counts["id"], counts[name])
+        if curve is not None:
+            drawn[name] = curve.drawn(counts["id"], counts[name])
     return drawn
 
 

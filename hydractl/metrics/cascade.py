@@ -218,17 +218,19 @@ def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: flo
     scores = of_member.inside.score
     order = np.argsort(scores, kind="stable")
     rising = scores[order]
-    means = {name: _losses_of_mean(name, of_member.inside, of_all.inside, order) for name in ("accuracy", "nll")}
-    is_allowed = np.logical_and.reduce([upper <= allowed for _, upper in means.values()])  # [N], by the last that stops
+    # By the number of ID samples that stop, in the order of their scores: [N].
+    accuracy = _losses_of_mean("accuracy", of_member.inside, of_all.inside, order)
+    nll = _losses_of_mean("nll", of_member.inside, of_all.inside, order)
+    is_allowed = (accuracy.upper <= allowed) & (nll.upper <= allowed)
     is_last_of_its_score = rising != np.append(rising[1:], np.inf)
-    every_score = np.unique(np.concatenate([scores, *(answers.score for answers in of_member.outside.values())]))
-    for last in np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]:
+    all_scores = [scores, *(answers.score for answers in of_member.outside.values())]
+    every_score = np.unique(np.concatenate(all_scores))
+    for last in np.flatnonzero(is_allowed & is_last_of_its_score)[::-1].tolist():
         value = _above(float(rising[last]), every_score)
         of_aurocs = _auroc_losses(of_member, of_all, value, allowed)
         if of_aurocs is not None:
-            of_means = {name: Loss(float(values[last]), float(upper[last])) for name, (values, upper) in means.items()}
-            share = 1.0 - (int(last) + 1) / len(scores)
-            return _Stopping(value, share, {**of_means, **of_aurocs})
+            share = 1.0 - (last + 1) / len(scores)
+            return _Stopping(value, share, {"accuracy": accuracy.of(last), "nll": nll.of(last), **of_aurocs})
     return None
 
 
@@ -263,11 +265,19 @@ def _above(score: float, every: Floats) -> float:
     return following  # there is no number between the two
 
 
-def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return how much the mean loses when the first ``1..N`` samples of an order stop, and the upper limits of that.
+class _MeanLosses(NamedTuple):
+    """How much a mean loses when the first ``1..N`` samples of an order stop, and the upper limits of that: ``[N]``."""
 
-    Both are ``[N]``.
-    """
+    values: Floats
+    upper: Floats
+
+    def of(self, last: int) -> Loss:
+        """Return the loss where the last sample that stops has this place in the order."""
+        return Loss(float(self.values[last]), float(self.upper[last]))
+
+
+def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np.int64]) -> _MeanLosses:
+    """Return what the mean of ``accuracy`` or ``nll`` loses when the first samples of an order stop."""
     if name == "accuracy":
         of_first, of_every = alone.correct, every.correct
     else:
@@ -276,7 +286,7 @@ def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np
     lost = (of_every - of_first)[order]
     mean = np.cumsum(lost) / len(lost)
     variance = np.maximum(np.cumsum(lost**2) / len(lost) - mean**2, 0.0)
-    return mean, mean + _LIMIT * np.sqrt(variance / len(lost))
+    return _MeanLosses(mean, mean + _LIMIT * np.sqrt(variance / len(lost)))
 
 
 def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> Loss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -113,8 +113,10 @@ def reliability(samples: Samples) -> ReliabilityBins:
 def risk_coverage(samples: Samples) -> RiskCoveragePoints:
     """Return the risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples."""
     n = len(samples)
-    kept = np.unique(np.linspace(1, n, min(n, POINTS)).round().astype(np.int64))
-    return {"coverage": (kept / n).tolist(), "risk": (samples.errors[kept - 1] / kept).tolist()}
+    evenly = np.linspace(1, n, min(n, POINTS))
+    kept = np.unique(evenly.round().astype(np.int64))  # numbers of samples
+    risk = samples.errors[kept - 1] / kept
+    return {"coverage": (kept / n).tolist(), "risk": risk.tolist()}
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
@@ -168,15 +170,21 @@ def histograms(scores: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
         NonFiniteError: a score is NaN or infinite.
     """
     checked = {name: check_finite(values, f"scores of {name}") for name, values in scores.items()}
-    full = [values for values in checked.values() if values.size]
-    low = min((float(values.min()) for values in full), default=0.0)
-    high = max((float(values.max()) for values in full), default=1.0)
-    if low == high:  # as numpy.histogram does
-        low -= 0.5
-        high += 0.5
+    low, high = _range_of([values for values in checked.values() if values.size])
     edges = np.linspace(low, high, SCORE_BINS + 1)
     counts = {}
     for name, values in checked.items():
         index = np.searchsorted(edges[1:-1], values, side="right")
         counts[name] = np.bincount(index, minlength=SCORE_BINS).tolist()
     return {"edges": edges.tolist(), **counts}
+
+
+def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:
+    """Return the lowest and the highest value, apart from each other as numpy.histogram has them."""
+    if not arrays:
+        return 0.0, 1.0
+    low = min(float(values.min()) for values in arrays)
+    high = max(float(values.max()) for values in arrays)
+    if low == high:
+        return low - 0.5, high + 0.5
+    return low, high

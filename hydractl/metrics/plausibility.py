@@ -96,9 +96,10 @@ class LabelOrder:
 
     def __str__(self) -> str:
         moved = np.flatnonzero(self.places != np.arange(len(self.places)))
-        pairs = ", ".join(f"{label} as {self.places[label]}" for label in moved[:_MOST_SHOWN])
-        rest = ", ..." if len(moved) > _MOST_SHOWN else ""
-        return f"with {self.words} (label {pairs}{rest}) it would be {self.accuracy:.3f}"
+        pairs = [f"{label} as {self.places[label]}" for label in moved[:_MOST_SHOWN]]
+        if len(moved) > _MOST_SHOWN:
+            pairs.append("...")
+        return f"with {self.words} (label {', '.join(pairs)}) it would be {self.accuracy:.3f}"
 
 
 def accuracy_doubt(

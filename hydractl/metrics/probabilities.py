@@ -68,7 +68,9 @@ def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
     """Return whether all logits of a member and sample are finite and of magnitude 1e300 at most, [M, N]."""
     # A comparison with NaN is false and numpy's max and min pass NaN on, so one test finds NaN, infinities and giants.
     limit = min(_LARGEST_LOGIT, float(np.finfo(logits.dtype).max))
-    return np.asarray((logits.max(axis=2) <= limit) & (logits.min(axis=2) >= -limit))
+    highest = logits.max(axis=2)
+    lowest = logits.min(axis=2)
+    return np.asarray((highest <= limit) & (lowest >= -limit))
 
 
 def check_finite(values: np.ndarray, name: str) -> Floats:

@@ -105,7 +105,8 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]], names: Names = None) -
     for name, blocks in groups.items():
         averages[name] = {}
         for metric in _asked_for("ood", names):
-            averages[name][metric.key] = _mean([block[metric.key] for block in blocks])
+            values = [block[metric.key] for block in blocks]
+            averages[name][metric.key] = _mean(values)
     return averages
 
 
@@ -131,16 +132,15 @@ def measured(
         names: of the metrics.
     """
     leading = _detection(curves, samples, groups, names)
-    row: dict[str, Any] = {
-        "id": id_block(samples["id"], names),
-        **leading,
-        "diversity": {name: diversity_block(of_set, names) for name, of_set in samples.items()},
-    }
+    diversity = {name: diversity_block(of_set, names) for name, of_set in samples.items()}
+    row: dict[str, Any] = {"id": id_block(samples["id"], names), **leading, "diversity": diversity}
     if beside:
         row["scores"] = {}
-        for score, of_score in beside.items():
-            is_leading = of_score is curves
-            row["scores"][score] = leading if is_leading else _detection(of_score, samples, groups, names)
+    for score, of_score in beside.items():
+        if of_score is curves:
+            row["scores"][score] = leading
+        else:
+            row["scores"][score] = _detection(of_score, samples, groups, names)
     return row
 
 
@@ -165,38 +165,47 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
         outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
     """
-    samples = {"id": inside, **outside}
-    curves = {name: _curve(inside.score, of_set.score) for name, of_set in outside.items()}
+    leading = {name: of_set.score for name, of_set in outside.items()}
     beside: dict[str, Curves] = {}
     for score, id_scores in inside.scores.items():
-        beside[score] = {name: _curve(id_scores, of_set.scores[score]) for name, of_set in outside.items()}
-    row = measured(samples, groups, curves, beside)
+        ood_scores = {name: of_set.scores[score] for name, of_set in outside.items()}
+        beside[score] = _curves(id_scores, ood_scores)
+    samples = {"id": inside, **outside}
+    row = measured(samples, groups, _curves(inside.score, leading), beside)
     for name, of_set in samples.items():
         row["diversity"][name]["pairs"] = pairs(of_set)
     return row
 
 
-def _curve(inside: Floats | None, outside: Floats | None) -> Curve | None:
-    if inside is None or outside is None:
-        return None
-    return curve_of(inside, outside)
+def _curves(id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]) -> Curves:
+    """Return the curve against each OOD data set by one score."""
+    curves: dict[str, Curve | None] = dict.fromkeys(ood_scores)
+    if id_scores is None:
+        return curves
+    for name, scores in ood_scores.items():
+        if scores is not None:
+            curves[name] = curve_of(id_scores, scores)
+    return curves
 
 
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     """Return the dotted keys of the numbers that the row of one model may hold, for ``--require``."""
     sets = list(ood_sets)
-    places = ["", *(f"scores.{score}." for score in scores)]
+    places = [""]
+    for score in scores:
+        places.append(f"scores.{score}.")
+    groups = [f"ood.{name}" for name in sets]
+    if sets:
+        groups += AVERAGES
     keys = ["id.n"]
     for metric in metrics("id"):
         keys += [f"id.{key}" for key in metric.keys]
-    if sets:
-        groups = [*(f"ood.{name}" for name in sets), *AVERAGES]
-        for place, group in itertools.product(places, groups):
-            keys += [f"{place}{group}.{metric.key}" for metric in metrics("ood")]
+    for place, group, metric in itertools.product(places, groups, metrics("ood")):
+        keys.append(f"{place}{group}.{metric.key}")
     for place, name in itertools.product(places, sets):
         keys.append(f"{place}ood.{name}.n")
-    for name in ("id", *sets):
-        keys += [f"diversity.{name}.{metric.key}" for metric in metrics("diversity")]
+    for name, metric in itertools.product(["id", *sets], metrics("diversity")):
+        keys.append(f"diversity.{name}.{metric.key}")
     return keys
 
 

@@ -177,7 +177,8 @@ class Resample:
     def errors(self) -> NDArray[np.int64]:
         """Wrong predictions among the i = 1..N most confident samples, [N]."""
         wrong = ~self.samples.sorted_by("falling").correct
-        return np.cumsum(np.repeat(wrong, self.counts[self.samples.order("falling")]), dtype=np.int64)
+        drawn = self.counts[self.samples.order("falling")]
+        return np.cumsum(np.repeat(wrong, drawn), dtype=np.int64)
 
     @property
     def bin_sizes(self) -> NDArray[np.int64]:

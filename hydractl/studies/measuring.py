@@ -131,7 +131,7 @@ def measure_row(
             inside.append(samples)
     (id_samples,) = inside
     members, _, _ = predictions.shape(0)
-    cost: Mapping[str, Any] = predictions.model.get("cost") or {}
+    cost = predictions.model.get("cost") or {}
     return MeasuredRow(
         source=predictions,
         members=members,

@@ -10,20 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
+from hydractl.evaluation.predictions.header import ModelHeader, RowCost, SiteHeads
 from hydractl.evaluation.predictions.reading import LogitsBatch, Predictions, in_pieces
 from hydractl.evaluation.predictions.store import SetEntry
+from hydractl.files.training_history import TrainingRecord
 from hydractl.jsonio import shown
 
 _MAY_DIFFER = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score", "training")
 """The entries in which the models of an ensemble may differ. All else in a header decides logits, or names classes."""
 
-_OF_ONE_MODEL = ("calibration", "threshold", "ood_score")
-"""The entries that were chosen for the predictions of one model alone."""
-
 _MOST_PROBLEMS = 20
-
-ModelHeader = Mapping[str, Any]
-"""What the header of a predictions file says of the model (:class:`hydractl.files.documents.PredictedModel`)."""
 
 
 class Concatenated:
@@ -160,41 +156,52 @@ def _shown_entry(value: Any) -> str:
 # --- one header for all -----------------------------------------------------------------------------------------------
 
 
-def _ensemble_header(models: Sequence[ModelHeader], members: Sequence[int]) -> dict[str, Any]:
+def _ensemble_header(models: Sequence[ModelHeader], members: Sequence[int]) -> ModelHeader:
     """Return the model entry of the ensemble's header: no calibration, as none was fitted for it.
 
     Args:
         models: the entries of its files.
         members: how many members each file has.
     """
-    header = {key: value for key, value in models[0].items() if key not in _OF_ONE_MODEL}
+    header = models[0].copy()
+    # These were chosen for the predictions of one model alone.
+    header.pop("calibration", None)
+    header.pop("threshold", None)
+    header.pop("ood_score", None)
     header["sha256"] = _all_digests(models)
     header["heads"] = _all_heads([model.get("heads") or [] for model in models])
     header["training"] = _all_trainings(models, members)
-    if any((model.get("probe") or {}).get("c") for model in models):
-        penalties: list[float] = []
-        for model in models:
-            penalties += model["probe"].get("c") or ()
+    penalties = _all_penalties(models)
+    if penalties:
         header["probe"] = {**models[0]["probe"], "c": penalties}
     header["cost"] = _total_cost([model.get("cost") or {} for model in models])
     return header
 
 
-def _all_digests(models: Sequence[ModelHeader]) -> list[str | None]:
+def _all_digests(models: Sequence[ModelHeader]) -> list[str]:
     """Return the SHA-256 of every model; a file may itself be of several."""
-    digests: list[str | None] = []
+    digests: list[Any] = []
     for model in models:
         digest = model.get("sha256")
         if isinstance(digest, list):
             digests += digest
         else:
-            digests.append(digest)
+            digests.append(digest)  # None where it is not known
     return digests
 
 
-def _all_trainings(models: Sequence[ModelHeader], members: Sequence[int]) -> list[dict[str, Any]]:
+def _all_penalties(models: Sequence[ModelHeader]) -> list[float]:
+    """Return the penalty of each member's probe; none where they have no probes, or those of a kind without."""
+    penalties: list[float] = []
+    for model in models:
+        if model.get("probe"):
+            penalties += model["probe"].get("c") or []
+    return penalties
+
+
+def _all_trainings(models: Sequence[ModelHeader], members: Sequence[int]) -> list[TrainingRecord]:
     """Return the trainings of all files, their members counted on from one file to the next."""
-    trainings = []
+    trainings: list[TrainingRecord] = []
     members_before = 0
     for model, count in zip(models, members, strict=True):
         for training in model.get("training") or ():
@@ -204,27 +211,40 @@ def _all_trainings(models: Sequence[ModelHeader], members: Sequence[int]) -> lis
     return trainings
 
 
-def _all_heads(parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _all_heads(parts: Sequence[Sequence[SiteHeads]]) -> list[SiteHeads]:
     """Return the heads of all members at every site; none where the sites of the models differ."""
-    sites = [[{key: value for key, value in site.items() if key != "kept"} for site in part] for part in parts]
-    if any(site != sites[0] for site in sites):
-        return []
-    heads = []
+    first_sites = [_without_kept(site) for site in parts[0]]
+    for part in parts:
+        if [_without_kept(site) for site in part] != first_sites:
+            return []
+    heads: list[SiteHeads] = []
     for same_site in zip(*parts, strict=True):
-        kept = []
+        kept: list[list[int]] = []
         for site in same_site:
             kept += site["kept"]
-        heads.append({**same_site[0], "kept": kept})
+        of_all = same_site[0].copy()
+        of_all["kept"] = kept
+        heads.append(of_all)
     return heads
 
 
-def _total_cost(costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _without_kept(site: SiteHeads) -> dict[str, object]:
+    """Return what is said of a site but for the heads that members keep there."""
+    return {key: value for key, value in site.items() if key != "kept"}
+
+
+def _total_cost(costs: Sequence[RowCost]) -> RowCost:
     """Return the cost of running all models; what is not known of one is None."""
-    total = dict(costs[0])
-    summed = ["params", "macs"]
+    total = costs[0].copy()
+    total["params"] = _total([cost.get("params") for cost in costs])
+    total["macs"] = _total([cost.get("macs") for cost in costs])
     if "params_nonzero" in costs[0]:
-        summed.append("params_nonzero")
-    for key in summed:
-        values = [cost.get(key) for cost in costs]
-        total[key] = None if None in values else sum(values)
+        total["params_nonzero"] = _total([cost.get("params_nonzero") for cost in costs])
     return total
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return sum(known)

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
+from hydractl.evaluation.predictions.header import ModelHeader, SetHeader
 from hydractl.evaluation.predictions.store import (
     KINDS,
     SCHEMA,
     SetEntry,
-    SetHeader,
     is_empty,
     ranges,
     score_tensor,
@@ -49,12 +49,12 @@ class Predictions:
 
     Attributes:
         path: where it is.
-        model: what the header says of the model (:class:`hydractl.files.documents.PredictedModel`).
+        model: what the header says of the model.
         sets: its data sets, their ids and labels read.
     """
 
     path: Path
-    model: Mapping[str, Any]
+    model: ModelHeader
     sets: list[SetEntry]
     _tensors: FileTensors = field(repr=False)
 

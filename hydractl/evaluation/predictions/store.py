@@ -11,12 +11,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError, OutputError
+from hydractl.evaluation.predictions.header import ModelHeader, SetHeader
 from hydractl.files.atomic import open_own, storage_error
 from hydractl.files.header import TensorInfo, header_bytes, read_header
 from hydractl.jsonio import differences
@@ -26,18 +27,6 @@ BLOCK_BYTES = 1 << 22
 KINDS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 EMPTY = 0xFF
 """Every byte of a logit that has not been computed: a NaN, which no model may answer."""
-
-
-class SetHeader(TypedDict):
-    """One data set in the header of a predictions file."""
-
-    name: str
-    role: str
-    group: str | None
-    n: int
-    fingerprint: str
-    labelled: bool
-    seen: int
 
 
 @dataclass(frozen=True)
@@ -94,8 +83,10 @@ def ranges(shape: Sequence[int]) -> list[range]:
 
 def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
-    raw = np.ascontiguousarray(logits).view(np.uint8).reshape(*logits.shape, logits.itemsize)
-    return (raw == EMPTY).all(axis=3).any(axis=(0, 2))
+    raw = np.ascontiguousarray(logits).view(np.uint8)
+    by_logit = raw.reshape(*logits.shape, logits.itemsize)
+    never_written = (by_logit == EMPTY).all(axis=3)
+    return never_written.any(axis=(0, 2))
 
 
 class PredictionsWriter:
@@ -121,7 +112,7 @@ class PredictionsWriter:
     def __init__(
         self,
         path: Path,
-        model: Mapping[str, Any],
+        model: ModelHeader,
         sets: Sequence[SetEntry],
         *,
         members: int,

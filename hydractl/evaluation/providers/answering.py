@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hydractl.evaluation.options import DropoutSettings
-from hydractl.evaluation.probing import ProbeEntry, Readouts
+from hydractl.evaluation.predictions.header import ProbeEntry
+from hydractl.evaluation.probing import Readouts
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.detection import Detector, ensemble_features, readout
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble

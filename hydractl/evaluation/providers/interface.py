@@ -8,49 +8,21 @@ defaults that suit whatever has no file of stored logits and fits nothing. ``row
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Iterator, Sequence
 
 from hydractl.errors import UsageError
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.options import DropoutSettings
+from hydractl.evaluation.predictions.header import Asking, CascadeEntry, ProbeEntry, RowCost, SiteHeads
 from hydractl.evaluation.predictions.reading import LogitsBatch
-from hydractl.evaluation.probing import ProbeEntry
 from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
+from hydractl.files.training_history import TrainingRecord
 from hydractl.model.detection import Detector
 
 Batches = Iterator[LogitsBatch]
 """A data set, batch by batch: the rows, their logits ``[M, rows, C]``, and by name their scores ``[M, rows]``."""
-
-
-class SiteHeads(TypedDict):
-    """The heads of one attention layer, as rows and predictions files hold them."""
-
-    site: str
-    tower: str
-    heads: int
-    kept: list[list[int]]  # by member, the numbers of the heads that it keeps
-
-
-class RowCost(TypedDict, total=False):
-    """The cost of one sample; what is not known is None or left out."""
-
-    params: int | None
-    params_nonzero: int
-    macs: int | None
-    single_macs: int | None
-
-
-class CascadeEntry(TypedDict):
-    """When the first member of a cascade answers alone, and the mult-adds of the first and of the other members."""
-
-    member: int
-    score: str
-    value: float
-    first_macs: int
-    rest_macs: int
 
 
 class LogitsProvider(ABC):
@@ -85,8 +57,8 @@ class LogitsProvider(ABC):
     cost: RowCost
     seen: Sequence[Entry]
     stored: StoredFit
-    conventions: Mapping[str, Any]
-    training: Sequence[Mapping[str, Any]] = ()
+    conventions: Asking
+    training: Sequence[TrainingRecord] = ()
     mc_dropout: DropoutSettings | None = None
     on_features: Sequence[str] = ()
     detector: Detector | None = None

@@ -7,8 +7,9 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.concatenated import Concatenated
+from hydractl.evaluation.predictions.header import Asking, ModelHeader, RowCost
 from hydractl.evaluation.predictions.reading import Predictions
-from hydractl.evaluation.providers.interface import Batches, LogitsProvider, RowCost
+from hydractl.evaluation.providers.interface import Batches, LogitsProvider
 from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet
 from hydractl.jsonio import differences
@@ -35,7 +36,7 @@ class PredictedModel(LogitsProvider):
         self.seen = []
         self.stored = StoredFit.of(model, predictions.origin)
         self.on_features = predictions.scores
-        self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
+        self.conventions = _asking(model)
         self.mc_dropout = model.get("mc_dropout")
         self.probe = model.get("probe")
         self.cascade = model.get("cascade")
@@ -43,8 +44,7 @@ class PredictedModel(LogitsProvider):
     @property
     def sha256(self) -> str | list[str] | None:
         """SHA-256 of the models that the predictions are of."""
-        digest: str | list[str] | None = self._predictions.model.get("sha256")
-        return digest
+        return self._predictions.model.get("sha256")
 
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets of the file, the ID set first."""
@@ -108,3 +108,13 @@ class PredictedModel(LogitsProvider):
         index = self._index(dataset)
         assert index is not None  # check_sets() has been here
         yield from self._predictions.batches(index)
+
+
+def _asking(model: ModelHeader) -> Asking:
+    """Return how texts are cut and zero-shot models are asked, where the header says it."""
+    asking: Asking = {}
+    if "max_length" in model:
+        asking["max_length"] = model["max_length"]
+    if "prompt" in model:
+        asking["prompt"] = model["prompt"]
+    return asking

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,11 +13,20 @@ from hydractl.data.batching import Batch
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.options import FitOptions, RunOptions
+from hydractl.evaluation.predictions.header import (
+    Asking,
+    CascadeEntry,
+    Decisive,
+    ModelHeader,
+    RowCost,
+    ScoreDataEntry,
+    SiteHeads,
+)
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.probing import Readouts
 from hydractl.evaluation.providers.answering import Answering, BatchPlace, OwnClassifier, member_features, models_of
 from hydractl.evaluation.providers.dropout import DropoutPasses
-from hydractl.evaluation.providers.interface import Batches, CascadeEntry, LogitsProvider, RowCost, SiteHeads
+from hydractl.evaluation.providers.interface import Batches, LogitsProvider
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.probed import ProbeClassifier
 from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
@@ -150,18 +159,24 @@ class RunningModel(LogitsProvider):
         """SHA-256 of its files, which are hashed now."""
         return self.argument.sha256
 
-    def decisive(self) -> dict[str, Any]:
+    def decisive(self) -> Decisive:
         """Return what decides the logits: predictions of other values are of no use."""
-        decisive: dict[str, Any] = {
+        decisive: Decisive = {
             "batch_size": self.options.batch_size,
             "dtype": self.options.dtype,
             "device": self._parameter().device.type,
             "whole_last_block": self.options.whole_last_block,
-            **self.conventions,
         }
-        for key, entry in (("mc_dropout", self.mc_dropout), ("probe", self.probe), ("cascade", self.cascade)):
-            if entry is not None:
-                decisive[key] = dict(entry)
+        if "max_length" in self.conventions:
+            decisive["max_length"] = self.conventions["max_length"]
+        if "prompt" in self.conventions:
+            decisive["prompt"] = self.conventions["prompt"]
+        if self.mc_dropout is not None:
+            decisive["mc_dropout"] = self.mc_dropout
+        if self.probe is not None:
+            decisive["probe"] = self.probe
+        if self.cascade is not None:
+            decisive["cascade"] = self.cascade
         return decisive
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -179,11 +194,11 @@ class RunningModel(LogitsProvider):
                 return predictions
         return None
 
-    def _made_with(self) -> dict[str, Any]:
+    def _made_with(self) -> ModelHeader:
         """Return the entries that predictions of it must have in their header."""
-        wanted: dict[str, Any] = {"labels": None if self.labels is None else list(self.labels)}
+        wanted: ModelHeader = {"labels": None if self.labels is None else list(self.labels)}
         if self.detector is not None:
-            wanted["fitted_on"] = dict(self.detector.fitted_on) or None
+            wanted["fitted_on"] = fitted_on_of(self.detector)
         return {**wanted, **self.decisive()}
 
     def loaded(self) -> Runnable:
@@ -258,7 +273,7 @@ class RunningModel(LogitsProvider):
     def _fitted_detector(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
     ) -> Detector:
-        fitted_on: dict[str, Any] = {}
+        fitted_on: ScoreDataEntry | dict[str, Any] = {}
         labels = None
         if data is not None:
             fitted_on = {**data.to_json(), "knn_k": neighbours}
@@ -327,9 +342,16 @@ def _answering(options: RunOptions, fit: FitOptions, probed: tuple[Sequence[str]
     return OwnClassifier()
 
 
-def _conventions(description: Description) -> Mapping[str, Any]:
+def fitted_on_of(detector: Detector) -> ScoreDataEntry | None:
+    """Return the training data that scores were fitted to, as documents hold them; None where none were needed."""
+    if not detector.fitted_on:
+        return None
+    return cast("ScoreDataEntry", dict(detector.fitted_on))
+
+
+def _conventions(description: Description) -> Asking:
     """Return at how many tokens a model cuts a text, and with which templates it is asked, where that applies."""
-    conventions: dict[str, Any] = {}
+    conventions: Asking = {}
     if description.preprocess.get("max_length") is not None:
         conventions["max_length"] = description.preprocess["max_length"]
     if description.prompt is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.options import FitOptions
+from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import ThresholdEntry, stored_score, stored_threshold
@@ -26,7 +27,7 @@ class StoredFit:
 
     calibration: Calibration | None = None
     threshold: ThresholdEntry | None = None
-    fitted_on: Mapping[str, Any] | None = None
+    fitted_on: DataEntry | None = None
     score: str | None = None
 
     @classmethod
@@ -50,7 +51,7 @@ class StoredFit:
         return cls(calibration, threshold, fitted_on, score)
 
 
-def _stored_calibration(entry: Any) -> tuple[Calibration | None, Mapping[str, Any] | None]:
+def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | None]:
     """Return the calibration of an entry, and the data set that it was fitted on where that is said."""
     from hydractl.files.documents import FittedOn, check
 
