@@ -112,7 +112,7 @@ class Study:
         if found is None:
             return None
         cascade = found.cascade
-        differences = bootstrap.differences(self.full, self.resampled(cascade))
+        differences = bootstrap.paired_differences(self.full, self.resampled(cascade))
         shares = {name: self.share(cascade, x) for name, x in {**self.of_role("id"), **self.of_role("ood")}.items()}
         first, rest = self.costs[cascade.member]
         return {

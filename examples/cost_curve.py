@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
 from hydractl.evaluation.sets import VAL, VAL_OOD
 from hydractl.fusion.plan import plan_fusion
-from hydractl.metrics.bootstrap import Resampled, differences, draw, mean_over_sets
+from hydractl.metrics.bootstrap import Resampled, draw, mean_over_sets, paired_differences
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.cost import macs
 from hydractl.model.source import open_source
@@ -344,9 +344,9 @@ def cells(row: Row, found: Figures, against: dict[str, Figures]) -> dict[str, An
     for of, (score, auroc) in found.auroc.items():
         made[of] = {"score": score, "auroc": auroc.values[AUROC]}
         for other, base in against.items():
-            made[of][f"minus {other}"] = differences(base.auroc[of][1], auroc)[AUROC]
+            made[of][f"minus {other}"] = paired_differences(base.auroc[of][1], auroc)[AUROC]
     for other, base in against.items():
-        made[f"accuracy minus {other}"] = differences(base.accuracy, found.accuracy)[ACCURACY]
+        made[f"accuracy minus {other}"] = paired_differences(base.accuracy, found.accuracy)[ACCURACY]
     return made
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydractl.metrics.bootstrap import Resampled, differences, mean_over_sets
+from hydractl.metrics.bootstrap import Resampled, mean_over_sets, paired_differences
 
 MEAN = "ood_avg.auroc"
 Row = Mapping[str, Any]
@@ -91,6 +91,6 @@ def first_good_score(aurocs: Mapping[str, Resampled]) -> str:
     means = {score: mean_over_sets(of_sets, MEAN) for score, of_sets in aurocs.items()}
     best = max(means.values(), key=lambda mean: mean.values[MEAN] or 0.0)
     for score, mean in means.items():
-        if differences(best, mean)[MEAN]["ci"][1] >= 0:
+        if paired_differences(best, mean)[MEAN]["ci"][1] >= 0:
             return score
     raise AssertionError("the best score is not below itself")

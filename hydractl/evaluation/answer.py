@@ -13,7 +13,7 @@ from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
 from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
-from hydractl.metrics.declaration import Kind, metrics
+from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import id_block, row_blocks, row_keys
@@ -63,7 +63,7 @@ def row_of(
         scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
         row["threshold"] = threshold.threshold_block(fitted.threshold, inside.score, scores)
     corrupted = [(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]
-    row.update(corruptions(corrupted))
+    row.update(corruption_blocks(corrupted))
     for key, value in extras.items():
         if value is not None:
             row[key] = value
@@ -74,7 +74,7 @@ SeverityTable = dict[str, dict[str, dict[str, Any]]]
 """Metrics by corruption, severity and key."""
 
 
-def corruptions(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
+def corruption_blocks(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
     """Return the metrics declared ``by_severity`` of each corruption and severity, and their means over corruptions.
 
     Only n where the images have no labels; empty without corruptions.
@@ -180,7 +180,7 @@ def sentences() -> dict[str, str]:
         **_sentences_on("ood"),
         **rows.CONVENTIONS,
         **_sentences_on("diversity"),
-        "pairs": rows.PAIRS,
+        "pairs": rows.PAIRS_CONVENTION,
         **curves.CONVENTIONS,
         **calibrators.CONVENTIONS,
         **bootstrap.CONVENTIONS,
@@ -192,7 +192,7 @@ def sentences() -> dict[str, str]:
     }
 
 
-def _sentences_on(kind: Kind) -> dict[str, str]:
+def _sentences_on(kind: MetricKind) -> dict[str, str]:
     return {metric.key: metric.convention for metric in metrics(kind)}
 
 

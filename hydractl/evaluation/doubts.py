@@ -15,7 +15,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import CORRUPTION, VAL, VAL_OOD, EvalSet, of_role, option_of
 from hydractl.files.training_history import kept_accuracies
 from hydractl.metrics.conformal import Conformal
-from hydractl.metrics.plausibility import Expected, accuracy_doubt, full_sets_doubt, nll_doubt
+from hydractl.metrics.plausibility import ExpectedAccuracy, accuracy_doubt, full_sets_doubt, nll_doubt
 from hydractl.metrics.samples import Samples
 
 
@@ -29,7 +29,7 @@ class Counted(Protocol):
         """Classes in a set; None without samples."""
 
 
-def data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
+def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
     """Return what is odd about names of classes and the data sets, before anything runs."""
     doubts = _renamed_classes(models)
     for dataset in sets:
@@ -85,7 +85,7 @@ def row_doubts(
     expected = recorded
     if inside.labels is not None:
         doubts.append(_id_doubt(model, inside, option_of(sets[0]), recorded))
-        expected = Expected(inside.mean("correct"), len(inside), f"that on {option_of(sets[0])}")
+        expected = ExpectedAccuracy(inside.mean("correct"), len(inside), f"that on {option_of(sets[0])}")
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
         doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
@@ -96,7 +96,7 @@ def row_doubts(
     return [f"{model.name}: {doubt}" for doubt in doubts if doubt is not None]
 
 
-def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: Expected | None) -> str | None:
+def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: ExpectedAccuracy | None) -> str | None:
     """Return what is odd about the ID test data: the accuracy first, for where it is odd, so are the probabilities."""
     assert inside.labels is not None and inside.label_log_probs is not None
     doubt = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
@@ -108,7 +108,7 @@ def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: Exp
     return f"{option}: {doubt}: fit a temperature with --temperature fit --val SPEC"
 
 
-def _recorded(model: LogitsProvider) -> Expected | None:
+def _recorded(model: LogitsProvider) -> ExpectedAccuracy | None:
     """Return the lowest accuracy that a training of one of the members recorded; None where none did."""
     if model.probe is not None:  # which is not the classifier that was trained
         return None
@@ -116,4 +116,4 @@ def _recorded(model: LogitsProvider) -> Expected | None:
     if not recorded:
         return None
     accuracy, samples = min(recorded)
-    return Expected(accuracy, samples or None)
+    return ExpectedAccuracy(accuracy, samples or None)

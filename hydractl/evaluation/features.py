@@ -15,7 +15,7 @@ from hydractl.files.header import Header, read_header
 from hydractl.jsonio import differences
 from hydractl.model.detection import TrainingFeatures
 
-SCHEMA = "hydractl.features/1"
+FEATURES_SCHEMA = "hydractl.features/1"
 
 _HINT = "give the settings that it was made with, or name another file with --features"
 
@@ -50,7 +50,7 @@ class FeaturesFile:
             return None
         header = read_header(self.path)
         document = dict(header.description or {})
-        if document.pop("schema", None) != SCHEMA:
+        if document.pop("schema", None) != FEATURES_SCHEMA:
             raise InputError(f"{self.path} is no file of features", hint="name another file with --features")
         problems = differences(document, made_with, "in the file")
         if problems:
@@ -71,7 +71,7 @@ class FeaturesFile:
         for member in range(len(training.features)):
             tensors[f"features.{member}"] = torch.from_numpy(training.features[member])
             tensors[f"highest.{member}"] = torch.from_numpy(training.highest[member])
-        document = {"schema": SCHEMA, **made_with}
+        document = {"schema": FEATURES_SCHEMA, **made_with}
         write_with(self._output, lambda handle: write_tensors(handle, DictTensors(tensors), document))
 
 

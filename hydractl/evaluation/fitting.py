@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.evaluation.gathering import Logits, Reader, gather
+from hydractl.evaluation.gathering import Logits, LogitsReader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluation.predictions.header import DataEntry, FittedCalibrationEntry
 from hydractl.evaluation.providers.interface import LogitsProvider
@@ -62,7 +62,7 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
 
 
 def fit_on_validation(
-    model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: Reader
+    model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: LogitsReader
 ) -> RowFit:
     """Fit everything that the options ask for: the calibration first, as threshold and prediction sets depend on it.
 
@@ -90,7 +90,7 @@ class _RowFitting:
     """The fits of one row; the arguments are those of :func:`fit_on_validation`."""
 
     def __init__(
-        self, model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, score: str, read: Reader
+        self, model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, score: str, read: LogitsReader
     ) -> None:
         self._model = model
         self._sets = sets

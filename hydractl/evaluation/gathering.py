@@ -14,17 +14,17 @@ from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluation.options import MSP, RowScores
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.predictions.store import PredictionsWriter
-from hydractl.evaluation.providers.interface import Batches, LogitsProvider
+from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.samples import Samples, samples_of
 
-Reader = Callable[[EvalSet], Batches]
+LogitsReader = Callable[[EvalSet], LogitsBatches]
 """The logits of a data set, batch by batch."""
 
-Sink = Callable[[Sequence[int], npt.NDArray[Any]], None]
+LogitsSink = Callable[[Sequence[int], npt.NDArray[Any]], None]
 """Is given the rows and the logits ``[M, rows, C]`` of each batch."""
 
 
@@ -47,7 +47,7 @@ class Gathered:
 
 
 def gather(
-    batches: Batches,
+    batches: LogitsBatches,
     dataset: EvalSet,
     name: str,
     *,
@@ -55,7 +55,7 @@ def gather(
     calibration: Calibration | None = None,
     alone: bool = False,
     pairs: bool = True,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[LogitsSink] = (),
 ) -> Gathered:
     """Reduce the logits of a data set.
 
@@ -77,7 +77,7 @@ def gather(
     pooled: list[Samples] = []
     of_members: list[list[Samples]] = []  # by batch, then by member
     for rows, logits, scores_of_members in batches:
-        check_finite(logits, rows, dataset, name)
+        check_finite_batch(logits, rows, dataset, name)
         labels = None if dataset.labels is None else dataset.labels[list(rows)]
         # The score of an ensemble on features is the mean of its members'.
         given = {score: values.mean(axis=0) for score, values in scores_of_members.items()}
@@ -102,8 +102,8 @@ def gather(
         )
     rows_as_read = np.concatenate(all_rows)
     order = np.argsort(rows_as_read, kind="stable")
-    members = [concatenated(parts, order) for parts in zip(*of_members, strict=True)]
-    return Gathered(concatenated(pooled, order), rows_as_read[order], members)
+    members = [concatenated_samples(parts, order) for parts in zip(*of_members, strict=True)]
+    return Gathered(concatenated_samples(pooled, order), rows_as_read[order], members)
 
 
 def _of_each_member(logits: npt.NDArray[Any], labels: npt.NDArray[np.int64] | None) -> list[Samples]:
@@ -114,7 +114,7 @@ def _of_each_member(logits: npt.NDArray[Any], labels: npt.NDArray[np.int64] | No
     return alone
 
 
-def concatenated(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
+def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
     """Return the samples of several batches, sorted into the order of the data set.
 
     Args:
@@ -150,7 +150,7 @@ def _in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
     return np.concatenate(parts, axis=-1)[..., order]
 
 
-def check_finite(logits: npt.NDArray[Any], rows: Sequence[int], dataset: EvalSet, name: str) -> None:
+def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], dataset: EvalSet, name: str) -> None:
     """Refuse logits that are no numbers.
 
     Raises:
@@ -229,7 +229,7 @@ class _Resumed(NamedTuple):
 
 
 class Reading:
-    """A :data:`Reader` of one row, with progress, through its predictions file where one is kept.
+    """A :data:`LogitsReader` of one row, with progress, through its predictions file where one is kept.
 
     Args:
         model: the row.
@@ -251,7 +251,7 @@ class Reading:
         """Return the sets that nothing has read yet."""
         return [dataset for index, dataset in enumerate(self._sets) if index not in self._read]
 
-    def __call__(self, dataset: EvalSet) -> Batches:
+    def __call__(self, dataset: EvalSet) -> LogitsBatches:
         self._read.add(self._sets.index(dataset))
         title = f"{self._model.name} on {dataset.name}"
         with self._log.progress(title, len(dataset), "samples") as progress:
@@ -259,14 +259,14 @@ class Reading:
                 yield batch
                 progress.advance(len(batch.rows))
 
-    def _batches(self, dataset: EvalSet) -> Batches:
+    def _batches(self, dataset: EvalSet) -> LogitsBatches:
         if self._writer is not None:
             yield from self._through_file(dataset, self._writer)
             return
         known = self._model.known(dataset)
         yield from (known or self._model).batches(dataset)
 
-    def _through_file(self, dataset: EvalSet, writer: PredictionsWriter) -> Batches:
+    def _through_file(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
         """Yield what the file holds already, and what is computed and written now."""
         index = self._sets.index(dataset)
         left: list[int] | None = None

@@ -14,7 +14,7 @@ from hydractl.evaluation.calibrated import write_calibrated
 from hydractl.evaluation.doubts import row_doubts
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
-from hydractl.evaluation.gathering import Gathered, Reading, Sink, WentOn, gather
+from hydractl.evaluation.gathering import Gathered, LogitsSink, Reading, WentOn, gather
 from hydractl.evaluation.keeping import KeptRow, open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.predictions.header import ScoreDataEntry
@@ -209,7 +209,7 @@ class Measuring:
         # In a cascade the other members have not run for all samples, so that none can be measured alone.
         members_alone = inside.labels is not None and model.cascade is None
         for dataset in tests:
-            sinks: list[Sink] = []
+            sinks: list[LogitsSink] = []
             if model.cascade is not None:
                 on_tests.went_on[dataset.name] = WentOn()
                 sinks.append(on_tests.went_on[dataset.name])
@@ -249,7 +249,7 @@ class Measuring:
         if self._first is None:
             self._first = resampled
         else:
-            extras["difference"] = bootstrap.differences(self._first, resampled)
+            extras["difference"] = bootstrap.paired_differences(self._first, resampled)
         return extras
 
 
@@ -262,6 +262,6 @@ def _of_cascade(model: LogitsProvider, shares: Mapping[str, float]) -> dict[str,
     return {"cascade": {**model.cascade, "share": dict(shares)}, "cost": {**model.cost, "macs": mean}}
 
 
-def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> Sink:
+def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:
     """Return a sink that counts the prediction sets of the samples with these labels."""
     return lambda rows, logits: counts.add(logits, labels[list(rows)])

@@ -19,7 +19,7 @@ class DropoutSettings(TypedDict):
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class EvalRunOptions:
     """Options of running models.
 
     Attributes:
@@ -209,7 +209,7 @@ class EvalOptions:
         note: a sentence about how the model was chosen, for its provenance.
     """
 
-    run: RunOptions
+    run: EvalRunOptions
     data: DataOptions
     fit: FitOptions = field(default_factory=FitOptions)
     bootstrap: int = 0

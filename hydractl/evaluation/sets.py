@@ -88,7 +88,7 @@ def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) 
 
 
 @dataclass
-class Opened:
+class OpenedSets:
     """The data sets of one command.
 
     Attributes:
@@ -102,7 +102,7 @@ class Opened:
     warnings: list[str] = field(default_factory=list)
 
 
-def open_sets(options: DataOptions, models: Sequence[Classifier]) -> Opened:
+def open_sets(options: DataOptions, models: Sequence[Classifier]) -> OpenedSets:
     """Open every data set of the command.
 
     Where only prediction files are measured and ``--data`` is not given, the test sets are those of the first file.
@@ -111,7 +111,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> Opened:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
     opening = _Opening(options, models)
-    opened = Opened(models[0].stored_sets() if options.data is None else opening.test_sets(options.data))
+    opened = OpenedSets(models[0].stored_sets() if options.data is None else opening.test_sets(options.data))
     training = None if options.fit is None else opening.labelled(options.fit, option="--fit")
     validation = None
     if options.val is not None:

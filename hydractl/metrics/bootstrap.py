@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Curve
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import Curves, Names, measured, row_blocks
+from hydractl.metrics.rows import Curves, Names, measured_blocks, row_blocks
 from hydractl.metrics.samples import Resample, Samples
 
 CONVENTIONS = {
@@ -100,7 +100,7 @@ def resample(
         counts = {name: next(draws_of_set) for name, draws_of_set in draws.items()}
         drawn = {name: Resample(samples, counts[name]) for name, samples in sets.items()}
         leading, beside = curves.drawn(counts)
-        row = dict(_numbers(measured(drawn, groups, leading, beside, names)))
+        row = dict(_numbers(measured_blocks(drawn, groups, leading, beside, names)))
         for key, of_rounds in per_round.items():
             of_rounds[i] = row[key]
         advance(1)
@@ -213,7 +213,7 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
     return by_key
 
 
-def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, PairedDifferenceEntry]:
+def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, PairedDifferenceEntry]:
     """Return other minus first, paired, of every metric by its dotted key.
 
     The two must come from the same data, seed and number of rounds.

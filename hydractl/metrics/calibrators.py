@@ -21,7 +21,7 @@ from hydractl.errors import InputError
 from hydractl.metrics import probabilities
 from hydractl.metrics.probabilities import Floats, check_labels, log_softmax, shifted_powers, softmax
 
-KINDS = ("temperature", "vector")
+CALIBRATION_KINDS = ("temperature", "vector")
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
@@ -75,7 +75,7 @@ class Calibration:
         if self.kind == "temperature":
             has_as_many = (scales, biases) == (1, 0)
         else:
-            has_as_many = self.kind in KINDS and scales == biases >= 1
+            has_as_many = self.kind in CALIBRATION_KINDS and scales == biases >= 1
         if not has_as_many:
             return False
         numbers = np.array([*self.scale, *self.bias])
@@ -208,7 +208,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
 
 def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the calibration of one of :data:`KINDS` to log p [N, C] and labels [N]."""
+    """Fit the calibration of one of :data:`CALIBRATION_KINDS` to log p [N, C] and labels [N]."""
     if kind == "temperature":
         return fit_temperature(log_probs, labels)
     assert kind == "vector", kind

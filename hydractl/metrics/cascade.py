@@ -32,7 +32,7 @@ CONVENTIONS = {
     " the ID samples.",
 }
 
-FEWEST = 100
+FEWEST_SAMPLES = 100
 """Validation samples of each set below which nothing is fitted."""
 
 _LIMIT = NormalDist().inv_cdf(0.95)
@@ -87,14 +87,14 @@ def stored_cascade(document: Any, members: int) -> Cascade | None:
 # --- fitting ----------------------------------------------------------------------------------------------------------
 
 
-class Loss(NamedTuple):
+class CascadeLoss(NamedTuple):
     """The loss that a cascade has in a figure of the whole ensemble, and the upper 95 % limit of it."""
 
     value: float
     upper: float
 
 
-class Answers(NamedTuple):
+class MemberAnswers(NamedTuple):
     """The answers of one member, or of all, on N samples: which are right, log p of the label, the OOD score.
 
     The first two are None for OOD samples.
@@ -109,8 +109,8 @@ class Answers(NamedTuple):
 class AnswersOfSets:
     """The answers on the ID validation samples, and on those of each OOD set by its name."""
 
-    inside: Answers
-    outside: Mapping[str, Answers]
+    inside: MemberAnswers
+    outside: Mapping[str, MemberAnswers]
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ class FittedCascade:
 
     cascade: Cascade
     share: float
-    losses: Mapping[str, Loss]
+    losses: Mapping[str, CascadeLoss]
 
 
-def answers(logits: np.ndarray, labels: np.ndarray | None, score: str) -> Answers:
+def answers_of(logits: np.ndarray, labels: np.ndarray | None, score: str) -> MemberAnswers:
     """Return the answers of logits ``[M, N, C]``."""
     samples = samples_of(logits, labels, score=score, pairs=False)
     assert samples.score is not None, "the settings refuse scores of several members"
     correct = None if labels is None else samples.correct.astype(np.float64)
-    return Answers(correct, samples.label_log_probs, samples.score)
+    return MemberAnswers(correct, samples.label_log_probs, samples.score)
 
 
 def fit_cheapest_cascade(
@@ -161,7 +161,7 @@ def fit_cheapest_cascade(
         None where no sample may stop.
 
     Raises:
-        InputError: fewer than :data:`FEWEST` samples in some set.
+        InputError: fewer than :data:`FEWEST_SAMPLES` samples in some set.
     """
     _check_many_enough({"ID": inside, **outside})
     of_all = _answers_of_sets(inside, labels, outside, score)
@@ -187,16 +187,16 @@ def _check_many_enough(sets: Mapping[str, np.ndarray]) -> None:
     Raises:
         InputError: naming every set that has too few.
     """
-    few = [f"{name} has {logits.shape[1]}" for name, logits in sets.items() if logits.shape[1] < FEWEST]
+    few = [f"{name} has {logits.shape[1]}" for name, logits in sets.items() if logits.shape[1] < FEWEST_SAMPLES]
     if few:
-        raise InputError(f"a cascade needs {FEWEST} validation samples of each set: {', '.join(few)}")
+        raise InputError(f"a cascade needs {FEWEST_SAMPLES} validation samples of each set: {', '.join(few)}")
 
 
 def _answers_of_sets(
     inside: np.ndarray, labels: np.ndarray, outside: Mapping[str, np.ndarray], score: str
 ) -> AnswersOfSets:
-    of_outside = {name: answers(logits, None, score) for name, logits in outside.items()}
-    return AnswersOfSets(answers(inside, labels, score), of_outside)
+    of_outside = {name: answers_of(logits, None, score) for name, logits in outside.items()}
+    return AnswersOfSets(answers_of(inside, labels, score), of_outside)
 
 
 class _Stopping(NamedTuple):
@@ -204,7 +204,7 @@ class _Stopping(NamedTuple):
 
     value: float
     share: float
-    losses: dict[str, Loss]
+    losses: dict[str, CascadeLoss]
 
 
 def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: float) -> _Stopping | None:
@@ -236,7 +236,7 @@ def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: flo
 
 def _auroc_losses(
     of_member: AnswersOfSets, of_all: AnswersOfSets, value: float, allowed: float
-) -> dict[str, Loss] | None:
+) -> dict[str, CascadeLoss] | None:
     """Return the loss of the AUROC against each OOD set at a threshold; None as soon as one is too large."""
     inside = _served_scores(of_member.inside, of_all.inside, value)
     losses = {}
@@ -250,7 +250,7 @@ def _auroc_losses(
     return losses
 
 
-def _served_scores(alone: Answers, every: Answers, value: float) -> Floats:
+def _served_scores(alone: MemberAnswers, every: MemberAnswers, value: float) -> Floats:
     """Return the scores that are served: of the first member where a sample stops, else of all members."""
     return np.where(alone.score < value, alone.score, every.score)
 
@@ -271,12 +271,12 @@ class _MeanLosses(NamedTuple):
     values: Floats
     upper: Floats
 
-    def of(self, last: int) -> Loss:
+    def of(self, last: int) -> CascadeLoss:
         """Return the loss where the last sample that stops has this place in the order."""
-        return Loss(float(self.values[last]), float(self.upper[last]))
+        return CascadeLoss(float(self.values[last]), float(self.upper[last]))
 
 
-def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np.int64]) -> _MeanLosses:
+def _losses_of_mean(name: str, alone: MemberAnswers, every: MemberAnswers, order: NDArray[np.int64]) -> _MeanLosses:
     """Return what the mean of ``accuracy`` or ``nll`` loses when the first samples of an order stop."""
     if name == "accuracy":
         of_first, of_every = alone.correct, every.correct
@@ -289,7 +289,7 @@ def _losses_of_mean(name: str, alone: Answers, every: Answers, order: NDArray[np
     return _MeanLosses(mean, mean + _LIMIT * np.sqrt(variance / len(lost)))
 
 
-def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> Loss:
+def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> CascadeLoss:
     """Return the AUROC of OOD scores before minus that after, on the same samples, and its upper limit.
 
     Args:
@@ -303,7 +303,7 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> L
     outside = outside_before - outside_after
     value = float(outside.mean())
     error = float(np.sqrt(inside.var() / len(inside) + outside.var() / len(outside)))
-    return Loss(value, value + _LIMIT * error)
+    return CascadeLoss(value, value + _LIMIT * error)
 
 
 def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:

@@ -21,7 +21,7 @@ from hydractl.errors import InputError
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.probabilities import Floats, blocks, check_labels, check_shape
 
-METHODS = ("lac", "aps")
+CONFORMAL_METHODS = ("lac", "aps")
 
 CONVENTIONS = {
     "conformal": "Split conformal sets {k: s_k <= qhat}, qhat the ceil((n + 1)(1 - alpha))-th smallest score of the n"
@@ -91,7 +91,7 @@ def fit_conformal(
     Args:
         logits: [M, N, C], any float type; a memory map is read block by block.
         labels: [N] integers in 0..C-1.
-        method: one of :data:`METHODS`.
+        method: one of :data:`CONFORMAL_METHODS`.
         alpha: between 0 and 1.
         calibration: what to apply to p.
 
@@ -99,7 +99,7 @@ def fit_conformal(
         InputError: no sample, an alpha outside 0..1, or a label outside 0..C-1.
         NonFiniteError: a logit is NaN or infinite.
     """
-    if not 0 < alpha < 1 or method not in METHODS:
+    if not 0 < alpha < 1 or method not in CONFORMAL_METHODS:
         raise InputError(f"conformal sets need lac or aps and an alpha between 0 and 1, not {method} and {alpha}")
     _, samples, classes = check_shape(logits).shape
     checked = check_labels(labels, samples, classes)

@@ -78,17 +78,17 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
     """
     block: CurvesBlock = {"reliability": None, "risk_coverage": None, "roc": None, "scores": None}
     if inside.labels is not None and len(inside) > 0:
-        block["reliability"] = reliability(inside)
-        block["risk_coverage"] = risk_coverage(inside)
+        block["reliability"] = reliability_bins(inside)
+        block["risk_coverage"] = risk_coverage_points(inside)
     sets = {"id": inside, **outside}
     scores = {name: samples.score for name, samples in sets.items() if samples.score is not None}
     if scores:
-        block["roc"] = {name: roc(scores["id"], scores[name]) for name in outside}
+        block["roc"] = {name: roc_points(scores["id"], scores[name]) for name in outside}
         block["scores"] = histograms(scores)
     return block
 
 
-def reliability(samples: Samples) -> ReliabilityBins:
+def reliability_bins(samples: Samples) -> ReliabilityBins:
     """Return accuracy against confidence in the bins of ``ece``, of labelled samples."""
     sizes = samples.bin_sizes
     hits = np.bincount(samples.bins[samples.correct], minlength=BINS)
@@ -110,7 +110,7 @@ def reliability(samples: Samples) -> ReliabilityBins:
     return bins
 
 
-def risk_coverage(samples: Samples) -> RiskCoveragePoints:
+def risk_coverage_points(samples: Samples) -> RiskCoveragePoints:
     """Return the risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples."""
     n = len(samples)
     evenly = np.linspace(1, n, min(n, POINTS))
@@ -134,7 +134,7 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     return low, high
 
 
-def roc(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | None:
+def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | None:
     """Return the ROC curve with OOD positive; None when a side is empty.
 
     The points are a subset of the curve's own, so a convex curve stays convex. Between two of them fpr and tpr together

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from hydractl.errors import InputError
 from hydractl.files.plugins import load_entry_point
 
-Kind = Literal["id", "ood", "diversity"]
+MetricKind = Literal["id", "ood", "diversity"]
 
 GROUP = "hydractl.metrics"
 _HOMES = ("hydractl.metrics.sample_metrics", "hydractl.metrics.ood")
@@ -47,7 +47,7 @@ class Metric:
     """
 
     function: Callable[[Any], Any]
-    kind: Kind
+    kind: MetricKind
     key: str
     convention: str
     label: str = ""
@@ -77,7 +77,7 @@ class Metric:
         return tuple(f"{self.key}.{part}" for part in self.parts)
 
 
-def metric(kind: Kind, convention: str = "", **described: Any) -> Callable[[Callable[[Any], Any]], Metric]:
+def metric(kind: MetricKind, convention: str = "", **described: Any) -> Callable[[Callable[[Any], Any]], Metric]:
     """Declare the function below as the :class:`Metric` of its name.
 
     Its convention is the first paragraph of its docstring, unless one is given.
@@ -92,7 +92,7 @@ def metric(kind: Kind, convention: str = "", **described: Any) -> Callable[[Call
 
 
 @functools.cache
-def metrics(kind: Kind) -> tuple[Metric, ...]:
+def metrics(kind: MetricKind) -> tuple[Metric, ...]:
     """Return the metrics of a kind, in the order in which documents hold them.
 
     Raises:
@@ -102,7 +102,7 @@ def metrics(kind: Kind) -> tuple[Metric, ...]:
     return tuple(declared for declared in every if declared.kind == kind)
 
 
-def table_metrics(kind: Kind) -> tuple[Metric, ...]:
+def table_metrics(kind: MetricKind) -> tuple[Metric, ...]:
     """Return the metrics of a kind that have a column in tables, from left to right."""
     with_column = [declared for declared in metrics(kind) if declared.label]
     return tuple(sorted(with_column, key=lambda declared: declared.place))
@@ -127,7 +127,7 @@ def _installed() -> tuple[Metric, ...]:
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         what = f"the metric {point.name} = {point.value} of another package"
         declared = load_entry_point(point)
-        if not isinstance(declared, Metric) or declared.kind not in get_args(Kind):
+        if not isinstance(declared, Metric) or declared.kind not in get_args(MetricKind):
             raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
         if declared.key in taken or not declared.key.isidentifier():
             raise InputError(f"{what}: the key {declared.key!r} is taken", hint="give its function another name")

@@ -27,14 +27,14 @@ _CLEAR = 0.5
 """Accuracy that the best of all orders must reach: by chance the best of very many fits a few samples well."""
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """The ends of a 95 % interval."""
 
     low: float
     high: float
 
 
-def share_interval(count: int, total: int) -> Interval:
+def share_interval(count: int, total: int) -> ConfidenceInterval:
     """Return the interval of a share of independent samples.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
@@ -43,23 +43,23 @@ def share_interval(count: int, total: int) -> Interval:
     spread = _Z**2 / total
     centre = (share + spread / 2) / (1 + spread)
     half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    return ConfidenceInterval(max(0.0, centre - half), min(1.0, centre + half))
 
 
-def mean_interval(values: Floats) -> Interval:
+def mean_interval(values: Floats) -> ConfidenceInterval:
     """Return the interval of a mean by its standard error; infinite for a single value."""
     if len(values) < 2:
-        return Interval(-math.inf, math.inf)
+        return ConfidenceInterval(-math.inf, math.inf)
     mean = float(values.mean())
     half = _Z * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Interval(mean - half, mean + half)
+    return ConfidenceInterval(mean - half, mean + half)
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedAccuracy:
     """An accuracy that the model has elsewhere.
 
     Attributes:
@@ -107,7 +107,7 @@ def accuracy_doubt(
     labels: NDArray[np.int64],
     classes: int,
     names: Sequence[str] | None = None,
-    expected: Expected | None = None,
+    expected: ExpectedAccuracy | None = None,
 ) -> str | None:
     """Return what is odd about the accuracy on labelled samples.
 
@@ -152,7 +152,7 @@ def _below_largest(correct: int, total: int, largest: float) -> str | None:
     )
 
 
-def _below_expected(correct: int, total: int, largest: float, expected: Expected | None) -> str | None:
+def _below_expected(correct: int, total: int, largest: float, expected: ExpectedAccuracy | None) -> str | None:
     """Return what is odd about an accuracy in the lower half between guessing and what is expected; else None.
 
     Other data of the same task lose some of the accuracy; that is no fault, and the upper half is left to them.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.metrics.declaration import Kind, Metric, metrics
+from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.ood import Curve, curve_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.sample_metrics import pairs
@@ -20,7 +20,7 @@ AVERAGES = ("near_avg", "far_avg", "ood_avg")
 LITTLE_MI, LITTLE_DISAGREEMENT = 0.001, 0.005
 """Mutual information in nats and disagreement below which, both, an ensemble is as good as one of its members."""
 
-PAIRS = "mi and disagreement of each two members a < b alone, members counted from 0; empty for one member."
+PAIRS_CONVENTION = "mi and disagreement of each two members a < b alone, members counted from 0; empty for one member."
 
 CONVENTIONS = {
     "near_avg": "Unweighted mean over the near-OOD data sets; null when there is none or one of them has no value.",
@@ -33,7 +33,7 @@ Names = Collection[str] | None
 """Keys of the metrics that are taken; None for all."""
 
 
-def _asked_for(kind: Kind, names: Names) -> list[Metric]:
+def _asked_for(kind: MetricKind, names: Names) -> list[Metric]:
     """Return the metrics of a kind that are taken."""
     return [metric for metric in metrics(kind) if names is None or metric.key in names]
 
@@ -114,7 +114,7 @@ Curves = Mapping[str, Curve | None]
 """By OOD data set the curve of the ID samples against it; None where either is empty, or the score says nothing."""
 
 
-def measured(
+def measured_blocks(
     samples: Mapping[str, Samples | Resample],
     groups: Mapping[str, str | None],
     curves: Curves,
@@ -150,7 +150,7 @@ def _detection(
     groups: Mapping[str, str | None],
     names: Names,
 ) -> dict[str, Any]:
-    """Return ``ood`` and the averages by one score; the arguments are those of :func:`measured`."""
+    """Return ``ood`` and the averages by one score; the arguments are those of :func:`measured_blocks`."""
     sets: dict[str, dict[str, Any]] = {}
     for name, curve in curves.items():
         sets[name] = {"group": groups[name], "n": len(samples[name]), **ood_block(curve, names)}
@@ -171,7 +171,7 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
         ood_scores = {name: of_set.scores[score] for name, of_set in outside.items()}
         beside[score] = _curves(id_scores, ood_scores)
     samples = {"id": inside, **outside}
-    row = measured(samples, groups, _curves(inside.score, leading), beside)
+    row = measured_blocks(samples, groups, _curves(inside.score, leading), beside)
     for name, of_set in samples.items():
         row["diversity"][name]["pairs"] = pairs(of_set)
     return row

@@ -12,14 +12,14 @@ from pydantic import Field
 from hydractl.files.documents import FormField, FormMaker, read_document
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.records import FieldFacts, Number
-from hydractl.metrics.declaration import Kind, metrics
+from hydractl.metrics.declaration import MetricKind, metrics
 
 
 def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
     """Return a field for each metric of a kind, those that other packages declare too."""
     fields: dict[str, FormField] = {}
-    kind: Kind
-    (kind,) = (known for known in get_args(Kind) if known == facts.metrics)
+    kind: MetricKind
+    (kind,) = (known for known in get_args(MetricKind) if known == facts.metrics)
     for place, metric in enumerate(metrics(kind)):
         if facts.by_severity and not metric.by_severity:
             continue

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
-from hydractl.metrics.bootstrap import Resampled, differences, mean_over_sets
+from hydractl.metrics.bootstrap import Resampled, paired_differences, mean_over_sets
 from hydractl.metrics.calibrators import Calibration
 from hydractl.report.texts import number
 from hydractl.studies import doubts
@@ -362,7 +362,7 @@ class Study:
             return measured.resampled(rung.score, self._rounds, self._seed, progress.advance)
 
     def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
-        return judge_all(differences(other, figures), self._smallest_test_set)
+        return judge_all(paired_differences(other, figures), self._smallest_test_set)
 
     def _met(self, rung: Rung, free_scores: Mapping[str, Resampled]) -> Met:
         """Compare the mean AUROC of a rung with that of the single model under each of its scores."""
@@ -373,7 +373,7 @@ class Study:
         for score, by_set in free_scores.items():
             if Rung(SINGLE, score) == rung:
                 continue
-            difference = differences(mean_over_sets(by_set, AUROC), mean_of_rung)[AUROC]
+            difference = paired_differences(mean_over_sets(by_set, AUROC), mean_of_rung)[AUROC]
             assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
             finding = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
             if score in fixed:
@@ -390,7 +390,7 @@ class Study:
     def _set_by_set(self, rung: Rung, rival: Rung) -> dict[str, Finding]:
         """Judge the difference of AUROC on each test set."""
         findings = {}
-        for name, difference in differences(self._aurocs(rival), self._aurocs(rung)).items():
+        for name, difference in paired_differences(self._aurocs(rival), self._aurocs(rung)).items():
             assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
             findings[name] = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
         return findings

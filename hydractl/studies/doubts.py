@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydractl.metrics.bootstrap import Resampled, differences
+from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.curves import wilson
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
@@ -68,7 +68,7 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     """
     if temperature is None or temperature >= 1:
         return []
-    change = differences(raw, calibrated)[NLL]
+    change = paired_differences(raw, calibrated)[NLL]
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty
     low, high = change["ci"]
     if low <= 0:

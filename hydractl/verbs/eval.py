@@ -13,7 +13,7 @@ from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
-from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, RunOptions, ScoreOptions
+from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
@@ -115,7 +115,7 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
     )
     return settings.fill(
         EvalOptions,
-        run=settings.fill(RunOptions, passes=settings.passes()),
+        run=settings.fill(EvalRunOptions, passes=settings.passes()),
         data=data,
         fit=fit,
         keep_logits=_keeps_logits(settings),
@@ -143,7 +143,7 @@ def _scores_of(settings: EvalSettings) -> ScoreOptions:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Find and check everything that can be, before any work."""
     from hydractl.evaluation.answer import known_keys
-    from hydractl.evaluation.doubts import data_doubts
+    from hydractl.evaluation.doubts import eval_data_doubts
     from hydractl.evaluation.rows import check_scores, check_writable, find_rows
     from hydractl.evaluation.sets import open_sets, seen_samples
     from hydractl.model.loading import resolve_device
@@ -169,7 +169,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)
-    doubts = [*opened.warnings, *data_doubts(models, sets, options)]
+    doubts = [*opened.warnings, *eval_data_doubts(models, sets, options)]
     plan = Plan(models, sets, options, path, predictions, features, seen, suite, doubts)
     reports = [Path(file) for file in (settings.report, settings.card, settings.openood_csv) if file]
     _check_distinct([*plan.files(settings), *features.values(), *reports])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import InputError
-from hydractl.evaluation.features import SCHEMA as FEATURES_SCHEMA
+from hydractl.evaluation.features import FEATURES_SCHEMA
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description

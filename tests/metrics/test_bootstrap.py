@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hydractl.metrics import bootstrap
-from hydractl.metrics.bootstrap import Resampled, differences, draw, intervals, resample, resample_aurocs
+from hydractl.metrics.bootstrap import Resampled, draw, intervals, paired_differences, resample, resample_aurocs
 from hydractl.metrics.rows import row_blocks, row_keys
 from hydractl.metrics.samples import Samples, samples_of
 
@@ -133,16 +133,16 @@ def test_differences_are_paired() -> None:
     first = run(data, rounds=100)
     better = (logits + np.eye(5)[labels], labels), outside
     other = run(better, rounds=100)
-    got = differences(first, other)
+    got = paired_differences(first, other)
     accuracy = got["id.accuracy"]
     assert accuracy["value"] == other.values["id.accuracy"] - first.values["id.accuracy"] > 0
     apart = other.rounds["id.accuracy"] - first.rounds["id.accuracy"]
     assert accuracy["ci"] == pytest.approx(np.percentile(apart, [2.5, 97.5]).tolist(), abs=1e-15)
     unpaired = intervals(other)["id.accuracy"][1] - intervals(first)["id.accuracy"][0]
     assert accuracy["ci"][1] < unpaired
-    assert all(one["value"] == 0 and one["ci"] == [0, 0] for one in differences(first, first).values())
+    assert all(one["value"] == 0 and one["ci"] == [0, 0] for one in paired_differences(first, first).values())
     with pytest.raises(ValueError, match="different numbers of rounds"):
-        differences(first, run(data, rounds=99))
+        paired_differences(first, run(data, rounds=99))
 
 
 def calibrated(seed: int, n: int = 300) -> Resampled:
@@ -166,7 +166,7 @@ def test_the_interval_of_a_calibration_error_holds_the_value_and_its_difference(
             excluded += bool(np.quantile(row.rounds[key], 0.025) > value + 1e-4)
     assert excluded, "else plain percentiles would do"
     for row in rows[1:]:
-        compared = differences(rows[0], row)
+        compared = paired_differences(rows[0], row)
         for key in BIASED:
             value, (low, high) = compared[key]["value"], compared[key]["ci"]
             assert low < value < high
@@ -185,7 +185,7 @@ def test_metrics_without_a_value_have_no_interval() -> None:
     assert "id.accuracy" not in none.values
     assert {key for key, value in intervals(none).items() if value is not None} == {"diversity.id.mi"}
     several = run(case("random"), rounds=5)
-    assert differences(got, several)["diversity.id.disagreement"] == {"value": None, "ci": None}
+    assert paired_differences(got, several)["diversity.id.disagreement"] == {"value": None, "ci": None}
     empty = resample(samples_of(logits[:, :0], labels[:0]), {"n": samples_of(outside["n"])}, {"n": "near"}, rounds=5)
     assert {key for key, value in intervals(empty).items() if value is not None} == {"diversity.n.mi"}
 

@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.curves import curves, histograms, reliability, roc, wilson
+from hydractl.metrics.curves import curves, histograms, reliability_bins, roc_points, wilson
 from hydractl.metrics.samples import samples_of
 from tests.metrics.arrays import auroc, ece, predictions
 
@@ -20,7 +20,7 @@ def test_the_bins_of_the_reliability_curve_add_up_to_ece() -> None:
     conf = rng.random(400) * 0.8 + 0.2
     conf[:3] = [1.0, 0.2, 0.4]
     correct = rng.random(400) < conf
-    curve = reliability(predictions(conf, correct))
+    curve = reliability_bins(predictions(conf, correct))
     assert curve["edges"] == np.linspace(0, 1, 16).tolist()
     assert sum(curve["n"]) == 400 and curve["n"][:3] == [0, 0, 0]
     for name in ("confidence", "accuracy", "low", "high"):
@@ -63,7 +63,7 @@ def scores(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_thinned_roc_curve_keeps_ends_points_and_area(kind: str, seed: int) -> None:
     inside, outside = scores(kind, seed)
-    curve = roc(inside, outside)
+    curve = roc_points(inside, outside)
     assert curve is not None and len(curve["fpr"]) == len(curve["tpr"]) <= 201
     points = list(zip(curve["fpr"], curve["tpr"], strict=True))
     assert points[0] == (0.0, 0.0) and points[-1] == (1.0, 1.0)
@@ -84,14 +84,14 @@ def test_a_convex_roc_curve_stays_convex() -> None:
     # 1,000 tied groups with a falling share of OOD samples.
     inside = np.repeat(-np.arange(1000.0), 1 + np.arange(1000) // 100)
     outside = np.repeat(-np.arange(1000.0), 10 - np.arange(1000) // 100)
-    curve = roc(inside, outside)
+    curve = roc_points(inside, outside)
     assert curve is not None and len(curve["fpr"]) > 150
     slopes = np.diff(curve["tpr"]) / np.diff(curve["fpr"])
     assert (np.diff(slopes) <= 1e-9 * slopes[:-1]).all()
 
 
 def test_no_roc_curve_without_a_side() -> None:
-    assert roc(np.zeros(0), np.zeros(3)) is None and roc(np.zeros(3), np.zeros(0)) is None
+    assert roc_points(np.zeros(0), np.zeros(3)) is None and roc_points(np.zeros(3), np.zeros(0)) is None
 
 
 def test_histograms_are_numpys_in_common_bins() -> None:
@@ -122,7 +122,7 @@ def test_all_curves_together_are_json() -> None:
     got = curves(inside, {"x": outside})
     assert list(got) == ["reliability", "risk_coverage", "roc", "scores"]
     assert json.loads(json.dumps(got, allow_nan=False)) == got
-    assert got["roc"] == {"x": roc(inside.score, outside.score)}
+    assert got["roc"] == {"x": roc_points(inside.score, outside.score)}
     unlabelled = curves(samples_of(logits), {})
     assert unlabelled["reliability"] is None and unlabelled["risk_coverage"] is None and unlabelled["roc"] == {}
     empty = curves(samples_of(np.zeros((1, 0, 2)), np.zeros(0, dtype=int)), {"x": outside})

@@ -10,7 +10,7 @@ from scipy import stats
 
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.plausibility import (
-    Expected,
+    ExpectedAccuracy,
     accuracy_doubt,
     full_sets_doubt,
     loss_doubt,
@@ -66,10 +66,10 @@ def test_no_order_is_named_where_none_fits() -> None:
 
 
 def test_an_accuracy_is_doubted_far_below_what_is_expected() -> None:
-    expected = Expected(0.95, 300)
+    expected = ExpectedAccuracy(0.95, 300)
     assert "is far below 0.950, which training recorded" in str(accuracy_doubt(answers(160), LABELS, 4, None, expected))
     assert accuracy_doubt(answers(300), LABELS, 4, None, expected) is None  # other data of the same task
-    assert accuracy_doubt(answers(160), LABELS, 4, None, Expected(0.9, 4)) is None  # four samples say little
+    assert accuracy_doubt(answers(160), LABELS, 4, None, ExpectedAccuracy(0.9, 4)) is None  # four samples say little
 
 
 def test_losses_worse_than_no_prediction() -> None:

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hydractl.metrics.curves import risk_coverage
+from hydractl.metrics.curves import risk_coverage_points
 from tests.metrics.arrays import accuracy_at, aurc, predictions
 
 
@@ -82,7 +82,7 @@ def test_nothing_without_samples() -> None:
 def test_the_risk_coverage_curve_holds_risks_of_the_definition(samples: int) -> None:
     rng = np.random.default_rng(samples)
     conf, correct = rng.random(samples).round(2), rng.random(samples) < 0.7
-    curve = risk_coverage(predictions(conf, correct))
+    curve = risk_coverage_points(predictions(conf, correct))
     order = sorted(range(samples), key=lambda i: -conf[i])
     kept = [round(share * samples) for share in curve["coverage"]]
     assert len(kept) == min(samples, 201) == len(set(kept))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hydractl.metrics.bootstrap import differences, mean_over_sets, resample_aurocs
+from hydractl.metrics.bootstrap import mean_over_sets, paired_differences, resample_aurocs
 from hydractl.studies.words import AUROC, KINDS, WORDS, judge, judge_all, samples_needed, word
 
 BECOMES = {
@@ -91,6 +91,6 @@ def test_twice_the_test_data_never_turn_better_into_no_difference() -> None:
                 )
                 for inside, outside in (base, gained)
             ]
-            found = differences(*rows)[AUROC]
+            found = paired_differences(*rows)[AUROC]
             words.append(judge(AUROC, found["value"], found["ci"], n).kind)
         assert words[0] in ("better", "slightly better") and words[1] == "better"

@@ -12,7 +12,7 @@ from typing import IO
 from hydractl.files.atomic import Output, write_with
 from hydractl.metrics.samples import Samples
 
-Cell = str | int | float | None
+LineValue = str | int | float | None
 
 FIELDS = ("id", "label", "predicted", "confidence", "entropy", "mi", "ood_score")
 FLAG = "is_ood"
@@ -51,13 +51,13 @@ def write_lines(
 
 def _sample_rows(
     samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
-) -> Iterator[dict[str, Cell]]:
+) -> Iterator[dict[str, LineValue]]:
     """Yield one mapping per sample: label (or null), predicted label, its p, entropy and MI (nats), OOD score."""
     for i, sample_id in enumerate(ids):
         label = None
         if samples.labels is not None:
             label = _class_name(int(samples.labels[i]), labels)
-        row: dict[str, Cell] = {
+        row: dict[str, LineValue] = {
             "id": sample_id,
             "label": label,
             "predicted": _class_name(int(samples.predicted[i]), labels),
@@ -77,13 +77,13 @@ def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
     return index if labels is None else labels[index]
 
 
-def _write_json_lines(handle: IO[bytes], rows: Iterator[Mapping[str, Cell]]) -> None:
+def _write_json_lines(handle: IO[bytes], rows: Iterator[Mapping[str, LineValue]]) -> None:
     for row in rows:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
         handle.write(line.encode("utf-8"))
 
 
-def _write_csv(handle: IO[bytes], rows: Iterator[Mapping[str, Cell]], names: Sequence[str]) -> None:
+def _write_csv(handle: IO[bytes], rows: Iterator[Mapping[str, LineValue]], names: Sequence[str]) -> None:
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
@@ -92,7 +92,7 @@ def _write_csv(handle: IO[bytes], rows: Iterator[Mapping[str, Cell]], names: Seq
     text.detach()
 
 
-def _cell(value: Cell) -> Cell:
+def _cell(value: LineValue) -> LineValue:
     """Return a value for a table that a spreadsheet may open.
 
     A text that would be a formula has a ``'`` before it, and control characters are spelled. Source: OWASP, "CSV

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.header import ModelHeader, SetHeader
 from hydractl.evaluation.predictions.store import (
-    KINDS,
-    SCHEMA,
+    LOGIT_FORMATS,
+    PREDICTIONS_SCHEMA,
     SetEntry,
     is_empty,
     ranges,
@@ -149,8 +149,8 @@ def read_predictions(path: str | Path) -> Predictions:
     path = Path(path)
     header = read_header(path)
     document = header.description or {}
-    if document.get("schema") != SCHEMA:
-        raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {SCHEMA!r}")
+    if document.get("schema") != PREDICTIONS_SCHEMA:
+        raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {PREDICTIONS_SCHEMA!r}")
     tensors = FileTensors(path, header)
     check(document, PredictionsHeader, f"{path} is broken", _HINT)
     model = document["model"]
@@ -224,7 +224,7 @@ def _set_problem(entry: SetHeader, index: int, header: Header, scores: Sequence[
     names = tensor_names(index)
     samples = entry["n"]
     logits = header.tensors.get(names["logits"])
-    if logits is None or logits.dtype not in KINDS or len(logits.shape) != 3 or logits.shape[1] != samples:
+    if logits is None or logits.dtype not in LOGIT_FORMATS or len(logits.shape) != 3 or logits.shape[1] != samples:
         return f"it has no logits of {samples} samples"
     members, _, classes = logits.shape
     if min(members, classes) < 1:

@@ -22,9 +22,9 @@ from hydractl.files.atomic import open_own, storage_error
 from hydractl.files.header import TensorInfo, header_bytes, read_header
 from hydractl.jsonio import differences
 
-SCHEMA = "hydractl.predictions/2"
+PREDICTIONS_SCHEMA = "hydractl.predictions/2"
 BLOCK_BYTES = 1 << 22
-KINDS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+LOGIT_FORMATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 EMPTY = 0xFF
 """Every byte of a logit that has not been computed: a NaN, which no model may answer."""
 
@@ -123,7 +123,11 @@ class PredictionsWriter:
     ) -> None:
         self.path = path
         self._scores = list(scores)
-        self._description = {"schema": SCHEMA, "model": dict(model), "sets": [dataset.header() for dataset in sets]}
+        self._description = {
+            "schema": PREDICTIONS_SCHEMA,
+            "model": dict(model),
+            "sets": [dataset.header() for dataset in sets],
+        }
         self._infos: dict[str, TensorInfo] = {}
         self._fixed: dict[str, bytes] = {}
         for index, dataset in enumerate(sets):
@@ -206,7 +210,7 @@ class PredictionsWriter:
     def _piece(self, name: str, rows: range) -> npt.NDArray[Any]:
         """Return the part ``[members, rows, columns]`` of neighbouring samples in a tensor."""
         members, samples, columns = self._infos[name].shape
-        kind = KINDS[self._infos[name].dtype]
+        kind = LOGIT_FORMATS[self._infos[name].dtype]
         row_bytes = columns * kind.itemsize
         blocks = []
         for member in range(members):
@@ -229,7 +233,7 @@ class PredictionsWriter:
     def _write(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
         """Write the part ``[members, len(rows), columns]`` of a tensor."""
         _, samples, width = self._infos[name].shape
-        kind = KINDS[self._infos[name].dtype]
+        kind = LOGIT_FORMATS[self._infos[name].dtype]
         row_bytes = width * kind.itemsize
         order = np.argsort(np.asarray(rows), kind="stable")
         rising_rows = np.asarray(rows)[order]

@@ -21,7 +21,7 @@ from hydractl.files.fingerprints import Entry
 from hydractl.files.training_history import TrainingRecord
 from hydractl.model.detection import Detector
 
-Batches = Iterator[LogitsBatch]
+LogitsBatches = Iterator[LogitsBatch]
 """A data set, batch by batch: the rows, their logits ``[M, rows, C]``, and by name their scores ``[M, rows]``."""
 
 
@@ -72,7 +72,7 @@ class LogitsProvider(ABC):
         """SHA-256 of its file, one for each where several run one after another; None where it is not known."""
 
     @abstractmethod
-    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Yield logits ``[M, B, C]`` of all samples that can be read, in any order.
 
         Args:

@@ -9,7 +9,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation.predictions.concatenated import Concatenated
 from hydractl.evaluation.predictions.header import Asking, ModelHeader, RowCost
 from hydractl.evaluation.predictions.reading import Predictions
-from hydractl.evaluation.providers.interface import Batches, LogitsProvider
+from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet
 from hydractl.jsonio import differences
@@ -103,7 +103,7 @@ class PredictedModel(LogitsProvider):
             same_samples.append(index)
         return next(iter(same_samples), None)
 
-    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Read the file."""
         index = self._index(dataset)
         assert index is not None  # check_sets() has been here

@@ -12,7 +12,7 @@ import torch
 from hydractl.data.batching import Batch
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.inputs import read_batches
-from hydractl.evaluation.options import FitOptions, RunOptions
+from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.header import (
     Asking,
     CascadeEntry,
@@ -26,7 +26,7 @@ from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.probing import Readouts
 from hydractl.evaluation.providers.answering import Answering, BatchPlace, OwnClassifier, member_features, models_of
 from hydractl.evaluation.providers.dropout import DropoutPasses
-from hydractl.evaluation.providers.interface import Batches, LogitsProvider
+from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.probed import ProbeClassifier
 from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
@@ -61,7 +61,7 @@ class RunningModel(LogitsProvider):
     def __init__(
         self,
         argument: ModelArgument,
-        options: RunOptions,
+        options: EvalRunOptions,
         fit: FitOptions,
         log: Log,
         probed: tuple[Sequence[str] | None, int] | None = None,
@@ -218,7 +218,7 @@ class RunningModel(LogitsProvider):
         """Return one of its weights, which says on which device and in which format it runs."""
         return next(self.loaded().parameters())
 
-    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+    def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Run the model."""
         parameter = self._parameter()
         # Narrower formats than float32 are for running: their logits are kept and measured as float32.
@@ -331,7 +331,7 @@ class RunningModel(LogitsProvider):
         return Readouts(data, data.labels[rows], of_members)
 
 
-def _answering(options: RunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
+def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
     """Return the way in which a model answers; the settings refuse MC dropout with a probe."""
     if options.passes is not None:
         return DropoutPasses(options.passes)
