@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import hydractl
-from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, Training
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.samples import samples_of
 
@@ -42,7 +42,7 @@ def main() -> None:
     features = rng.normal(size=(asked.train, asked.width))
     weight, bias = rng.normal(size=(asked.classes, asked.width)), np.zeros(asked.classes)
     labels = rng.integers(0, asked.classes, asked.train)
-    data = Training(features, labels, np.ones(asked.train), weight, bias)
+    data = MemberTraining(features, labels, np.ones(asked.train), weight, bias)
     batch = rng.normal(size=(asked.batch, asked.width))
     logits = batch @ weight.T
 

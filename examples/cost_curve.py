@@ -26,7 +26,7 @@ from chain import OBJECTIVES, hydractl
 from intervals import first_good_score
 from matplotlib.figure import Figure
 
-from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
+from hydractl.evaluation.predictions.reading import LogitsBatch, Predictions, read_predictions
 from hydractl.evaluation.sets import VAL, VAL_OOD
 from hydractl.fusion.plan import plan_fusion
 from hydractl.metrics.bootstrap import Resampled, draw, mean_over_sets, paired_differences
@@ -256,10 +256,11 @@ class Members:
         """``(members, N, classes)`` of a set."""
         return len(self.which), *self.of.shape(index)[1:]
 
-    def batches(self, index: int) -> Iterator[Piece]:
+    def batches(self, index: int) -> Iterator[LogitsBatch]:
         """A set in pieces."""
         for rows, logits, scores in self.of.batches(index):
-            yield rows, logits[self.which], {name: values[self.which] for name, values in scores.items()}
+            of_which = {name: values[self.which] for name, values in scores.items()}
+            yield LogitsBatch(rows, logits[self.which], of_which)
 
 
 def predicted(kind: Kind, name: str, rows: list[Row]) -> dict[Row, Members]:

@@ -58,11 +58,9 @@ class FeaturesFile:
             raise InputError(text, hint=_HINT, problems=problems)
         _check_tensors(self.path, header, members, samples)
         tensors = FileTensors(self.path, header)
-        return TrainingFeatures(
-            rows=tensors.read("rows").numpy(),
-            features=[tensors.read(f"features.{member}").numpy() for member in range(members)],
-            highest=[tensors.read(f"highest.{member}").numpy() for member in range(members)],
-        )
+        features = [tensors.read(f"features.{member}").numpy() for member in range(members)]
+        highest = [tensors.read(f"highest.{member}").numpy() for member in range(members)]
+        return TrainingFeatures(tensors.read("rows").numpy(), features, highest)
 
     def write(self, training: TrainingFeatures, made_with: Mapping[str, Any]) -> None:
         """Keep the features of all samples, and what decides them."""

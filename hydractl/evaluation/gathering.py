@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import Samples, samples_of
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
@@ -133,15 +134,20 @@ def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64])
     return Samples(**values)
 
 
-def _mean_over_samples(means: Sequence[npt.NDArray[np.float64]], sizes: Sequence[int]) -> npt.NDArray[np.float64]:
+def _mean_over_samples(means: Sequence[Floats], sizes: Sequence[int]) -> Floats:
     """Return the mean over all samples from the means of the batches, which differ in size."""
     weights = np.array(sizes)
-    mean: npt.NDArray[np.float64] = (np.stack(means) * weights[:, None]).sum(axis=0) / weights.sum()
-    return mean
+    totals = (np.stack(means) * weights[:, None]).sum(axis=0)
+    return np.asarray(totals / weights.sum())
 
 
-def _scores_in_order(parts: Sequence[dict[str, Any]], order: npt.NDArray[np.int64]) -> dict[str, Any]:
-    return {name: _in_order([scores[name] for scores in parts], order) for name in parts[0]}
+def _scores_in_order(parts: Sequence[Mapping[str, Floats | None]], order: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return the OOD scores that are reported beside, by name."""
+    scores = {}
+    for name in parts[0]:
+        of_parts = [part[name] for part in parts]
+        scores[name] = _in_order(of_parts, order)
+    return scores
 
 
 def _in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:

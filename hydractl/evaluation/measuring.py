@@ -164,16 +164,17 @@ class Measuring:
             for dataset in read.unread():  # what is kept is kept of all sets
                 gather(read(dataset), dataset, model.name, pairs=False)
 
+        counts = on_tests.counts
         extras: dict[str, Any] = {
             "ood_score": scores.leading,
             "fitted_on": None if model.detector is None else fitted_on_of(model.detector),
             "mc_dropout": model.mc_dropout,
             "probe": model.probe,
-            "conformal": None if on_tests.counts is None else on_tests.counts.to_json(),
+            "conformal": None if counts is None else counts.to_json(),
             "seen": dict(seen) or None,
-            **_of_cascade(model, shares),
-            **self._intervals(model, tests, gathered),
         }
+        extras.update(_of_cascade(model, shares))
+        extras.update(self._intervals(model, tests, gathered))
         return row_of(model, self._sets, gathered, fitted, extras), inside
 
     def _scores(self, model: LogitsProvider) -> RowScores:

@@ -100,8 +100,8 @@ def _check_every_class(training: Readouts, classes: int, labels: Sequence[str] |
     missing = np.flatnonzero(counts == 0).tolist()
     if not missing:
         return
-    names = [str(index) if labels is None else labels[index] for index in missing]
+    names = labels or [str(index) for index in range(classes)]
     raise InputError(
-        f"--fit {training.source.spec} has no sample of the class {some(names, 5)}",
+        f"--fit {training.source.spec} has no sample of the class {some([names[index] for index in missing], 5)}",
         hint="every class needs samples to be told apart by",
     )

@@ -96,11 +96,11 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]], names: Names = None) -
         ``near_avg``, ``far_avg`` and ``ood_avg``; a mean is None when the group has no data set or when one of its data
         sets has None.
     """
-    groups = {
-        "near_avg": [block for block in sets.values() if block.get("group") == "near"],
-        "far_avg": [block for block in sets.values() if block.get("group") == "far"],
-        "ood_avg": list(sets.values()),
-    }
+    groups: dict[str, list[Mapping[str, Any]]] = {"near_avg": [], "far_avg": [], "ood_avg": []}
+    for block in sets.values():
+        groups["ood_avg"].append(block)
+        if block.get("group") in ("near", "far"):
+            groups[f"{block['group']}_avg"].append(block)
     averages: dict[str, dict[str, float | None]] = {}
     for name, blocks in groups.items():
         averages[name] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
-from hydractl.metrics.bootstrap import Resampled, paired_differences, mean_over_sets
+from hydractl.metrics.bootstrap import Resampled, mean_over_sets, paired_differences
 from hydractl.metrics.calibrators import Calibration
 from hydractl.report.texts import number
 from hydractl.studies import doubts
