@@ -235,7 +235,9 @@ def _not_of(known: Sequence[JsonField], document: Mapping[str, Any]) -> dict[str
 
 def lists_differ(lists: Mapping[str, Sequence[Any]]) -> str | None:
     """Return what is wrong with lists that belong together: they differ in length. There is one more of `edges`."""
-    lengths = {len(entries) - 1 if name == "edges" else len(entries) for name, entries in lists.items()}
+    lengths = set()
+    for name, entries in lists.items():
+        lengths.add(len(entries) - 1 if name == "edges" else len(entries))
     return "has lists that differ in length" if len(lengths) > 1 else None
 
 

@@ -200,18 +200,21 @@ class _DataLine(NamedTuple):
 def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, Any]:
     """Return everything that the text names."""
     data = {name: _DataLine(entry.spec, entry.n, entry.fingerprint) for name, entry in answer.data.items()}
+    inside = answer.data.get("id")
+    id_cells = [(column, _cell(row, column)) for column in tables.ID_COLUMNS]
+    ood_means = [_cell(row, column) for column in tables.OOD_AVERAGE]
     return {
         "name": row.name,
         "about": _about(row),
-        "id_spec": data["id"].spec if "id" in data else None,
+        "id_spec": inside and inside.spec,
         "n": row.id.n,
         "level": tables.level_text(answer),
         "runs": tables.runs_text(_of_one_row(answer, row)),
-        "intervals": any(column.interval(row) for column in tables.ID_COLUMNS),
-        "id_cells": [(column, _cell(row, column)) for column in tables.ID_COLUMNS],
+        "intervals": any(cell.ends for _, cell in id_cells),
+        "id_cells": id_cells,
         "score": tables.score_name(answer, row),
         "ood": tables.every_set_table([row]),
-        "ood_mean": [_cell(row, column) for column in tables.OOD_AVERAGE],
+        "ood_mean": ood_means,
         "cost": _costs(row),
         "seen": tables.seen_text(row),
         "note": answer.note,

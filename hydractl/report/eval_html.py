@@ -10,7 +10,7 @@ from hydractl.files.eval_answer import EvalAnswer, EvalRow
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures
 from hydractl.report.pictures import inline_svgs
-from hydractl.report.study_figures import study_tables
+from hydractl.report.study_figures import StudyTable, study_tables
 from hydractl.report.texts import number, shown_name, template, visible
 
 if TYPE_CHECKING:
@@ -76,11 +76,16 @@ def render(answer: EvalAnswer, study: Mapping[str, Any] | None = None) -> bytes:
     """
     page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
     sections = [section for section in _sections(answer) if not section.is_empty]
+    verdict: Mapping[str, Any] = {"lines": (), "footnote": ""}
+    shown_study: Sequence[StudyTable] = ()
+    if study is not None:
+        verdict = study["verdict"]
+        shown_study = study_tables(study)
     text = page.render(
         title=_title(answer, study),
-        verdict=() if study is None else study["verdict"]["lines"],
-        study_tables=() if study is None else study_tables(study),
-        footnote="" if study is None else study["verdict"]["footnote"],
+        verdict=verdict["lines"],
+        study_tables=shown_study,
+        footnote=verdict["footnote"],
         measured=measured(answer),
         best=best_lines(answer),
         sections=sections,
@@ -313,7 +318,8 @@ def _significance(column: tables.Column, best: Sequence[EvalRow], rows: Sequence
     """Say what the paired differences, all to the first row, tell of the best; empty where there are none."""
     reference = rows[0]
     if any(row is reference for row in best):
-        others = [row for row in rows if not any(row is winner for winner in best)]
+        winners = {id(row) for row in best}
+        others = [row for row in rows if id(row) not in winners]
         return _significance_of_reference(column, reference, others)
     if len(best) > 1:
         return ""

@@ -153,8 +153,7 @@ def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
     def counts(axes: Axes) -> None:
         widths = [high - low for low, high in pairwise(curve.edges)]
         bars = axes.bar(curve.edges[:-1], curve.n, widths, align="edge", color=colour(0), alpha=0.45)
-        labels = [short_count(count) if count else "" for count in curve.n]
-        axes.bar_label(bars, labels, fontsize=7, padding=1)
+        axes.bar_label(bars, [_bin_label(count) for count in curve.n], fontsize=7, padding=1)
         axes.set(xlim=(0, 1), ylim=(0, 1.16 * max(curve.n)), xlabel=f"confidence: highest p (n = {n})")
         axes.set_ylabel("samples\nin the bin")
         count_axis(axes.yaxis)
@@ -164,6 +163,10 @@ def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
     above = Panel(diagram, "accuracy over confidence")
     below = Panel(counts, "samples in each bin over confidence", height=1.7)
     return Picture("reliability", title, (above, below), stacked=True)
+
+
+def _bin_label(count: int) -> str:
+    return short_count(count) if count else ""
 
 
 def count_axis(axis: Any) -> None:
@@ -220,7 +223,9 @@ def _threshold_of(row: EvalRow, score: str | None) -> float | None:
 def _shares(counts: Sequence[int]) -> list[float]:
     """Return counts as shares of their sum, so that sets of different sizes compare."""
     total = sum(counts)
-    return [count / total if total else 0.0 for count in counts]
+    if not total:
+        return [0.0] * len(counts)
+    return [count / total for count in counts]
 
 
 def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
@@ -441,7 +446,8 @@ _DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs o
 
 def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw dot plots: how much the members of each row differ, set by set."""
-    sets = [name for name in ("id", *ood_names(rows)) if any(name in row.diversity for row in rows)]
+    measured = {name for row in rows for name in row.diversity}
+    sets = [name for name in ("id", *ood_names(rows)) if name in measured]
     disagreements = [Column(diversity_place(name), DIVERSITY_METRICS[1]) for name in sets]
     of_several_members = []
     for index, row in enumerate(rows):
@@ -449,7 +455,8 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
             of_several_members.append(index)
     if not of_several_members:
         return None
-    shown = drawn_names(["ID" if name == "id" else name for name in sets], 14)
+    titles = {"id": "ID"}
+    shown = drawn_names([titles.get(name, name) for name in sets], 14)
     crowded = max(map(len, shown)) * INCHES_A_LETTER > (WIDTH - 0.9) / len(shown)
     sizes = f"ID {samples(rows)}"
     if len(sets) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hydractl.errors import InputError
-from hydractl.files.eval_answer import ConformalSets, Conventions, EvalAnswer, EvalRow
+from hydractl.files.eval_answer import EVAL_SCHEMA, ConformalSets, Conventions, EvalAnswer, EvalRow
 from hydractl.files.model_records import CalibrationRecord, DataSetRecord, MeasuredThreshold
 
 Answers = Mapping[str, EvalAnswer]
@@ -72,11 +72,13 @@ def means(answers: Answers, over: str) -> EvalAnswer:
     if all(len(runs) == 1 for runs in runs_of_rows.values()):
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
-    first = next(iter(answers.values()))
+    rows = []
+    for name, runs in runs_of_rows.items():
+        rows.append(mean_row(name, [run.row for run in runs]))
     document: dict[str, object] = {
-        "schema": first.schema,
+        "schema": EVAL_SCHEMA,
         "over": over,
-        "models": [mean_row(name, [run.row for run in runs]) for name, runs in runs_of_rows.items()],
+        "models": rows,
         "data": {name: data.to_json() for name, data in _data(answers).items()},
         "conventions": _shared_conventions(answers, over),
     }

@@ -251,19 +251,20 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     no better and worse: in a single row, among equal values, and where neither direction is better. ``second`` is the
     next different value, marked among three rows or more.
     """
-    known = [value for value in values if value is not None]
-    ranked = sorted({_as_shown(value, metric) for value in known}, reverse=metric.direction == "higher")
+    shown = [_as_shown(value, metric) for value in values]
+    known = [value for value in shown if value is not None]
+    ranked = sorted(set(known), reverse=metric.direction == "higher")
     if not metric.direction or len(ranked) < 2:
         return [""] * len(values)
-    marked = {ranked[0]: BEST}
+    mark_of: dict[float | None, str] = {ranked[0]: BEST}
     if len(known) > 2:
-        marked[ranked[1]] = SECOND
-    return ["" if value is None else marked.get(_as_shown(value, metric), "") for value in values]
+        mark_of[ranked[1]] = SECOND
+    return [mark_of.get(value, "") for value in shown]
 
 
-def _as_shown(value: float, metric: Metric) -> float:
-    """Return the number that a reader of the table sees."""
-    return float(number(value, metric.digits))
+def _as_shown(value: float | None, metric: Metric) -> float | None:
+    """Return the number that a reader of the table sees; None where there is none."""
+    return None if value is None else float(number(value, metric.digits))
 
 
 def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:

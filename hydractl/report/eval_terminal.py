@@ -98,7 +98,7 @@ def _asked_for(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
         yield from _in_parts(mean, width)
     fitted = []
     for name, cells in tables.settings_table(rows).rows:
-        fitted.append((name, *(cell.text for cell in cells)))
+        fitted.append((name, *_texts(cells)))
     if fitted:
         yield table("fitted or given", ("model", "what", ""), fitted, left=3)
 
@@ -128,13 +128,16 @@ def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int 
     """Make a table for the terminal, with names of so many letters."""
     names = list(dict.fromkeys(name for name, _ in shown.rows))
     short = dict(zip(names, drawn_names(names, letters), strict=True))
-    texts = [[cell.text for cell in cells] for _, cells in shown.rows]
-    known = known_columns(texts, len(shown.heads))
+    known = known_columns([_texts(cells) for _, cells in shown.rows], len(shown.heads))
     labels = [shown.heads[index][0] for index in known]
     drawn = table(shown.title, ("model", *labels), [], left=left)
     for name, cells in shown.rows:
         drawn.add_row(Text(short[name]), *[_text(cells[index], intervals) for index in known])
     return drawn
+
+
+def _texts(cells: Sequence[tables.Cell]) -> list[str]:
+    return [cell.text for cell in cells]
 
 
 def _text(cell: tables.Cell, intervals: bool) -> Text:

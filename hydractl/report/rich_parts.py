@@ -40,7 +40,11 @@ def known_columns(rows: Sequence[Sequence[str]], count: int) -> list[int]:
     """Return which of ``count`` columns to show: all but those that hold nothing but dashes."""
     if not rows:
         return list(range(count))
-    return [index for index in range(count) if any(row[index] != UNKNOWN for row in rows)]
+    known = []
+    for index in range(count):
+        if any(row[index] != UNKNOWN for row in rows):
+            known.append(index)
+    return known
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
@@ -223,6 +227,8 @@ class KeptMap:
         longest = min(_LONGEST_SITE, max((len(site.site) for site in self.sites), default=0))
         for site in self.sites:
             kept = set(site.kept or ())
-            marks = "".join(_KEPT if head in kept else _GONE for head in range(site.heads or 0))
+            marks = ""
+            for head in range(site.heads or 0):
+                marks += _KEPT if head in kept else _GONE
             heads = "?" if site.heads is None else site.heads
             yield Text(f"{site.site:<{longest}}  {marks}  {len(kept)}/{heads}")

@@ -237,7 +237,8 @@ def _contestants(costs: Mapping[str, BenchCost], memory: Mapping[str, int | None
     if all(size is None for size in memory.values()):
         left_out.add("memory")
     shown = [index for index, column in enumerate(columns) if column not in left_out]
-    return table("", [columns[index] for index in shown], [[cells[index] for index in shown] for cells in body], left=2)
+    rows = [[cells[index] for index in shown] for cells in body]
+    return table("", [columns[index] for index in shown], rows, left=2)
 
 
 def _machine(machine: MachineRecord) -> str:

@@ -102,7 +102,11 @@ _LONGEST_SHOWN = 80
 
 def visible(text: object) -> str:
     """Return the text with what cannot be seen or stored, such as control characters, as ``\\u202e``."""
-    return "".join(_code(character) if _is_unseen(character) else character for character in str(text))
+    return "".join(map(_visible_character, str(text)))
+
+
+def _visible_character(character: str) -> str:
+    return _code(character) if _is_unseen(character) else character
 
 
 def _is_unseen(character: str) -> bool:
@@ -152,7 +156,8 @@ def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[s
         ends = {of_name[side] for of_name in parts}
         if len(ends) > 1 or any(len(of_name) < 2 for of_name in parts):
             break
-        parts = [of_name[:-1] if side == _LAST else of_name[1:] for of_name in parts]
+        for of_name in parts:
+            del of_name[side]
     return [".".join(of_name) for of_name in parts]
 
 
