@@ -17,7 +17,8 @@ from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
-from hydractl.files.eval_answer import EvalAnswer
+from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
+from hydractl.files.model_records import DataSetRecord
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
@@ -275,7 +276,8 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
                 features[name] = stack.enter_context(Output(path))
         _report_before(plan, settings, log)
         measuring = Measuring(plan.sets, plan.options, log)
-        rows, files = [], []
+        rows: list[EvalRow] = []
+        files: list[Path] = []
         for model in plan.models:
             target = plan.predictions.get(model.name)
             output = None
@@ -283,18 +285,20 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
                 output = outputs[target]
                 files.append(target)
             seen = plan.seen.get(model.name, {})
-            rows.append(measuring.row(model, output, seen, features.get(model.name)))
+            row = measuring.row(model, output, seen, features.get(model.name))
+            rows.append(EvalRow.from_json(row))
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
-        document = _document(plan, rows, [*plan.doubts, *measuring.warnings], settings)
-        for warning in document.get("warnings", [])[len(plan.doubts) :]:  # of the data all has been said
+        answer = _answer(plan, rows, [*plan.doubts, *measuring.warnings], settings)
+        for warning in (answer.warnings or ())[len(plan.doubts) :]:  # of the data all has been said
             log.warn(warning)
+        document = answer.to_json()
         _report_skipped(plan, log)
-        named = [(row["name"], row) for row in rows]
+        named = [(row.name, row.to_json()) for row in rows]
         unmet = unmet_in(named, settings.requirements(), skip_first=False)
         if plan.path is not None:
             files.insert(0, _write_answer(outputs[plan.path], document, settings))
-        files += write_reports(EvalAnswer.from_json(document), reports)
+        files += write_reports(answer, reports)
     return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
 
 
@@ -324,32 +328,29 @@ def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettin
     return write_json(output, document)
 
 
-def _document(
-    plan: Plan, rows: Sequence[dict[str, Any]], warnings: Sequence[str], settings: EvalSettings
-) -> dict[str, Any]:
+def _answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings: EvalSettings) -> EvalAnswer:
+    """Return the answer: the rows, what they were measured on, and what makes them less than they seem."""
     from hydractl.evaluation.answer import conventions
     from hydractl.evaluation.sets import tested
 
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "models": list(rows),
-        "data": {dataset.name: dataset.to_json() for dataset in tested(plan.sets)},
-        "conventions": conventions(rows, plan.models),
-    }
-    if settings.note is not None:
-        document["note"] = settings.note
-    if plan.suite is not None:
-        document["suite"] = plan.suite.document()
-    warnings = list(warnings)
+    warnings = list(doubts)
     for row in rows:
-        little = little_diversity(row["diversity"]["id"], plan.sets[0].spec)
+        little = little_diversity(row.diversity["id"].metrics, plan.sets[0].spec)
         if little is not None:
-            warnings.append(f"{row['name']}: {little}")
-    if warnings:
-        document["warnings"] = warnings
+            warnings.append(f"{row.name}: {little}")
+    suite = None if plan.suite is None else OodSuite.from_json(plan.suite.document())
+    intervals = None
     if settings.bootstrap:
-        document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
-    return document
+        intervals = BootstrapOptions(rounds=settings.bootstrap, level=0.95, seed=settings.seed)
+    return EvalAnswer(
+        models=rows,
+        data={dataset.name: DataSetRecord.from_json(dataset.to_json()) for dataset in tested(plan.sets)},
+        conventions=conventions([row.to_json() for row in rows], plan.models),
+        note=settings.note,
+        suite=suite,
+        warnings=warnings or None,
+        bootstrap=intervals,
+    )
 
 
 def _report_skipped(plan: Plan, log: Log) -> None:
