@@ -16,7 +16,7 @@ from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.data.text import report_cut
 from hydractl.errors import InputError
-from hydractl.families.hf import inputs as hf_tokenizer
+from hydractl.families.hf import texts as hf_tokenizer
 from hydractl.log import Log
 from tests.pico import publish, stock
 

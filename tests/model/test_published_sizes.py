@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.families import get_family
-from hydractl.families.hf.inputs import image_preprocess
+from hydractl.families.hf.images import image_preprocess
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import macs, parameters

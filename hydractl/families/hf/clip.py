@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from hydractl.errors import InputError
 from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, numbered_paths
 from hydractl.families.hf.architectures import EncoderTower, towers_of
-from hydractl.families.hf.inputs import prompt_tokens, text_preprocess
+from hydractl.families.hf.texts import prompt_tokens, text_preprocess
 from hydractl.families.library_json import Preprocessing
 from hydractl.families.prompts import filled_templates, mean_features
 

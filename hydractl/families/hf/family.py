@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import (
@@ -29,44 +26,36 @@ from hydractl.families.base import (
 )
 from hydractl.families.hf import clip, dinov3, relative
 from hydractl.families.hf.architectures import (
-    LAYOUTS,
     TWO_TOWERS,
-    EncoderLayout,
     EncoderTower,
     absent_from,
     class_name,
     drawn_model,
-    implementation,
     is_decoder,
     layers_of,
     meta_model,
-    quiet,
     readout_of,
     towers_of,
-    without_traces,
 )
 from hydractl.families.hf.decoders import (
     PER_SAMPLE,
     decoder_stem,
     kinds_of_layers,
-    longest_text_of,
     run_decoder_layer,
     turn_of,
     with_padding,
 )
-from hydractl.families.hf.inputs import (
-    TOKENIZER_FILES,
-    image_collate,
-    image_format,
-    image_preprocess,
-    padding_of,
-    random_images,
-    random_tokens,
-    text_collate,
-    text_preprocess,
-    write_processor,
-    write_tokenizer,
+from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
+from hydractl.families.hf.images import image_collate, image_format, random_images, write_processor
+from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
+from hydractl.families.hf.published import (
+    class_labels,
+    converted_weights,
+    kept_config,
+    patch_image_size,
+    preprocessing_in,
 )
+from hydractl.families.hf.texts import TOKENIZER_FILES, padding_of, random_tokens, text_collate, write_tokenizer
 from hydractl.families.library_json import LibraryConfig, Preprocessing, integer_in, object_in
 from hydractl.families.prompts import scaled_cosines
 from hydractl.families.reading import (
@@ -75,11 +64,9 @@ from hydractl.families.reading import (
     published_weights,
     read_config,
     refuse_options,
-    refused_as,
     write_config,
 )
-from hydractl.files.checkpoint import DictTensors, TensorSource
-from hydractl.files.header import TensorInfo, torch_dtype
+from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
 from hydractl.jsonio import shown
 
@@ -119,33 +106,6 @@ _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
     *("preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES),
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
-)
-_NEVER = (
-    ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
-    ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
-)
-# The default image processor of each model type that reads images.
-_PROCESSORS = {
-    "vit": "ViTImageProcessor",
-    "vit_msn": "ViTImageProcessor",
-    "ijepa": "ViTImageProcessor",
-    "swin": "ViTImageProcessor",
-    "swinv2": "ViTImageProcessor",
-    "deit": "DeiTImageProcessor",
-    "dinov2": "BitImageProcessor",
-    "dinov2_with_registers": "BitImageProcessor",
-    "dinov3_vit": "DINOv3ViTImageProcessor",
-    "clip": "CLIPImageProcessor",
-    "metaclip_2": "CLIPImageProcessor",
-    "siglip": "SiglipImageProcessor",
-    "siglip2": "Siglip2ImageProcessor",
-    "beit": "BeitImageProcessor",
-    "data2vec-vision": "BeitImageProcessor",
-}
-# How the names of what a body comes with start, its pooler included where a classifier of the library has none.
-_OTHER_TASKS = (
-    r"(cls|lm_head|(lm|mask)_predictions|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
-    r"(\w+\.)?pooler)\."
 )
 _LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers?|h)\.\d+\.(blocks\.\d+\.)?"
 # How configurations name width, heads and MLP.
@@ -189,7 +149,7 @@ class HFEncoder(ModelFamily):
         published = read_config(folder / "config.json")
         if published is None or "architectures" not in published or "model_type" not in published:
             return None
-        config = _config_of(published, str(folder))
+        config = kept_config(published, str(folder))
         # The library reads pickles with torch's weights_only, which runs no code, and writes safetensors.
         architectures: Any = published["architectures"]
         published_as = architectures[0]
@@ -203,8 +163,8 @@ class HFEncoder(ModelFamily):
         left: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
             # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
-            tensors, left = _converted(weights, folder, model)
-        preprocess = _preprocess(folder, model)
+            tensors, left = converted_weights(weights, folder, model)
+        preprocess = preprocessing_in(folder, model)
         if is_decoder(model):
             config = dict(with_padding(config, padding_of(preprocess), str(folder)))
         return LoadedModel(
@@ -212,7 +172,7 @@ class HFEncoder(ModelFamily):
             config=config,
             tensors=tensors,
             preprocess=preprocess,
-            labels=None if is_zero_shot else _labels(published, model.config.num_labels),
+            labels=None if is_zero_shot else class_labels(published, model.config.num_labels),
             left=left,
         )
 
@@ -288,7 +248,7 @@ class HFEncoder(ModelFamily):
         """Return the image shape of the patch embedding; None for DINOv2, which stretches its positions to any size."""
         model = meta_model(config)
         tower = towers_of(model)[0]
-        size = _image_size(model)
+        size = patch_image_size(model)
         if size is None or tower.prefix.startswith("dinov2"):
             return None
         return [int(tower.base.config.num_channels), *size]
@@ -526,94 +486,6 @@ def put_in_place(
         block.output.dense = nn.Identity()  # HeadAttention has done that projection
 
 
-# --- stages of encoders -----------------------------------------------------------------------------------------------
-
-
-def encoder_stem(base: Any, inputs: Any) -> State:
-    """Run the part of the library's own forward before its first layer."""
-    if not isinstance(inputs, Mapping):
-        return _stem_of_pixels(base, inputs)
-    if "spatial_shapes" in inputs:
-        return _stem_of_patches(base, inputs)
-    if "pixel_values" in inputs:
-        return _stem_of_pixels(base, inputs["pixel_values"])
-    return _stem_of_tokens(base, inputs)
-
-
-def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    mask = inputs.get("attention_mask")
-    arguments = {name: inputs[name] for name in ("input_ids", "token_type_ids") if name in inputs}
-    if type(base).__name__ == "DebertaV2Model":
-        hidden = base.embeddings(**arguments, mask=mask)  # what pads is zero before the first layer
-    else:
-        hidden = base.embeddings(**arguments)
-    if hasattr(base, "embeddings_project"):
-        hidden = base.embeddings_project(hidden)
-    mask = _readable(mask)
-    context = _context(base, hidden, None, mask)
-    if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
-        context["angles"] = _angles_by_kind(base, hidden)
-        context["sliding_attention"] = create_bidirectional_sliding_window_mask(
-            config=base.config, inputs_embeds=hidden, attention_mask=mask
-        )
-        context["tokens"] = mask
-    return State(hidden, context)
-
-
-def _angles_by_kind(base: Any, hidden: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the cosines and sines of a ModernBERT for each kind of its layers."""
-    positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
-    return {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
-
-
-def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Run the stem of a SigLIP 2, which is given patches, some of them of padding."""
-    pixels = inputs["pixel_values"]
-    shapes = inputs["spatial_shapes"]
-    if shapes.is_meta:
-        # Without numbers, which the library looks at, only shapes are asked for: positions change none.
-        hidden = base.embeddings.patch_embedding(pixels)
-    else:
-        hidden = base.embeddings(pixels, shapes)
-    mask = _readable(inputs.get("pixel_attention_mask"))
-    context = _context(base, hidden, pixels, mask)
-    context["tokens"] = mask
-    return State(hidden, context)
-
-
-def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
-    hidden = base.embeddings(pixels)
-    if isinstance(hidden, tuple):  # Swin: and its rows and columns
-        hidden = hidden[0]
-    if hasattr(base, "pre_layrnorm"):
-        hidden = base.pre_layrnorm(hidden)
-    return State(hidden, _context(base, hidden, pixels, None))
-
-
-def _readable(mask: Tensor | None) -> Tensor | None:
-    """Return a mask whose numbers the library can look at; None where there are none: only shapes are asked for."""
-    if mask is None or mask.is_meta:
-        return None
-    return mask
-
-
-def _context(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, Any]:
-    """Return what the layers of an encoder are given beside the state."""
-    attention_mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
-    return {"attention_mask": attention_mask, **relative.relative_context(base, hidden, pixels, mask)}
-
-
-def run_encoder_layer(layer: Any, state: State) -> State:
-    """Run one layer of an encoder."""
-    context = state.context
-    if "angles" not in context:
-        return relative.run_relative_layer(layer, state)
-    kind = layer.attention_type
-    mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
-    hidden = layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind])
-    return State(hidden, context)
-
-
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
     if not norm:
         return state.hidden
@@ -625,188 +497,11 @@ def _last_of(state: State) -> Tensor:
     return state.context["last"]
 
 
-# --- published folders: strictly read, and shown under the library's present names ------------------------------------
-
-
 def _is_text(preprocess: Preprocessing) -> bool:
     kind = preprocess.get("kind")
     if kind not in ("text", "image"):
         raise InputError(f"the preprocessing is neither of text nor of images but of {shown(kind)}")
     return kind == "text"
-
-
-def _config_of(published: LibraryConfig, origin: str) -> dict[str, object]:
-    """Return the configuration of a folder as a checkpoint keeps it: without labels and traces of who wrote it."""
-    for key, description, hint in _NEVER:
-        if published.get(key):
-            raise InputError(f"{origin} comes with {description} ({key}), which hydractl never uses", hint=hint)
-    config = without_traces(published)
-    name = class_name(config)
-    if name in TWO_TOWERS:
-        return config
-    if config["architectures"] != [name] or name == dinov3.NAME:  # a body, perhaps with the head of another task
-        config["architectures"] = [name]
-        config["num_labels"] = 0
-    if "num_labels" not in config:
-        labels = published.get("id2label")
-        if isinstance(labels, Mapping):
-            config["num_labels"] = len(labels)
-        else:  # the library's own default, where a file says nothing
-            config["num_labels"] = getattr(transformers, name).config_class().num_labels
-    return config
-
-
-def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
-    """Read weights by the library itself, under its present names, in the dtypes of the file.
-
-    Returns:
-        Besides the weights, for a body the names in the file of what belongs to another task.
-
-    Raises:
-        InputError: listing every tensor that is missing, unexpected or of another shape.
-    """
-    infos = {name: weights.info(name) for name in weights.names()}
-    dtypes_in_file = {info.dtype for info in infos.values()}
-    is_body = not model.config.num_labels
-    loaded, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
-    expected = set(model.state_dict())
-    missing = set(report["missing_keys"])
-    unexpected = set(report["unexpected_keys"])
-    left: list[str] = []
-    if is_body:
-        missing &= expected
-        left = sorted(name for name in unexpected if re.match(_OTHER_TASKS, name))
-    problems = _loading_problems(missing, unexpected - set(left), report)
-    if problems:
-        raise InputError(
-            f"{folder} does not hold the weights of {type(model).__name__}",
-            problems=problems[:40],
-        )
-    only_dtype = torch_dtype(next(iter(infos.values()))) if len(dtypes_in_file) == 1 else None
-    tensors = {}
-    for name, tensor in loaded.state_dict().items():
-        if name in expected:
-            dtype = only_dtype or _dtype_in_file(name, tensor, loaded, infos)
-            tensors[name] = tensor.to(dtype)
-    return DictTensors(tensors), left
-
-
-def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tuple[Any, Any]:
-    """Return the library's model of the weights in a folder, and its report on the names that it met.
-
-    Args:
-        folder: of the weights.
-        model: of the same class and configuration.
-        is_body: whether it has no classifier, which no class of the library lacks.
-        wide: whether float32 does not hold every number of the file exactly.
-    """
-    config = copy.deepcopy(model.config)
-    if is_body:
-        config.num_labels = 2
-    # The library draws what is missing; the caller's own random numbers go on as if it had not.
-    with refused_as(f"transformers cannot read the weights in {folder}"), quiet(), torch.random.fork_rng(devices=[]):
-        return type(model).from_pretrained(
-            str(folder),
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float64 if wide else torch.float32,
-            attn_implementation=implementation(type(model)),
-            ignore_mismatched_sizes=True,  # so that they are reported, all of them
-            output_loading_info=True,
-        )
-
-
-def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report: Any) -> list[str]:
-    """List what is wrong with the tensors that the library read, a line each."""
-    problems = []
-    for name in sorted(missing):
-        problems.append(f"missing tensor {shown(name, 200)}")
-    for name in sorted(unexpected):
-        problems.append(f"unexpected tensor {shown(name, 200)}")
-    for name, shape, expected_shape in sorted(report["mismatched_keys"]):
-        problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected_shape)}")
-    for message in report.get("error_msgs", ()):
-        problems.append(shown(message, 200))
-    return problems
-
-
-def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, TensorInfo]) -> torch.dtype:
-    """Return the dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
-    published_names = revert_weight_conversion(loaded, {name: tensor})
-    stored = [infos[published] for published in published_names if published in infos]
-    if len(stored) != 1:
-        return tensor.dtype
-    return torch_dtype(stored[0])
-
-
-def _preprocess(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer or the image processor of a folder."""
-    towers = towers_of(model)
-    config = model.config
-    if config.model_type not in _PROCESSORS:
-        return _preprocess_of_texts(folder, model)
-    prefix = towers[0].prefix
-    base = towers[0].base
-    preprocess = image_preprocess(
-        folder,
-        default=_PROCESSORS[config.model_type],
-        channels=base.config.num_channels,
-        # DINOv2 stretches its positions to any size.
-        size=None if prefix.startswith("dinov2") else _image_size(model),
-        patch=base.config.patch_size if config.model_type == "siglip2" else None,
-    )
-    if len(towers) > 1:
-        preprocess["texts"] = clip.text_preprocess_of(folder, model)
-    return preprocess
-
-
-def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer of a folder."""
-    config = model.config
-    prefix = towers_of(model)[0].prefix
-    if prefix in ("roberta", "roberta_prelayernorm", "data2vec_text"):
-        skipped = (config.pad_token_id or 0) + 1  # positions are counted from behind the padding token's number
-    elif prefix == "mpnet":
-        skipped = 2  # positions are counted from behind 1
-    else:
-        skipped = 0
-    has_token_types = getattr(config, "type_vocab_size", 1) > 1
-    return text_preprocess(
-        folder,
-        positions=longest_text_of(config) - skipped,
-        vocabulary=config.vocab_size,
-        always=("input_ids", "attention_mask"),
-        if_named=("token_type_ids",) if has_token_types else (),
-        padding=config.pad_token_id,
-        pads_with_end=is_decoder(model),
-    )
-
-
-def _image_size(model: Any) -> tuple[int, int] | None:
-    """Return height and width of the patch embedding; None for a model of texts, and of images of any size."""
-    model_type = model.config.model_type
-    if model_type not in _PROCESSORS or model_type in ("dinov3_vit", "siglip2"):
-        return None
-    base = towers_of(model)[0].base
-    patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)
-    size = getattr(patches, "image_size", base.config.image_size)
-    if isinstance(size, int):
-        return size, size
-    height, width = size
-    return int(height), int(width)
-
-
-def _labels(published: LibraryConfig, classes: int) -> list[str] | None:
-    """Return the names of the classes; the library's own placeholders are no names."""
-    names = published.get("id2label")
-    if not isinstance(names, Mapping) or sorted(names) != sorted(map(str, range(classes))):
-        return None
-    labels = [str(names[str(index)]) for index in range(classes)]
-    if all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
-        return None
-    return labels
 
 
 FAMILY = HFEncoder()

@@ -23,7 +23,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import timm
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, MultiheadStandIn, Stages
 from hydractl.families.hf import family as hf
-from hydractl.families.hf.inputs import TOKENIZER_FILES, text_collate, write_tokenizer
+from hydractl.families.hf.texts import TOKENIZER_FILES, text_collate, write_tokenizer
 from hydractl.families.library_json import LibraryConfig, Preprocessing, object_in, object_or_empty
 from hydractl.families.open_clip.hf_text import LAYOUT, TRANSFORMER, hf_config_in, hf_text, is_of_transformers
 from hydractl.families.open_clip.inputs import (
@@ -46,11 +46,10 @@ from hydractl.families.open_clip.models import (
     blocks_of,
     drawn_clip,
     skeleton,
-    text_stages,
     text_tower,
     towers_of_coca,
-    visual_stages,
 )
+from hydractl.families.open_clip.stages import text_stages, visual_stages
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import filled_templates, scaled_cosines
 from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config

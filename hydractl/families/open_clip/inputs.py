@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError
-from hydractl.families.hf.inputs import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
+from hydractl.families.hf.texts import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
 from hydractl.families.library_json import LibraryConfig, Preprocessing, integers_in, object_in
 from hydractl.families.pixels import in_mode, is_size, stacked
 from hydractl.families.reading import cached_by_config, refused_as
@@ -147,7 +147,7 @@ def own_tokenizer(config: LibraryConfig) -> bool:
 
 
 def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
-    """Read the tokenizer of transformers in a folder, as of :func:`hydractl.families.hf.inputs.text_preprocess`.
+    """Read the tokenizer of transformers in a folder, as of :func:`hydractl.families.hf.texts.text_preprocess`.
 
     Raises:
         InputError: for a folder without one, and for one of another model.

@@ -1,0 +1,98 @@
+"""transformers' encoders in stages: the part of their forward before the first layer, and one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+
+from hydractl.families.base import State
+from hydractl.families.hf import relative
+
+
+def encoder_stem(base: Any, inputs: Any) -> State:
+    """Run the part of the library's own forward before its first layer."""
+    if not isinstance(inputs, Mapping):
+        return _stem_of_pixels(base, inputs)
+    if "spatial_shapes" in inputs:
+        return _stem_of_patches(base, inputs)
+    if "pixel_values" in inputs:
+        return _stem_of_pixels(base, inputs["pixel_values"])
+    return _stem_of_tokens(base, inputs)
+
+
+def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
+    mask = inputs.get("attention_mask")
+    arguments = {name: inputs[name] for name in ("input_ids", "token_type_ids") if name in inputs}
+    if type(base).__name__ == "DebertaV2Model":
+        hidden = base.embeddings(**arguments, mask=mask)  # what pads is zero before the first layer
+    else:
+        hidden = base.embeddings(**arguments)
+    if hasattr(base, "embeddings_project"):
+        hidden = base.embeddings_project(hidden)
+    mask = _readable(mask)
+    context = _context(base, hidden, None, mask)
+    if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
+        context["angles"] = _angles_by_kind(base, hidden)
+        context["sliding_attention"] = create_bidirectional_sliding_window_mask(
+            config=base.config, inputs_embeds=hidden, attention_mask=mask
+        )
+        context["tokens"] = mask
+    return State(hidden, context)
+
+
+def _angles_by_kind(base: Any, hidden: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the cosines and sines of a ModernBERT for each kind of its layers."""
+    positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
+    return {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
+
+
+def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
+    """Run the stem of a SigLIP 2, which is given patches, some of them of padding."""
+    pixels = inputs["pixel_values"]
+    shapes = inputs["spatial_shapes"]
+    if shapes.is_meta:
+        # Without numbers, which the library looks at, only shapes are asked for: positions change none.
+        hidden = base.embeddings.patch_embedding(pixels)
+    else:
+        hidden = base.embeddings(pixels, shapes)
+    mask = _readable(inputs.get("pixel_attention_mask"))
+    context = _context(base, hidden, pixels, mask)
+    context["tokens"] = mask
+    return State(hidden, context)
+
+
+def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
+    hidden = base.embeddings(pixels)
+    if isinstance(hidden, tuple):  # Swin: and its rows and columns
+        hidden = hidden[0]
+    if hasattr(base, "pre_layrnorm"):
+        hidden = base.pre_layrnorm(hidden)
+    return State(hidden, _context(base, hidden, pixels, None))
+
+
+def _readable(mask: Tensor | None) -> Tensor | None:
+    """Return a mask whose numbers the library can look at; None where there are none: only shapes are asked for."""
+    if mask is None or mask.is_meta:
+        return None
+    return mask
+
+
+def _context(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, Any]:
+    """Return what the layers of an encoder are given beside the state."""
+    attention_mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
+    return {"attention_mask": attention_mask, **relative.relative_context(base, hidden, pixels, mask)}
+
+
+def run_encoder_layer(layer: Any, state: State) -> State:
+    """Run one layer of an encoder."""
+    context = state.context
+    if "angles" not in context:
+        return relative.run_relative_layer(layer, state)
+    kind = layer.attention_type
+    mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
+    hidden = layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind])
+    return State(hidden, context)

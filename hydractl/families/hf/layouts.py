@@ -1,0 +1,180 @@
+"""Where the heads of transformers' encoders are: the names of modules and tensors of each kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hydractl.families.base import AttentionLayout
+
+
+@dataclass(frozen=True)
+class EncoderLayout:
+    """Module names of one kind of encoder, relative to the base model, the layer or the attention.
+
+    Attributes:
+        layers: the list of layers.
+        heads: the tensors of the attention.
+        core: the module that computes attention, within the attention block; empty: the block itself.
+        core_class: the end of the name of its class.
+        norm: of a layer, the norm that its attention reads through; empty where the norm comes after.
+        block: the attention block within a layer; empty: the layer itself.
+        embeddings: the modules before the first layer.
+        staged: whether the layers are in stages, between which tokens get fewer.
+    """
+
+    layers: str
+    heads: AttentionLayout
+    core: str
+    core_class: str
+    norm: str = ""
+    block: str = "attention"
+    embeddings: tuple[str, ...] = ("embeddings", "embeddings_project", "pre_layrnorm")
+    staged: bool = False
+
+
+_PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
+_BERT = EncoderLayout(
+    layers="encoder.layer",
+    heads=AttentionLayout(("self.query", "self.key", "self.value"), "output.dense"),
+    core="self",
+    core_class="SelfAttention",
+)
+_DISTILBERT = EncoderLayout(
+    layers="transformer.layer",
+    heads=AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"),
+    core="",
+    core_class="SelfAttention",
+)
+_VIT = EncoderLayout(
+    layers="layers",
+    heads=_PROJECTIONS,
+    core="",
+    core_class="Attention",
+    norm="layernorm_before",
+)
+_DINOV2 = EncoderLayout(
+    layers="encoder.layer",
+    heads=_PROJECTIONS,
+    core="",
+    core_class="Attention",
+    norm="norm1",
+)
+_CLIP = EncoderLayout(
+    layers="encoder.layers",
+    heads=AttentionLayout(_PROJECTIONS.qkv, "out_proj"),
+    core="",
+    core_class="Attention",
+    norm="layer_norm1",
+    block="self_attn",
+)
+_MODERN = EncoderLayout(
+    layers="layers",
+    heads=AttentionLayout(("Wqkv",), "Wo"),
+    core="",
+    core_class="Attention",
+    norm="attn_norm",
+    block="attn",
+)
+_BEIT = EncoderLayout(
+    layers="layers",
+    heads=AttentionLayout(
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        "attention.o_proj",
+        table="relative_position_bias.relative_position_bias_table",
+    ),
+    core="attention",
+    core_class="Attention",
+    norm="layernorm_before",
+    block="",
+    embeddings=("embeddings", "shared_position_bias"),
+)
+_DATA2VEC = replace(
+    _BEIT,
+    layers="encoder.layer",
+    heads=replace(
+        _BERT.heads, qkv=("attention.query", "attention.key", "attention.value"), table=f"attention.{_BEIT.heads.table}"
+    ),
+    core_class="SdpaSelfAttention",
+    block="attention",
+    embeddings=("embeddings", "encoder.relative_position_bias"),
+)
+_SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table), staged=True)
+_SWINV2 = replace(
+    _BERT,
+    layers="encoder.layers",
+    heads=replace(
+        _BERT.heads,
+        table="self.continuous_position_bias_mlp.2.weight",
+        features="self.continuous_position_bias_mlp.0",
+        scale="self.logit_scale",
+    ),
+    staged=True,
+)
+_DEBERTA = EncoderLayout(
+    layers="encoder.layer",
+    heads=AttentionLayout(
+        ("self.query_proj", "self.key_proj", "self.value_proj"),
+        "output.dense",
+        positions=("self.pos_query_proj", "self.pos_key_proj"),
+    ),
+    core="self",
+    core_class="DisentangledSelfAttention",
+    embeddings=("embeddings", "encoder.rel_embeddings", "encoder.LayerNorm"),
+)
+_MPNET = EncoderLayout(
+    layers="encoder.layer",
+    heads=AttentionLayout(("attn.q", "attn.k", "attn.v"), "attn.o"),
+    core="attn",
+    core_class="SelfAttention",
+    embeddings=("embeddings", "encoder.relative_attention_bias"),
+)
+_LLAMA = EncoderLayout(
+    layers="layers",
+    heads=AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
+    core="",
+    core_class="Attention",
+    norm="input_layernorm",
+    block="self_attn",
+    embeddings=("embed_tokens",),
+)
+_PHI3 = replace(_LLAMA, heads=AttentionLayout(("qkv_proj",), "o_proj"))
+_GPT2 = EncoderLayout(
+    layers="h",
+    heads=AttentionLayout(("c_attn",), "c_proj", transposed=True),
+    core="",
+    core_class="Attention",
+    norm="ln_1",
+    block="attn",
+    embeddings=("wte", "wpe"),
+)
+
+# Name of the base model within the classifier, which every site's path starts with -> its layout. Where several layouts
+# have one name, what tells them apart stands behind a dot.
+LAYOUTS = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "electra": _BERT,
+    "ernie": _BERT,
+    "data2vec_text": _BERT,
+    "roberta_prelayernorm": replace(_BERT, norm="attention.LayerNorm"),
+    "distilbert": _DISTILBERT,
+    "vit": _VIT,
+    "deit": _VIT,
+    "ijepa": _VIT,
+    "dinov2": _DINOV2,
+    "dinov2_with_registers": _DINOV2,
+    "model": _MODERN,
+    "beit": _BEIT,
+    "data2vec_vision": _DATA2VEC,
+    "swin": _SWIN,
+    "swinv2": _SWINV2,
+    "deberta": _DEBERTA,
+    "mpnet": _MPNET,
+    "model.self_attn": _LLAMA,
+    "model.qkv_proj": _PHI3,
+    "model.post_norm": replace(_LLAMA, norm=""),
+    "model.attention": replace(_DINOV2, layers="layer"),
+    "transformer": _GPT2,
+    "vision_model": _CLIP,
+    "text_model": _CLIP,
+}

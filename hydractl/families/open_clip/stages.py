@@ -1,0 +1,169 @@
+"""open_clip's towers in stages: stems, blocks and readouts as the library's own forward has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import Attention, text_global_pool
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydractl.families import timm
+from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, numbered_paths
+from hydractl.families.open_clip.hf_text import hf_text, hf_text_stages
+from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, TextTower, text_tower
+from hydractl.families.prompts import mean_features
+
+
+def _run(block: Any, state: State) -> State:
+    mask = state.context.get("attn_mask")
+    if mask is not None and mask.dim() == 4 and isinstance(block.attn, nn.MultiheadAttention | Attention):
+        mask = mask.expand(-1, block.attn.num_heads, -1, -1).flatten(0, 1)  # [B, 1, T, T] -> [B * heads, T, T]
+    return State(block(state.hidden, attn_mask=mask), state.context)
+
+
+def _attention_input(block: Any, state: State) -> Tensor:
+    return block.ln_1(state.hidden)
+
+
+def visual_stages(model: Any) -> Stages:
+    """Cut the visual tower; its stem and pooling are the library's own."""
+    visual = model.visual
+    if isinstance(visual, TimmModel):
+        return _trunk_stages(visual)
+
+    def pooled(state: State) -> Tensor:
+        return visual._pool(state.hidden)[0]
+
+    blocks = visual.transformer.resblocks
+    reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
+    return Stages(
+        stem=lambda images: State(visual._embeds(images)),
+        blocks=for_each(_run, blocks),
+        block_paths=numbered_paths(VISUAL_BLOCKS, blocks),
+        stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
+        readout=lambda state: F.normalize(pooled(state) @ visual.proj, dim=-1),
+        projection=Projection(lambda state: pooled(state)[:, None], lambda: (visual.proj.T, None)),
+        attention_inputs=for_each(_attention_input, blocks),
+        reads=first_tokens(1) if reads_class_token else None,
+        tower="visual",
+        prefixes=("visual.",),
+    )
+
+
+def _trunk_stages(visual: TimmModel) -> Stages:
+    """Cut an image tower of timm: the stages of the family of timm, and the projection behind them."""
+    (trunk,) = timm.FAMILY.stages(visual.trunk)
+    return dataclasses.replace(
+        trunk,
+        block_paths=[f"{TRUNK}{path}" for path in trunk.block_paths],
+        merging={place: f"{TRUNK}{path}" for place, path in trunk.merging.items()},
+        stem_prefixes=tuple(f"{TRUNK}{prefix}" for prefix in trunk.stem_prefixes),
+        readout=lambda state: F.normalize(visual.head(trunk.readout(state)), dim=-1),
+        tower="visual",
+        prefixes=("visual.",),
+    )
+
+
+def text_stages(model: Any) -> Stages:
+    """Cut the text tower: the library's ``encode_text``, and ``build_zero_shot_classifier`` over a class's prompts."""
+    encoder = hf_text(model)
+    if encoder is not None:
+        return hf_text_stages(encoder)
+    tower = text_tower(model)
+    prefix = tower.prefix
+    blocks = tower.module.transformer.resblocks
+    has_class_token = getattr(tower.module, "cls_emb", None) is not None
+    if prefix:
+        prefixes: tuple[str, ...] = (prefix,)
+    else:
+        prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
+    return Stages(
+        stem=partial(_text_stem, tower.module),
+        blocks=for_each(_run, blocks),
+        block_paths=numbered_paths(f"{prefix}transformer.resblocks", blocks),
+        stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
+        readout=lambda state: _class_features(tower, state),
+        projection=_text_projection(tower),
+        attention_inputs=for_each(_attention_input, blocks),
+        reads=lambda state: _pooled_tokens(tower, state),
+        per_sample=("text", "attn_mask") if has_class_token else ("text",),
+        tower="text",
+        of_labels=True,
+        prefixes=prefixes,
+    )
+
+
+def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
+    """Run the library's own stem.
+
+    It is written out, because that asks the first block for its dtype, which may be another's.
+
+    Args:
+        holder: of ``token_embedding`` and so on, see :class:`TextTower`.
+        inputs: ``text`` ``[classes, prompts, T]``.
+    """
+    text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
+    hidden = holder.token_embedding(text)
+    class_token = getattr(holder, "cls_emb", None)
+    if class_token is not None:
+        hidden = torch.cat([hidden, class_token.expand(len(text), 1, -1)], dim=1)
+    tokens = hidden.shape[1]
+    hidden = hidden + holder.positional_embedding[:tokens]
+    mask = None
+    if holder.attn_mask is not None:
+        mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
+    if class_token is not None:  # no token sees padding: the library's mask, which is the same for every head
+        of_heads = holder._build_additive_mask(text, tokens, hidden.dtype)
+        padding = of_heads.unflatten(0, (len(text), -1))[:, :1]
+        mask = padding if mask is None else mask + padding
+    return State(hidden, {"text": inputs["text"], "attn_mask": mask})
+
+
+def _class_features(tower: TextTower, state: State) -> Tensor:
+    """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
+    features = _pooled_texts(tower, state)
+    projection = tower.module.text_projection
+    if isinstance(projection, nn.Linear):
+        features = projection(features)
+    elif projection is not None:
+        features = features @ projection
+    return mean_features(features, state.context["text"].shape[1])
+
+
+def _pooled_texts(tower: TextTower, state: State) -> Tensor:
+    """Compute ``[classes * prompts, d_model]``, the pooled features of the prompts."""
+    norm = tower.module.ln_final
+    if "read" in state.context:
+        return norm(state.hidden[:, 0])
+    text = state.context["text"].flatten(0, 1)
+    return text_global_pool(norm(state.hidden), text, tower.pool, eos_token_id=tower.eos)
+
+
+def _text_projection(tower: TextTower) -> Projection | None:
+    layer = tower.module.text_projection
+    if layer is None:
+        return None
+
+    def inputs(state: State) -> Tensor:
+        prompts = state.context["text"].shape[1]
+        return _pooled_texts(tower, state).unflatten(0, (-1, prompts))
+
+    def parameters() -> tuple[Tensor, Tensor | None]:
+        if isinstance(layer, nn.Linear):
+            return layer.weight, layer.bias
+        return layer.T, None
+
+    return Projection(inputs, parameters)
+
+
+def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
+    """Return the position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
+    text = state.context["text"].flatten(0, 1)
+    positions = torch.arange(state.hidden.shape[1], device=text.device).expand(len(text), -1)
+    return text_global_pool(positions[:, :, None], text, tower.pool, eos_token_id=tower.eos)
