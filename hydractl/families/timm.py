@@ -218,7 +218,7 @@ class TimmViT(ModelFamily):
         return copy.deepcopy(_build(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """``blocks.0.attn`` and so on."""
+        """Return the sites ``blocks.0.attn`` and so on."""
         return timm_sites(_build(config))
 
     def layout(self, site: Site) -> AttentionLayout:

@@ -184,7 +184,7 @@ class TorchvisionViT(ModelFamily):
         return VisionTransformer(**config)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """``encoder.layers.encoder_layer_0.self_attention`` and so on."""
+        """Return the sites ``encoder.layers.encoder_layer_0.self_attention`` and so on."""
         sizes = _Sizes.of_config(config)
         sites = []
         for index in range(sizes.num_layers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +34,11 @@ def run(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def check_data(folder: Path) -> CheckData:
-    rows = "".join(f'{{"text": "{"a" * n}", "label": {n % 3}}}\n' for n in LENGTHS)
-    (folder / "in.jsonl").write_text(rows)
-    (folder / "out.jsonl").write_text(rows)
-    inside, outside = open_data(f"{folder}/in.jsonl"), open_data(f"{folder}/out.jsonl")
+    lines = [json.dumps({"text": "a" * length, "label": length % 3}) for length in LENGTHS]
+    for name in ("in", "out"):
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    inside = open_data(f"{folder}/in.jsonl")
+    outside = open_data(f"{folder}/out.jsonl")
     return CheckData(inside, {"out": outside}, batch_size=2, workers=0)
 
 
@@ -53,7 +55,9 @@ def test_answers_stand_in_the_order_of_the_data_though_longer_texts_run_first(tm
 
 
 def test_a_calibrated_model_is_checked_as_calibrated(tmp_path: Path) -> None:
-    calibration = Calibration("vector", (1.0, 1.0, 1.0), (-9.0, 0.0, 0.0))
-    ((predicted, _), _) = check_data(tmp_path).measure(model(calibration=calibration.to_json()), run, Log())
+    never_class_0 = Calibration("vector", (1.0, 1.0, 1.0), (-9.0, 0.0, 0.0))
+    calibrated_model = model(calibration=never_class_0.to_json())
+    inside, _ = check_data(tmp_path).measure(calibrated_model, run, Log())
     assert 0 in pooled().argmax(-1), "else the calibration would change nothing"
-    assert predicted.tolist() == (pooled()[:, 1:].argmax(-1) + 1).tolist()
+    best_of_others = pooled()[:, 1:].argmax(-1) + 1
+    assert inside.predicted.tolist() == best_of_others.tolist()

@@ -59,29 +59,39 @@ torch.save(found, "answers")
 
 def plan_of(variant: str) -> FusionPlan:
     """Two members with weights of their own."""
-    sources = [source_of(shared_stock(variant, seed=seed), variant, name=f"m{seed}") for seed in range(2)]
-    return plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(sources, KEPT, strict=True)])
+    members = []
+    for seed, kept in enumerate(KEPT):
+        source = source_of(shared_stock(variant, seed=seed), variant, name=f"m{seed}")
+        members.append(prune_source(source, mask_of(source, kept)))
+    return plan_fusion(members)
 
 
 def inputs_of(variant: str) -> list[dict[str, torch.Tensor]]:
-    """Of 1, 2 and 5 samples."""
-    three = inputs(variant)
-    if not isinstance(three, dict):
+    """Return inputs of 1, 2 and 5 samples."""
+    three_samples = inputs(variant)
+    if not isinstance(three_samples, dict):
         return [{"pixel_values": images(samples)} for samples in (1, 2, 5)]
-    # Rows 1 and 2 are padded; a length of its own for every number of samples.
-    five = {k: torch.cat([v, v])[:5] for k, v in three.items()}
-    return [{k: v[5 - n :, : 5 + n // 2].contiguous() for k, v in five.items()} for n in (1, 2, 5)]
+    batches = []
+    for samples in (1, 2, 5):
+        length = 5 + samples // 2  # another one for every number of samples
+        batch = {}
+        for name, tensor in three_samples.items():
+            five_samples = torch.cat([tensor, tensor])[:5]  # rows 1 and 2 are padded
+            batch[name] = five_samples[5 - samples :, :length].contiguous()
+        batches.append(batch)
+    return batches
 
 
 @torch.no_grad()
-def check(model: HydraModel, fed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """An answer against the model, and the mean of softmaxes in a few lines of its own."""
+def check(model: HydraModel, fed: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    """Compare outputs with those of the model, and with the mean of softmaxes in a few lines of its own."""
     logits = model.member_logits(fed.get("pixel_values", fed))
     tolerance = 1e-4 * max(1.0, float(logits.abs().max()))
-    assert logits.shape == (2, len(next(iter(fed.values()))), 5)
-    mean = sum(member.softmax(-1) for member in logits) / 2
+    samples = len(next(iter(fed.values())))
+    assert logits.shape == (2, samples, 5)
+    mean = (logits[0].softmax(-1) + logits[1].softmax(-1)) / 2
     for name, expected in (("member_logits", logits), ("probabilities", mean)):
-        actual = torch.as_tensor(given[name])
+        actual = torch.as_tensor(outputs[name])
         assert actual.shape == expected.shape
         assert float((actual - expected).abs().max()) <= tolerance
 
@@ -99,12 +109,12 @@ class Exported:
         self.inputs = inputs_of(variant)
 
     def model(self) -> HydraModel:
-        """The model, new."""
+        """Build the model anew."""
         return HydraModel(self.plan.description, self.plan.tensors)
 
-    def check(self, number: int, given: Mapping[str, Any]) -> None:
-        """The answer to one of the inputs against the model."""
-        check(self.model(), self.inputs[number], given)
+    def check(self, number: int, outputs: Mapping[str, Any]) -> None:
+        """Compare the outputs for one of the inputs with those of the model."""
+        check(self.model(), self.inputs[number], outputs)
 
 
 Export = Callable[[str], Exported]
@@ -125,26 +135,27 @@ FAMILIES = pytest.mark.parametrize("variant", marked_long(WRITTEN))
 
 @FAMILIES
 def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str) -> None:
-    one = exported(variant)
-    session = onnxruntime.InferenceSession(str(one.onnx), providers=["CPUExecutionProvider"])
-    shapes = {i.name: i.shape for i in session.get_inputs()}
-    dimensions = ["batch", 3, 16, 16] if "pixel_values" in one.inputs[0] else ["batch", "tokens"]
-    assert shapes == dict.fromkeys(one.inputs[0], dimensions)
-    assert {o.name: o.shape for o in session.get_outputs()} == {
-        "probabilities": ["batch", 5],
-        "member_logits": [2, "batch", 5],
-    }
-    for number, fed in enumerate(one.inputs):
-        given = session.run(None, {name: tensor.numpy() for name, tensor in fed.items()})
-        one.check(number, dict(zip(["probabilities", "member_logits"], given, strict=True)))
+    model = exported(variant)
+    session = onnxruntime.InferenceSession(str(model.onnx), providers=["CPUExecutionProvider"])
+    input_shapes = {entry.name: entry.shape for entry in session.get_inputs()}
+    dimensions = ["batch", 3, 16, 16] if "pixel_values" in model.inputs[0] else ["batch", "tokens"]
+    assert input_shapes == dict.fromkeys(model.inputs[0], dimensions)
+    output_shapes = {entry.name: entry.shape for entry in session.get_outputs()}
+    assert output_shapes == {"probabilities": ["batch", 5], "member_logits": [2, "batch", 5]}
+    for number, fed in enumerate(model.inputs):
+        arrays = {name: tensor.numpy() for name, tensor in fed.items()}
+        probabilities, member_logits = session.run(None, arrays)
+        model.check(number, {"probabilities": probabilities, "member_logits": member_logits})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("variant", [v for v in GRAPHS if v not in WRITTEN])
 def test_a_graph_takes_inputs_of_every_size(variant: str) -> None:
     plan = plan_of(variant)
-    model, other = (HydraModel(plan.description, plan.tensors) for _ in range(2))
-    graph = traced(other, other.family.longest_text(plan.description.preprocess)).program.module()
+    model = HydraModel(plan.description, plan.tensors)
+    used_up = HydraModel(plan.description, plan.tensors)
+    longest = used_up.family.longest_text(plan.description.preprocess)
+    graph = traced(used_up, longest).program.module()
     for fed in inputs_of(variant):
         if "pixel_values" in fed:  # DINOv2 of transformers takes any size of image, and a file the checkpoint's
             fed = {"pixel_values": model.example_inputs(len(fed["pixel_values"]))}

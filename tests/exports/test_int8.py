@@ -29,14 +29,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     members = [hydractl.prune(TINY, method="random", keep=2, seed=seed) for seed in range(2)]
     hydra = hydractl.fuse(members, output=folder / "h.st")
     generator = np.random.default_rng(0)
-    images = {name: generator.integers(0, 256, (60, 8, 8, 3), np.uint8) for name in ("data", "ood")}
-    images["ood"] //= 4
+    images = generator.integers(0, 256, (60, 8, 8, 3), np.uint8)
+    dark_images = generator.integers(0, 256, (60, 8, 8, 3), np.uint8) // 4
     model = hydractl.load(hydra, device="cpu")
     with torch.no_grad():
-        labels = model(model.preprocess(list(images["data"]))).argmax(-1).numpy()
+        labels = model(model.preprocess(list(images))).argmax(-1).numpy()
     labels[:20] = generator.integers(0, 3, 20)
-    np.savez(folder / "data.npz", x=images["data"], y=labels)
-    np.savez(folder / "ood.npz", x=images["ood"])
+    np.savez(folder / "data.npz", x=images, y=labels)
+    np.savez(folder / "ood.npz", x=dark_images)
     words = ["--data", folder / "data.npz", "--ood", f"dark={folder / 'ood.npz'}", "--json", "-o", folder / "h"]
     with contextlib.redirect_stdout(io.StringIO()) as out:
         run("fuse", folder / "h.st", "--export", "onnx,onnx-int8,pt2", *words)
@@ -46,45 +46,59 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 @pytest.mark.long
 def test_what_rounding_does_on_data_is_what_the_file_does(made: tuple[Path, dict[str, Any]]) -> None:
     folder, document = made
-    exports = {entry["format"]: entry["check"] for entry in document["exports"]}
-    assert [check["tolerance"] is None for check in exports.values()] == [False, True, False]
-    data = exports["onnx-int8"]["on_data"]
+    checks = {entry["format"]: entry["check"] for entry in document["exports"]}
+    has_tolerance = [check["tolerance"] is not None for check in checks.values()]
+    assert has_tolerance == [True, False, True]
+    on_data = checks["onnx-int8"]["on_data"]
     model = hydractl.load(folder / "h.st", device="cpu")
-    labels = np.load(folder / "data.npz")["y"]
-    inputs = [model.preprocess(list(np.load(folder / f"{name}.npz")["x"])) for name in ("data", "ood")]
     session = onnxruntime.InferenceSession(str(folder / "h.int8.onnx"), providers=["CPUExecutionProvider"])
-    with torch.no_grad():
-        exact = [model(batch).exp().numpy() for batch in inputs]
-    rounded = [session.run(["probabilities"], {"pixel_values": batch.numpy()})[0] for batch in inputs]
+    exact = []
+    rounded = []
+    for name in ("data", "ood"):
+        batch = model.preprocess(list(np.load(folder / f"{name}.npz")["x"]))
+        with torch.no_grad():
+            exact.append(model(batch).exp().numpy())
+        (probabilities,) = session.run(["probabilities"], {"pixel_values": batch.numpy()})
+        rounded.append(probabilities)
+    labels = np.load(folder / "data.npz")["y"]
     for key, (inside, outside) in {"before": exact, "after": rounded}.items():
+        accuracy = (inside.argmax(-1) == labels).mean()
         scores = -np.concatenate([inside, outside]).astype(np.float64).max(-1)
-        positive = np.repeat([0, 1], [len(inside), len(outside)])
-        assert data[key]["accuracy"] == pytest.approx((inside.argmax(-1) == labels).mean(), abs=1e-9)
-        assert data[key]["auroc"]["dark"] == pytest.approx(roc_auc_score(positive, scores), abs=2e-3)
-    assert data["agreement"] == pytest.approx((exact[0].argmax(-1) == rounded[0].argmax(-1)).mean(), abs=1e-9)
-    assert 0 < exports["onnx-int8"]["probabilities_max_abs"] < 0.1
+        is_ood = np.repeat([0, 1], [len(inside), len(outside)])
+        assert on_data[key]["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+        assert on_data[key]["auroc"]["dark"] == pytest.approx(roc_auc_score(is_ood, scores), abs=2e-3)
+    agreement = (exact[0].argmax(-1) == rounded[0].argmax(-1)).mean()
+    assert on_data["agreement"] == pytest.approx(agreement, abs=1e-9)
+    assert 0 < checks["onnx-int8"]["probabilities_max_abs"] < 0.1
 
 
 @pytest.mark.long
 def test_every_constant_product_is_rounded_to_seven_bits(made: tuple[Path, dict[str, Any]]) -> None:
     """Queries, keys and values too, whose weights are behind a transposition in the exact file."""
     graph = onnx.load(made[0] / "h.int8.onnx").graph
-    weights = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
-    products = [node for node in graph.node if node.op_type == "MatMulInteger"]
-    assert len(products) >= 2 * 4 + 1  # of two blocks; attention's own two products are of no constant
-    assert not any(node.op_type in ("MatMul", "Gemm") and node.input[1] in weights for node in graph.node)
-    for node in products:
-        assert weights[node.input[1]].dtype == np.int8 and np.abs(weights[node.input[1]]).max() <= 64
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    rounded_products = 0
+    for node in graph.node:
+        if node.op_type in ("MatMul", "Gemm"):
+            assert node.input[1] not in weights
+        if node.op_type == "MatMulInteger":
+            weight = weights[node.input[1]]
+            assert weight.dtype == np.int8
+            assert np.abs(weight).max() <= 64
+            rounded_products += 1
+    assert rounded_products >= 2 * 4 + 1  # of two blocks; attention's own two products are of no constant
 
 
 @pytest.mark.long
 def test_exported_files_are_rows_of_a_bench(made: tuple[Path, dict[str, Any]]) -> None:
-    files = [str(made[0] / f"h{ending}") for ending in (".st", ".onnx", ".int8.onnx", ".pt2")]
+    folder, _ = made
+    files = [str(folder / f"h{ending}") for ending in (".st", ".onnx", ".int8.onnx", ".pt2")]
     document = hydractl.bench(files, rounds=2, warmup=0, batch_size=2, device="cpu", threads=1)
     rows = document["results"]
     assert [row["kind"] for row in rows] == ["model", "onnx", "onnx-int8", "pt2"]
     assert [row["model"] for row in rows] == ["h", "h.onnx", "h.int8.onnx", "h.pt2"]
-    assert len({row["macs"] for row in rows}) == 1 and {row["mac_ratio"] for row in rows} == {1.0}
+    assert len({row["macs"] for row in rows}) == 1
+    assert {row["mac_ratio"] for row in rows} == {1.0}
     assert [row["params"] is None for row in rows] == [False, True, True, True]
     assert [row["checkpoint_bytes"] for row in rows] == [Path(file).stat().st_size for file in files]
     assert rows[2]["peak_share"] is None and rows[1]["peak_share"] > 0
@@ -100,8 +114,10 @@ def test_what_is_no_exported_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         hydractl.bench([tmp_path / "none.onnx"], device="cpu")
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:])), tmp_path / "other.onnx")
+    graph_input = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph_output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([node], "g", [graph_input], [graph_output])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "other.onnx")
     (tmp_path / "broken.pt2").write_bytes(b"PK nothing")
     refusals = {"other.onnx": "does not say what it is made of", "broken.pt2": "is a damaged .pt2 file"}
     for name, words in refusals.items():

@@ -97,16 +97,20 @@ def reference(name: str, folder: Path, classes: int, seed: int) -> tuple[Any, se
 @pytest.mark.parametrize("name", BODIES)
 @torch.no_grad()
 def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tmp_path: Path) -> None:
-    folder, variant = published_body(name, tmp_path), BODIES[name]
+    folder = published_body(name, tmp_path)
     body = open_source(str(folder), ALLOWED)
-    assert body.classes == 0 and body.description.labels is None
-    made = with_drawn_head(with_new_head(body, None, 5, seed=3), seed=3)
+    assert body.classes == 0
+    assert body.description.labels is None
+    classifier = with_drawn_head(with_new_head(body, None, 5, seed=3), seed=3)
     expected, missing = reference(name, folder, 5, seed=3)
-    assert set(made.tensors.names()) - set(body.tensors.names()) == missing
-    assert all(torch.equal(made.tensors.read(n), t) for n, t in expected.state_dict().items())
-    close(build_model(made).member_logits(inputs(variant))[0], logits(expected, inputs(variant)))
-    inside = {n.removeprefix(f"{type(expected).base_model_prefix}.") for n in body.tensors.names()}
-    assert not {n for n in body.left if n in inside}, "only tensors of another task are left"
+    assert set(classifier.tensors.names()) - set(body.tensors.names()) == missing
+    for tensor_name, tensor in expected.state_dict().items():
+        assert torch.equal(classifier.tensors.read(tensor_name), tensor), tensor_name
+    batch = inputs(BODIES[name])
+    close(build_model(classifier).member_logits(batch)[0], logits(expected, batch))
+    prefix = f"{type(expected).base_model_prefix}."
+    inside = {tensor_name.removeprefix(prefix) for tensor_name in body.tensors.names()}
+    assert not inside & set(body.left), "only tensors of another task are left"
     assert bool(body.left) is (name not in (*ALONE, "IJepaModel", *TIED))
 
 
@@ -145,9 +149,13 @@ def test_a_timm_tag_without_classes_is_a_body(name: str) -> None:
 @pytest.fixture
 def bert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    rows = [("a fine film", "good"), ("so dull", "bad"), ("not unkind !", "fair")] * 4
-    Path("train.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
-    Path("numbers.csv").write_text("text,label\n" + "".join(f"{text},{n % 3}\n" for n, (text, _) in enumerate(rows)))
+    named = ["text,label"]
+    numbered = ["text,label"]
+    for _ in range(4):
+        named += ["a fine film,good", "so dull,bad", "not unkind !,fair"]
+        numbered += ["a fine film,0", "so dull,1", "not unkind !,2"]
+    Path("train.csv").write_text("\n".join(named) + "\n")
+    Path("numbers.csv").write_text("\n".join(numbered) + "\n")
     return published_body("BertForMaskedLM", tmp_path / "bert")
 
 
@@ -280,9 +288,10 @@ def test_dinov3_is_the_library_s(dinov3: Any, capsys: Any) -> None:
 
 
 def test_dinov3_is_probed_and_gets_no_classifier(dinov3: Any, capsys: Any) -> None:
-    random = np.random.default_rng(0)
-    np.savez("data.npz", x=random.integers(0, 256, (30, 20, 20, 3), np.uint8), y=np.arange(30) % 2)
-    np.savez("new.npz", x=random.integers(0, 256, (6, 20, 20, 3), np.uint8), y=np.arange(6) % 2)
+    generator = np.random.default_rng(0)
+    for file, samples in (("data.npz", 30), ("new.npz", 6)):
+        images = generator.integers(0, 256, (samples, 20, 20, 3), np.uint8)
+        np.savez(file, x=images, y=np.arange(samples) % 2)
     run(capsys, "eval", "dinov3", "--data", "new.npz", "--fit", "data.npz", "--probe", "knn", "-o", "e.json", "-q")
     assert json.loads(Path("e.json").read_text())["models"][0]["id"]["n"] == 6
     train = ["finetune", "dinov3", "--data", "data.npz", "--init", "head", "-o", "a.st"]

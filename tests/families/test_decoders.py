@@ -94,14 +94,20 @@ def test_without_a_padding_token_texts_are_read_one_by_one() -> None:
 
 def test_magnitude_counts_shared_keys_for_each_head() -> None:
     reference = shared_stock("llama")
-    pruned = prune_source(source := source_of(reference, "llama"), mask_of(source, KEPT))
-    found = get_criterion("magnitude").score(build_model(pruned), calibration(), [0])[0]
+    source = source_of(reference, "llama")
+    pruned = prune_source(source, mask_of(source, KEPT))
+    scores = get_criterion("magnitude").score(build_model(pruned), calibration(), [0])[0]
     attention = reference.model.layers[0].self_attn
-    rows = {"q_proj": 1, "k_proj": 2, "v_proj": 2}
-    for score, head in zip(found, KEPT[0], strict=True):
-        parts = [getattr(attention, n).weight.unflatten(0, (-1, 6))[head // share] for n, share in rows.items()]
-        parts.append(attention.o_proj.weight.unflatten(1, (-1, 6))[:, head])
-        assert score == pytest.approx(sum(float(part.detach().abs().mean()) for part in parts) / 4, rel=1e-5)
+    for score, head in zip(scores, KEPT[0], strict=True):
+        key_head = head // 2
+        parts = [
+            attention.q_proj.weight.unflatten(0, (-1, 6))[head],
+            attention.k_proj.weight.unflatten(0, (-1, 6))[key_head],
+            attention.v_proj.weight.unflatten(0, (-1, 6))[key_head],
+            attention.o_proj.weight.unflatten(1, (-1, 6))[:, head],
+        ]
+        magnitudes = [float(part.detach().abs().mean()) for part in parts]
+        assert score == pytest.approx(sum(magnitudes) / 4, rel=1e-5)
 
 
 # --- fusing -----------------------------------------------------------------------------------------------------------
@@ -140,14 +146,23 @@ STRETCHED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", STRETCHED)
 def test_angles_are_stretched_as_the_library_does(kind: str) -> None:
     """As older files say it; the library sets them when it builds its model, which here has no memory."""
-    stretched = {"rope_scaling": {"rope_type": kind, **STRETCHED[kind]}, "rope_theta": 500.0}
-    settings = {**HF["llama"][2], "max_position_embeddings": 64, "num_labels": 5, **stretched}
-    library = transformers.LlamaForSequenceClassification(transformers.LlamaConfig.from_dict(copy.deepcopy(settings)))
-    ours: Any = FAMILY.build({**settings, "architectures": ["LlamaForSequenceClassification"]})
+    settings = {
+        **HF["llama"][2],
+        "max_position_embeddings": 64,
+        "num_labels": 5,
+        "rope_scaling": {"rope_type": kind, **STRETCHED[kind]},
+        "rope_theta": 500.0,
+    }
+    library_config = transformers.LlamaConfig.from_dict(copy.deepcopy(settings))
+    library = transformers.LlamaForSequenceClassification(library_config)
+    model: Any = FAMILY.build({**settings, "architectures": ["LlamaForSequenceClassification"]})
+    hidden = torch.zeros(1, 7, 24)
     positions = torch.arange(7)[None]
-    angles = [model.model.rotary_emb(torch.zeros(1, 7, 24), positions) for model in (library, ours)]
-    assert all(torch.equal(found, expected) for expected, found in zip(*angles, strict=True))
-    assert not torch.equal(angles[0][0], torch.ones_like(angles[0][0]))
+    expected_cos, expected_sin = library.model.rotary_emb(hidden, positions)
+    cos, sin = model.model.rotary_emb(hidden, positions)
+    assert torch.equal(cos, expected_cos)
+    assert torch.equal(sin, expected_sin)
+    assert not torch.equal(expected_cos, torch.ones_like(expected_cos))
 
 
 SIZES = {

@@ -84,9 +84,12 @@ def test_a_saved_folder_gives_the_librarys_logits(variant: str, dtype: torch.dty
     source = open_source(str(tmp_path))
     state = stock(variant).to(dtype).state_dict()
     assert source.tensors.names() == sorted(state)
-    assert all(torch.equal(source.tensors.read(name), state[name]) for name in state)
-    assert {source.tensors.read(name).dtype for name in state} == {dtype}
-    close(build_model(source).member_logits(inputs(variant))[0], logits(reload(variant, tmp_path), inputs(variant)))
+    for name, tensor in state.items():
+        stored = source.tensors.read(name)
+        assert stored.dtype == dtype
+        assert torch.equal(stored, tensor), name
+    batch = inputs(variant)
+    close(build_model(source).member_logits(batch)[0], logits(reload(variant, tmp_path), batch))
 
 
 @pytest.mark.parametrize(("variant", "old"), {
@@ -547,11 +550,15 @@ def sharded(variant: str, folder: Path) -> Path:
 @torch.no_grad()
 def test_weights_in_several_files(variant: str, tmp_path: Path) -> None:
     folder = sharded(variant, tmp_path)
-    assert len(list(folder.glob("model-*.safetensors"))) > 2 and not (folder / "model.safetensors").exists()
-    source, state = open_source(str(folder)), stock(variant).half().state_dict()
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    assert not (folder / "model.safetensors").exists()
+    source = open_source(str(folder))
+    state = stock(variant).half().state_dict()
     assert source.tensors.names() == sorted(state)
-    assert all(torch.equal(source.tensors.read(name), state[name]) for name in state)
-    close(build_model(source).member_logits(inputs(variant))[0], logits(reload(variant, folder), inputs(variant)))
+    for name, tensor in state.items():
+        assert torch.equal(source.tensors.read(name), tensor), name
+    batch = inputs(variant)
+    close(build_model(source).member_logits(batch)[0], logits(reload(variant, folder), batch))
 
 
 def test_an_index_that_is_wrong_is_refused(tmp_path: Path) -> None:

@@ -137,19 +137,23 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["hf-clip", *marked_long(["hf-siglip", "hf-siglip2", "hf-metaclip2"])])
 @torch.no_grad()
 def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tmp_path: Path) -> None:
-    whole = source_of(shared_stock(variant), variant)
-    source = prune_source(whole, mask_of(whole, [[0, 2], [1], [0]]))
-    made = with_drawn_head(with_new_head(source, None, 7), seed=3)
-    assert (made.classes, made.description.mask.counts()) == (7, [2, 1])
-    check_tensors("made", made.tensors, FAMILY, made.description)
+    zero_shot = source_of(shared_stock(variant), variant)
+    pruned = prune_source(zero_shot, mask_of(zero_shot, [[0, 2], [1], [0]]))
+    classifier = with_drawn_head(with_new_head(pruned, None, 7), seed=3)
+    assert classifier.classes == 7
+    assert classifier.description.mask.counts() == [2, 1]
+    check_tensors("made", classifier.tensors, FAMILY, classifier.description)
     name = HF_CLIP[variant][0].replace("Model", "ForImageClassification")
-    assert made.description.arch == name
-    config = shared_stock(variant).config.to_dict() | {"num_labels": 7}
-    library = getattr(transformers, name)._from_config(type(shared_stock(variant).config)(**config)).eval()
-    full = with_drawn_head(with_new_head(whole, None, 7), seed=3)
-    library.load_state_dict({n: full.tensors.read(n) for n in full.tensors.names()})
-    removed = [(path, head) for path, head in source.description.mask.removed_heads if path.startswith("vision")]
-    close(build_model(made).member_logits(inputs(variant))[0], logits(zero_columns(library, removed), inputs(variant)))
+    assert classifier.description.arch == name
+
+    stock_config = shared_stock(variant).config
+    config = type(stock_config)(**stock_config.to_dict() | {"num_labels": 7})
+    library = getattr(transformers, name)._from_config(config).eval()
+    unpruned = with_drawn_head(with_new_head(zero_shot, None, 7), seed=3)
+    library.load_state_dict({tensor: unpruned.tensors.read(tensor) for tensor in unpruned.tensors.names()})
+    removed = [head for head in pruned.description.mask.removed_heads if head[0].startswith("vision")]
+    batch = inputs(variant)
+    close(build_model(classifier).member_logits(batch)[0], logits(zero_columns(library, removed), batch))
 
 
 # --- published sizes ----------------------------------------------------------------------------------------------

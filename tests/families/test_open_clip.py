@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.fusion.plan import plan_fusion
+from hydractl.heads.mask import Site
 from hydractl.heads.weights import COMMON
 from hydractl.model.attention import HeadAttention
 from hydractl.model.loading import build_model
@@ -77,7 +77,8 @@ def assembled(reference: Any, variant: str, kept: Mapping[str, Sequence[int]] | 
             model.get_submodule(parent).register_parameter(leaf, torch.nn.Parameter(tensors[name]))
     for site in sites:
         weights = FAMILY.read(tensors, site)
-        weights = weights if kept is None else weights.select(kept[site.path])
+        if kept is not None:
+            weights = weights.select(kept[site.path])
         norms = FAMILY.common(model, site)
         for side, norm in zip(COMMON, norms, strict=True):
             for leaf, _ in list(norm.named_parameters()):
@@ -144,20 +145,19 @@ def test_logits_of_one_prompt_equal_the_librarys_own(variant: str) -> None:
 def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, drop: str) -> None:
     reference = pico_clip(variant)
     removed = []
+    kept = {}
     for index, site in enumerate(FAMILY.sites(clip_config(variant))):
-        count = {"unequal": index % site.heads, "one-site-empty": site.heads * (index == 2), "all-empty": site.heads}
-        removed += [(site.path, head) for head in range(site.heads)][: count[drop]]
-    kept = {
-        site.path: [h for h in range(site.heads) if (site.path, h) not in removed]
-        for site in FAMILY.sites(clip_config(variant))
-    }
+        counts = {"unequal": index % site.heads, "one-site-empty": site.heads * (index == 2), "all-empty": site.heads}
+        count = counts[drop]
+        removed += [(site.path, head) for head in range(count)]
+        kept[site.path] = list(range(count, site.heads))
     model = assembled(reference, variant, kept)
-    assert [len(k) for k in kept.values()] == [
-        module.members[0].heads for module in model.modules() if isinstance(module, HeadAttention)
-    ]
-    given = (variant, clip_images(variant), LABELS, THREE)
-    expected = zero_shot_logits(zero_clip_columns(reference, removed), *given)
-    assert not torch.allclose(expected, zero_shot_logits(reference, *given), atol=1e-3), "the removed heads must matter"
+    attentions = [module for module in model.modules() if isinstance(module, HeadAttention)]
+    assert [attention.members[0].heads for attention in attentions] == list(map(len, kept.values()))
+    images = clip_images(variant)
+    full = zero_shot_logits(reference, variant, images, LABELS, THREE)
+    expected = zero_shot_logits(zero_clip_columns(reference, removed), variant, images, LABELS, THREE)
+    assert not torch.allclose(expected, full, atol=1e-3), "the removed heads must matter"
     close(FAMILY.logits(model, read_out(model, [clip_images(variant), prompts(variant)])), expected)
 
 
@@ -179,18 +179,26 @@ def test_members_side_by_side_read_out_one_by_one() -> None:
 def test_stages_name_their_parameters(variant: str) -> None:
     model = pico_clip(variant).requires_grad_()  # the library holds positions by sine and cosine fixed
     names = [name for name, _ in model.named_parameters()]
-    towers = FAMILY.stages(model)
-    assert [(stages.tower, stages.of_labels) for stages in towers] == [("visual", False), ("text", True)]
-    owned = {stages.tower: {n for n in names if n.startswith(stages.prefixes)} for stages in towers}
-    assert not owned["visual"] & owned["text"]
-    assert set(names) - owned["visual"] - owned["text"] == {n for n in names if n.startswith("logit_")}
-    paths = [path for stages in towers for path in stages.block_paths]
+
+    def starting(prefixes: str | tuple[str, ...]) -> set[str]:
+        return {name for name in names if name.startswith(prefixes)}
+
+    visual, text = FAMILY.stages(model)
+    assert (visual.tower, visual.of_labels) == ("visual", False)
+    assert (text.tower, text.of_labels) == ("text", True)
+    of_visual = starting(visual.prefixes)
+    of_text = starting(text.prefixes)
+    assert not of_visual & of_text
+    assert set(names) - of_visual - of_text == starting("logit_")
+    paths = [*visual.block_paths, *text.block_paths]
     assert [f"{path}.attn" for path in paths] == [site.path for site in FAMILY.sites(clip_config(variant))]
     # Exactly the parameters that act before the blocks.
-    for stages, given in zip(towers, [clip_images(variant), prompts(variant)], strict=True):
-        grads = torch.autograd.grad(stages.stem(given).hidden.sum(), list(model.parameters()), allow_unused=True)
-        used = {name for name, grad in zip(names, grads, strict=True) if grad is not None}
-        assert used == {name for name in names if name.startswith(stages.stem_prefixes)} < owned[stages.tower]
+    for stages, inputs in ((visual, clip_images(variant)), (text, prompts(variant))):
+        hidden = stages.stem(inputs).hidden
+        gradients = torch.autograd.grad(hidden.sum(), list(model.parameters()), allow_unused=True)
+        used = {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        assert used == starting(stages.stem_prefixes)
+        assert used < starting(stages.prefixes)
 
 
 @pytest.mark.parametrize("variant", FEW)
@@ -198,8 +206,9 @@ def test_gradients_reach_both_towers(variant: str) -> None:
     model = assembled(pico_clip(variant), variant)
     logits = FAMILY.logits(model, read_out(model, [clip_images(variant), prompts(variant)]))
     torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2])).backward()
-    for module in (m for m in model.modules() if isinstance(m, HeadAttention)):
-        assert float(module.members[0].bank.qkv.grad.abs().sum()) > 0
+    attentions = [module for module in model.modules() if isinstance(module, HeadAttention)]
+    for attention in attentions:
+        assert float(attention.members[0].bank.qkv.grad.abs().sum()) > 0
     assert float(model.logit_scale.grad.abs().sum()) > 0
 
 
@@ -221,9 +230,14 @@ def test_towers_run_in_another_dtype(variant: str, dtype: torch.dtype) -> None:
 
 
 def test_sites_are_in_model_order() -> None:
-    found = [dataclasses.astuple(site)[:5] for site in FAMILY.sites(clip_config("clip-unlike"))]
-    visual = [(f"visual.transformer.resblocks.{i}.attn", 4, 8, 32, "visual") for i in range(2)]
-    assert found == visual + [(f"transformer.resblocks.{i}.attn", 2, 10, 20, "text") for i in range(3)]
+    expected = []
+    for index in range(2):
+        path = f"visual.transformer.resblocks.{index}.attn"
+        expected.append(Site(path, heads=4, head_dim=8, d_model=32, tower="visual"))
+    for index in range(3):
+        path = f"transformer.resblocks.{index}.attn"
+        expected.append(Site(path, heads=2, head_dim=10, d_model=20, tower="text"))
+    assert FAMILY.sites(clip_config("clip-unlike")) == expected
     custom = [site.path for site in FAMILY.sites(clip_config("custom-text"))]
     assert custom[2:] == ["text.transformer.resblocks.0.attn", "text.transformer.resblocks.1.attn"]
 
@@ -273,9 +287,12 @@ CUSTOM_BOTH_WAYS = "custom-text-own-attention"
 
 
 def test_skeletons_do_not_share_their_modules() -> None:
-    one, two = FAMILY.build(clip_config()), FAMILY.build(clip_config())
-    one.visual.transformer = torch.nn.Identity()
-    assert len(two.visual.transformer.resblocks) == len(FAMILY.build(clip_config()).visual.transformer.resblocks) == 2
+    changed = FAMILY.build(clip_config())
+    built_before = FAMILY.build(clip_config())
+    changed.visual.transformer = torch.nn.Identity()
+    built_after = FAMILY.build(clip_config())
+    for model in (built_before, built_after):
+        assert len(model.visual.transformer.resblocks) == 2
 
 
 @torch.no_grad()
@@ -377,9 +394,13 @@ def test_all_bad_templates_are_named_at_once() -> None:
 
 
 def pictures(mode: str) -> list[Image.Image]:
-    rng = np.random.default_rng(0)
-    made = [Image.fromarray(rng.integers(0, 256, (*size, 4), dtype=np.uint8), "RGBA") for size in ((40, 30), (9, 50))]
-    return [image.convert("RGB").quantize(32) if mode == "P" else image.convert(mode) for image in made]
+    generator = np.random.default_rng(0)
+    images = []
+    for height, width in ((40, 30), (9, 50)):
+        pixels = generator.integers(0, 256, (height, width, 4), dtype=np.uint8)
+        image = Image.fromarray(pixels, "RGBA")
+        images.append(image.convert("RGB").quantize(32) if mode == "P" else image.convert(mode))
+    return images
 
 
 @pytest.mark.parametrize(
@@ -409,9 +430,10 @@ def test_collate_is_the_librarys_own_transform(settings: dict[str, Any], tmp_pat
 def test_images_of_16_bits_keep_their_upper_byte() -> None:
     upper = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)
     preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
-    found = FAMILY.collate(preprocess)([Image.fromarray(upper.astype(np.uint16) * 256 + 3)])
-    expected = image_transform_v2(PreprocessCfg(size=(16, 16)), is_train=False)(Image.fromarray(upper))
-    assert torch.equal(found[0], expected)
+    of_16_bits = Image.fromarray(upper.astype(np.uint16) * 256 + 3)
+    pixels = FAMILY.collate(preprocess)([of_16_bits])
+    transform = image_transform_v2(PreprocessCfg(size=(16, 16)), is_train=False)
+    assert torch.equal(pixels[0], transform(Image.fromarray(upper)))
 
 
 @pytest.mark.parametrize(
@@ -540,14 +562,14 @@ def swin_pico(pretrained: bool = False, **kwargs: Any) -> Any:
 def test_a_tower_of_timm_in_windows(tmp_path: Path) -> None:
     changes = {"vision_cfg": {"timm_model_name": "swin_pico", "timm_proj": "linear"}}
     reference = pico_clip(**json.loads(json.dumps(changes)))
-    source = with_labels(open_source(str(publish_clip(reference, "clip", tmp_path, **changes))), LABELS, THREE)
-    kept = [[0, 2], [1], [0], [1, 2]]
-    pruned = prune_source(source, mask_of(source, kept))
-    plan = plan_fusion([source, pruned])
+    folder = publish_clip(reference, "clip", tmp_path, **changes)
+    source = with_labels(open_source(str(folder)), LABELS, THREE)
+    mask = mask_of(source, [[0, 2], [1], [0], [1, 2]])
+    plan = plan_fusion([source, prune_source(source, mask)])
     fused = HydraModel(plan.description, plan.tensors).member_logits(clip_images())
     close(fused[0], zero_shot_logits(reference, "clip", clip_images(), LABELS, THREE))
-    removed = [(s.path, h) for s, k in zip(source.sites, kept, strict=True) for h in range(3) if h not in k]
-    close(fused[1], zero_shot_logits(zero_clip_columns(reference, removed), "clip", clip_images(), LABELS, THREE))
+    pruned_reference = zero_clip_columns(reference, mask.removed_heads)
+    close(fused[1], zero_shot_logits(pruned_reference, "clip", clip_images(), LABELS, THREE))
 
 
 @torch.no_grad()

@@ -221,7 +221,7 @@ class HFEncoder(ModelFamily):
         return copy.deepcopy(meta_model(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """``bert.encoder.layer.0.attention`` and so on: the block that holds all four projections."""
+        """Return the sites ``bert.encoder.layer.0.attention`` and so on: the blocks that hold all four projections."""
         model = meta_model(config)
         is_zero_shot = type(model).__name__ in TWO_TOWERS
         sites = []

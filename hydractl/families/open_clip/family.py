@@ -201,7 +201,7 @@ class OpenClip(ModelFamily):
         return copy.deepcopy(skeleton(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn`` and so on."""
+        """Return the sites ``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn``."""
         model = skeleton(config)
         sites = []
         trunk = getattr(model.visual, "trunk", None)
@@ -276,7 +276,7 @@ class OpenClip(ModelFamily):
         super().install(model, site, attention)
 
     def stages(self, model: Any) -> list[Stages]:
-        """The visual tower reads images, the text tower the prompts of the classes."""
+        """Cut the model into the visual tower, which reads images, and the text tower, which reads prompts."""
         return [visual_stages(model), text_stages(model)]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
