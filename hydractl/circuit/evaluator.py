@@ -152,8 +152,9 @@ class Evaluator:
             tower = self.labels
             shapes = [_shape_in(tower, stem, len(stem.hidden)) for stem in self._label_stems]
             samples = sum(shape.samples for shape in shapes)
-        price_of_all = sum(shape.samples * tower.price(site, shape.tokens, shape.queries, share) for shape in shapes)
-        return samples * (price_of_all / sum(shape.samples for shape in shapes))
+        prices = [shape.samples * tower.price(site, shape.tokens, shape.queries, share) for shape in shapes]
+        samples_here = sum(shape.samples for shape in shapes)
+        return samples * (sum(prices) / samples_here)
 
     def count_backward(self, batch: int) -> None:
         """Count the work of one backward pass to the gates of one batch."""
@@ -304,12 +305,14 @@ class Evaluator:
         tower = self.samples
         kept = self._traces.setdefault(batch, [])
         tried = self._tried.pop(batch, None)
-        there = kept if tried is None else [*kept, tried]
+        known = list(kept)
+        if tried is not None:
+            known.append(tried)
 
         def agreement(trace: Trace) -> int:
             return agreeing(trace.kept, tower.kept)
 
-        trace = max(there, key=agreement, default=None)
+        trace = max(known, key=agreement, default=None)
         if trace is None or trace.kept != tower.kept:
             trace = tower.trace(self._stem(batch), trace)
         if self._is_aside:
@@ -348,14 +351,14 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
     Returns:
         The answers by batch, those of all processes.
     """
-    own = {}
+    answers_here = {}
     for chunk in evaluator.chunks:
         for batch in chunk:
             if batch % processes.size == processes.rank:
-                own[batch] = of_batch(batch)
+                answers_here[batch] = of_batch(batch)
         evaluator.forget(chunk)
     answers = {}
-    for of_process in processes.gather(own):
+    for of_process in processes.gather(answers_here):
         for batch, answer in of_process.items():
             answers[int(batch)] = answer
     return answers
@@ -377,7 +380,8 @@ def _size_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
 
 def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
     """Return whether a trace was made with no head that another one was made without."""
-    return all(set(own) <= set(others) for own, others in zip(trace.kept, other.kept, strict=True))
+    pairs = zip(trace.kept, other.kept, strict=True)
+    return all(set(heads) <= set(heads_of_other) for heads, heads_of_other in pairs)
 
 
 def _shape_in(tower: Tower, stem: State, samples: int) -> BatchShape:

@@ -62,9 +62,9 @@ class Headmap(GreedySearch):
                 trials = self._try_site(group, step, masked, site)
                 for objective in group:
                     of_objective = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
-                    chosen_here, others = lowest_chosen(objective, of_objective, self.kept[site])
+                    chosen_here, left_over = lowest_chosen(objective, of_objective, self.kept[site])
                     chosen[objective] += [trial.head for trial in chosen_here]
-                    self.rankings[objective].steps += others
+                    self.rankings[objective].steps += left_over
 
         for objective, ranking in self.rankings.items():
             ranking.steps = best_first(objective, ranking.steps)

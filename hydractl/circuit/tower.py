@@ -60,14 +60,14 @@ class Tower:
     def __init__(self, model: HydraModel, chain: Chain) -> None:
         self.chain = chain
         self.sites = chain.sites
-        self._whole = [attention.only for attention in chain.attentions]
+        self._unpruned = [attention.only for attention in chain.attentions]
         blocks = [model.networks[0].get_submodule(path) for path in chain.block_paths]
         spans = chain.spans or [(1.0, 1)] * len(blocks)
         self.costs = [
             BlockCost.of(block, attention, span)
             for block, attention, span in zip(blocks, chain.attentions, spans, strict=True)
         ]
-        self.full: Kept = tuple(tuple(range(projections.heads)) for projections in self._whole)
+        self.full: Kept = tuple(tuple(range(projections.heads)) for projections in self._unpruned)
         self.kept = self.full
         self.work = 0.0
 
@@ -84,13 +84,13 @@ class Tower:
 
     def _install(self, index: int, wanted: tuple[int, ...]) -> None:
         """Give one site these of its heads."""
-        whole = self._whole[index]
-        projections = whole
-        if len(wanted) < whole.heads:
+        unpruned = self._unpruned[index]
+        projections = unpruned
+        if len(wanted) < unpruned.heads:
             # What is made in inference mode could be part of no graph of gradients.
             with torch.inference_mode(False), torch.no_grad():
-                common = [getattr(whole.bank, name) for name in COMMON]
-                projections = MemberProjections(HeadBank(whole.weights().select(wanted), *common))
+                common = [getattr(unpruned.bank, name) for name in COMMON]
+                projections = MemberProjections(HeadBank(unpruned.weights().select(wanted), *common))
         self.chain.attentions[index].members[0] = projections
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:

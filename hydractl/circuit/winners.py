@@ -137,13 +137,13 @@ def lowest_chosen(objective: str, trials: Sequence[Trial], count: int) -> tuple[
         begin with the highest score.
     """
     in_order = best_first(objective, trials)
-    left = max(0, len(in_order) - count)
-    chosen = in_order[left:]
-    others = []
-    for trial in in_order[:left]:
+    count_left_over = max(0, len(in_order) - count)
+    chosen = in_order[count_left_over:]
+    left_over = []
+    for trial in in_order[:count_left_over]:
         rivals = tuple(rival for rival in chosen if could_beat(objective, rival, trial))
-        others.append(replace(trial, rivals=rivals))
-    return chosen, others
+        left_over.append(replace(trial, rivals=rivals))
+    return chosen, left_over
 
 
 # --- a round that is not yet counted to its end -----------------------------------------------------------------------
