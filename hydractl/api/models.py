@@ -13,8 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
+from torch import nn
+
 from hydractl.api.arguments import Data
 from hydractl.api.calling import held_data, run
+from hydractl.api.modules import open_module
 from hydractl.api.results import Document
 from hydractl.data import open_data
 from hydractl.data.names import read_labels, read_prompts
@@ -155,8 +158,8 @@ _LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionar
 """The files that modules were loaded from; weights in memory are not kept for it."""
 
 
-ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]
-"""A model: one that was opened or made, a module, or what the command line takes as MODEL."""
+ModelLike: TypeAlias = Union[Model, HydraModel, nn.Module, str, "os.PathLike[str]"]
+"""A model: one that was opened or made, a module of hydractl or of a library, or what a command takes as MODEL."""
 
 
 def open(
@@ -168,18 +171,22 @@ def open(
     max_length: int | None = None,
     labels: str | Sequence[str] | None = None,
     prompt: str | Sequence[str] = (),
+    processor: Any = None,
 ) -> Model:
     """Find a model and check everything that its header tells; no weights are read.
 
     Args:
         model: a ``.st`` file, a published folder, or a name such as ``timm:NAME``; or a module that :func:`load` gave,
-            with the weights it has now; or a model that is open, to give it another name, length, labels or prompt.
+            or one of timm, transformers, torchvision or open_clip, with the weights it has now; or a model that is
+            open, to give it another name, length, labels or prompt.
         name: what results call it; None: after the file.
-        arch: what a bare safetensors file holds.
+        arch: what a bare safetensors file holds, or a module that does not say so itself: ``open_clip:ViT-B-32``,
+            ``timm:NAME?img_size=32``.
         seed: draws the weights of a model that has none (``pretrained=0``).
         max_length: tokens of a text at most; None: what the checkpoint says.
         labels: class names, or what ``--labels`` takes.
         prompt: one template or several for the classes of a zero-shot model, or what ``--prompt`` takes.
+        processor: the tokenizer or image processor of a module of transformers.
 
     Raises:
         InputError: for what is no model of a supported family.
@@ -197,6 +204,9 @@ def open(
         folder = model.folder
     elif isinstance(model, HydraModel):
         source = _source_of(model)
+    elif isinstance(model, nn.Module):
+        folder = Folder()
+        source = open_module(model, arch, processor, folder.path)
     else:
         refs = [os.fspath(model)]
         source = open_source(refs[0], ModelOptions(arch, seed))

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
+from torch import nn
+
 from hydractl.api.arguments import (
     BenchArguments,
     CircuitArguments,
@@ -28,7 +30,6 @@ from hydractl.api.models import Folder, Model, ModelLike, open
 from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Push, Scores, Study
 from hydractl.errors import UsageError
 from hydractl.exports.formats import kind_of
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import HELD, Source, open_source
 from hydractl.verbs.outcome import Outcome
 
@@ -93,11 +94,13 @@ def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[li
     """Give the reference of each model: a text stays one, what was opened is found in memory."""
     held: dict[str, Source] = dict(HELD.get({}))  # of the models before, where each is held by itself
     refs: list[str] = []
+    alive: list[Model] = []  # with the folders that their files lie in
     for model in models:
-        if not isinstance(model, Model | HydraModel):
+        if not isinstance(model, Model | nn.Module):
             refs.append(os.fspath(model))
             continue
         opened = open(model)
+        alive.append(opened)
         if not as_files:
             for source in opened.sources:
                 refs.append(f"memory:{len(held)}")

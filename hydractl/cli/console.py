@@ -30,17 +30,19 @@ _MARK_EVERY_S = 1.0
 
 
 def clean(text: str) -> str:
-    """One line that is safe on a terminal: control characters are spelled out, as in ``\\x1b``."""
+    """Return one line that is safe on a terminal: control characters are spelled out, as in ``\\x1b``."""
     return _UNSAFE.sub(_spell, text)
 
 
 def _spell(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}"
 
 
 def clean_document(value: Any) -> Any:
-    """The same JSON value with every text cleaned, keys too."""
+    """Return the same JSON value with every text cleaned, keys too."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -134,7 +136,8 @@ class ConsoleLog(Log):
         if self.quiet or nothing_to_do:
             yield Progress()
             return
-        with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:
+        display = self._live() if is_terminal(sys.stderr) else contextlib.nullcontext()
+        with display as bars:
             task = _Task(self, bars, self._clock, description, total, unit, columns)
             try:
                 yield task
@@ -182,17 +185,29 @@ class _Task(Progress):
         unit: str,
         columns: Sequence[str],
     ) -> None:
-        self._log, self._bars, self._clock = log, bars, clock
-        self._description, self._total, self._unit = clean(description), total, clean(unit)
-        self._columns = tuple(map(clean, columns))
-        self._start = self._last = clock()
+        self._log = log
+        self._bars = bars
+        self._clock = clock
+        self._description = clean(description)
+        self._total = total
+        self._unit = clean(unit)
+        self._columns = tuple(clean(column) for column in columns)
+        self._start = clock()
+        self._last_line = self._start
         self._done = 0
         self._pace = Pace()
         self._rows: tuple[tuple[str, ...], ...] = ()
         if bars is not None:
-            fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "speed": self._speed}
-            fields["left"] = lambda: self._left(self._clock(), "{} left")
-            self._id = bars.add_task(self._description, total=total, note="", rows=(), **fields)
+            self._id = bars.add_task(
+                self._description,
+                total=total,
+                note="",
+                rows=(),
+                unit=self._unit,
+                columns=self._columns,
+                speed=self._speed,
+                left=lambda: self._left(self._clock(), "{} left"),
+            )
 
     def hide(self) -> None:
         if self._bars is not None:
@@ -205,26 +220,31 @@ class _Task(Progress):
                 self._log.info(self._row_text(cells))
 
     def _row_text(self, cells: Sequence[str]) -> str:
-        named = zip_longest(self._columns, cells, fillvalue="")
-        return f"{self._description}: {'  '.join(f'{name} {cell}'.strip() for name, cell in named if cell)}"
+        parts = []
+        for name, cell in zip_longest(self._columns, cells, fillvalue=""):
+            if cell:
+                parts.append(f"{name} {cell}".strip())
+        return f"{self._description}: {'  '.join(parts)}"
 
     def _update(self, **fields: Any) -> bool:
-        """Change the bar. Returns whether there is one."""
-        if self._bars is not None:
-            self._bars.update(self._id, **fields)
-        return self._bars is not None
+        """Change the bar; return whether there is one."""
+        if self._bars is None:
+            return False
+        self._bars.update(self._id, **fields)
+        return True
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
         now = self._clock()
         self._pace.mark(now, self._done)
-        if not self._update(advance=amount, note=clean(note)) and now - self._last >= _LINE_EVERY_S:
-            self._last = now
-            parts = (self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note)
-            self._log.info(", ".join(filter(None, parts)))
+        if self._update(advance=amount, note=clean(note)) or now - self._last_line < _LINE_EVERY_S:
+            return
+        self._last_line = now
+        parts = [self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note]
+        self._log.info(", ".join(part for part in parts if part))
 
     def row(self, cells: Sequence[str]) -> None:
-        cells = tuple(map(clean, cells))
+        cells = tuple(clean(cell) for cell in cells)
         self._rows = (*self._rows, cells)[-_ROWS:]
         if not self._update(rows=self._rows):
             self._log.info(self._row_text(cells))
@@ -235,18 +255,25 @@ class _Task(Progress):
 
     def finish(self) -> None:
         elapsed = self._clock() - self._start
-        timed = self._unit == _TIMED and self._done and elapsed > 0
-        fast = f", {speed(self._done / elapsed, self._unit)}" if timed else ""
-        self._log.info(self._state(elapsed) + fast)
+        line = self._state(elapsed)
+        if self._unit == _TIMED and self._done and elapsed > 0:
+            line += f", {speed(self._done / elapsed, self._unit)}"
+        self._log.info(line)
 
     def _speed(self) -> str:
         """Recent samples per second; empty for tasks counted in other units."""
-        rate = self._pace.rate() if self._unit == _TIMED else None
-        return "" if rate is None else speed(rate, self._unit)
+        if self._unit != _TIMED:
+            return ""
+        rate = self._pace.rate()
+        if rate is None:
+            return ""
+        return speed(rate, self._unit)
 
     def _left(self, now: float, words: str) -> str:
         left = self._pace.left(now, self._total)
-        return "" if left is None else words.format(duration(left))
+        if left is None:
+            return ""
+        return words.format(duration(left))
 
     def _state(self, elapsed: float) -> str:
         of = "" if self._total is None else f"/{self._total}"
@@ -268,7 +295,7 @@ class Pace:
         self._start = 0.0
 
     def mark(self, now: float, done: int) -> None:
-        """``done`` units in all are done at ``now`` (seconds)."""
+        """Note that ``done`` units in all are done at ``now`` (seconds)."""
         marks = self._marks
         if not marks:
             self._start = now
@@ -280,14 +307,17 @@ class Pace:
             marks.popleft()
 
     def rate(self) -> float | None:
-        """Units a second; None where nothing tells."""
+        """Return units a second; None where nothing tells."""
         if len(self._marks) < 2:
             return None
-        (first, before), (last, done) = self._marks[0], self._marks[-1]
-        return (done - before) / (last - first) if last > first and done > before else None
+        first, before = self._marks[0]
+        last, done = self._marks[-1]
+        if last <= first or done <= before:
+            return None
+        return (done - before) / (last - first)
 
     def left(self, now: float, total: int | None) -> float | None:
-        """Seconds from ``now`` until ``total`` units are done; None where nothing tells."""
+        """Return the seconds from ``now`` until ``total`` units are done; None where nothing tells."""
         rate = self.rate()
         if total is None or rate is None:
             return None
@@ -296,12 +326,14 @@ class Pace:
 
 
 def speed(rate: float, unit: str) -> str:
-    """``7.6 samples/s`` below ten, ``1,234 samples/s`` above."""
-    return f"{rate:.1f} {unit}/s" if rate < 10 else f"{rate:,.0f} {unit}/s"
+    """Return a speed in words: ``7.6 samples/s`` below ten, ``1,234 samples/s`` above."""
+    if rate < 10:
+        return f"{rate:.1f} {unit}/s"
+    return f"{rate:,.0f} {unit}/s"
 
 
 def duration(seconds: float) -> str:
-    """Seconds up to two minutes, ``H:MM:SS`` above."""
+    """Return a time in words: seconds up to two minutes, ``H:MM:SS`` above."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

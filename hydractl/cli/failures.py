@@ -40,11 +40,13 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Message and exit code for any exception that ends a command."""
+    """Return message and exit code for any exception that ends a command."""
     if isinstance(error, HydraError):
         return Failure(error.exit_code, error.message, error.hint, error.problems)
+    if isinstance(error, Interrupted):
+        return Failure(INTERRUPTED, "interrupted", error.hint)
     if isinstance(error, KeyboardInterrupt):
-        return Failure(INTERRUPTED, "interrupted", error.hint if isinstance(error, Interrupted) else None)
+        return Failure(INTERRUPTED, "interrupted")
     if _is_out_of_memory(error):
         return Failure(_INTERNAL, "out of memory", "use a smaller --batch-size")
     if isinstance(error, OSError) and error.errno in _STORAGE:
@@ -53,15 +55,16 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hydractl"):
         return _missing_module(error.name)
+    what = type(error).__name__
     lines = str(error).strip().splitlines()
-    what = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return Failure(
-        _INTERNAL, f"internal: {what}", "this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened"
-    )
+    if lines:
+        what += f": {lines[0]}"
+    hint = "this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened"
+    return Failure(_INTERNAL, f"internal: {what}", hint)
 
 
 def _missing_module(module: str) -> Failure:
-    """Message for a module that is not there: its package is not installed, or is of another version."""
+    """Return the failure of a module that is not there: its package is not installed, or is of another version."""
     package = module.partition(".")[0]
     name = distribution_of(package)
     if module != package and importlib.util.find_spec(package) is not None:
@@ -84,8 +87,10 @@ def say_failure(failure: Failure, error: BaseException) -> None:
 
 
 def _cut(line: str) -> str:
-    """A long line without its middle."""
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    """Return a line, of a long one without its middle."""
+    if len(line) <= _LONGEST:
+        return line
+    return f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -96,12 +101,23 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def parser_problem(error: typer.TyperException, command: str) -> UsageError:
-    """A complaint of the parser about ``command``, in hydractl's words: what, and the nearest option."""
+    """Return a complaint of the parser about ``command`` in hydractl's words: what, and the nearest option."""
     hint = f"{command} --help"
     if hasattr(error, "possibilities"):  # the one complaint that knows the options there are
-        wrong, context = error.option_name, getattr(error, "ctx", None)  # type: ignore[attr-defined]
-        known = [name for p in context.command.params for name in (*p.opts, *p.secondary_opts)] if context else []
-        guess = did_you_mean(wrong, [name for name in known if name.startswith("--")])
+        wrong = error.option_name  # type: ignore[attr-defined]
+        guess = did_you_mean(wrong, _flags_of(error))
         return UsageError(f"no such option: {wrong}{guess}", hint=hint)
     message = error.format_message().strip().rstrip(".")
     return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _flags_of(error: typer.TyperException) -> list[str]:
+    """Return the long flags of the command that an error is about."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return []
+    flags: list[str] = []
+    for parameter in context.command.params:
+        flags += parameter.opts
+        flags += parameter.secondary_opts
+    return [flag for flag in flags if flag.startswith("--")]

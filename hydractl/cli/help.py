@@ -58,11 +58,14 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     options = sorted(options_of(settings), key=lambda option: _SHARED_GROUPS.find(option.group))
     groups: dict[str, list[Row]] = {"Arguments": [_model_row(settings)]}
     for option in options:
-        if option.name != "model" and (option.often or not short):
-            groups.setdefault("Most used options" if short else option.group, []).append(_row(option, short=short))
+        if option.name == "model" or (short and not option.often):
+            continue
+        heading = "Most used options" if short else option.group
+        groups.setdefault(heading, []).append(_row(option, short=short))
     usage = f"{name} {verb.usage}"
     if short:
-        examples = "\n".join(verb.examples.splitlines()[: 1 + _SHORT_EXAMPLES])
+        first_examples = verb.examples.splitlines()[: 1 + _SHORT_EXAMPLES]
+        examples = "\n".join(first_examples)
         return _page(usage, verb.about, groups, f"{examples}\n\nall options: hydractl {name} --help\n", columns)
     groups[options[-1].group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
     return _page(usage, verb.about, groups, verb.examples, columns, note=_NOTE)
@@ -75,8 +78,9 @@ def _model_row(settings: type[Common]) -> Row:
 
 
 def _row(option: Option, *, short: bool) -> Row:
-    left = f"{option.short}, {option.flag}" if option.short else f"    {option.flag}"
-    return f"{left} {option.placeholder()}".rstrip(), option.described(short=short)
+    short_flag = f"{option.short}, " if option.short else "    "
+    left = f"{short_flag}{option.flag} {option.placeholder()}"
+    return left.rstrip(), option.described(short=short)
 
 
 def _page(
@@ -86,10 +90,12 @@ def _page(
     parts = [
         textwrap.fill(f"Usage: hydractl {usage}", width, subsequent_indent=" " * 9, break_on_hyphens=False),
         textwrap.fill(about, width, break_on_hyphens=False),
-        *(_section(title, rows, width) for title, rows in sections.items()),
-        *([] if note is None else [textwrap.fill(note, width, break_on_hyphens=False)]),
-        f"Examples:{examples}",  # never wrapped: a command is there to be copied
     ]
+    for title, rows in sections.items():
+        parts.append(_section(title, rows, width))
+    if note is not None:
+        parts.append(textwrap.fill(note, width, break_on_hyphens=False))
+    parts.append(f"Examples:{examples}")  # never wrapped: a command is there to be copied
     return "\n\n".join(parts)
 
 

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,40 +39,48 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         verb: its name.
         help_options: Typer's declarations of the options that only show help, by parameter.
     """
-    single: list[Option] = []
+    options: Sequence[Option] = ()
     if verb == INFO:
         files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
         parameters = [files, _keyword("json", bool | None, typer.Option(None, "--json"))]
     else:
-        parameters = [_parameter(option) for option in options_of(SETTINGS[verb])]
-        single = [o for o in options_of(SETTINGS[verb]) if not o.many and o.type is not bool]
-    parameters += [_keyword(name, bool, declared) for name, declared in help_options.items()]
+        options = options_of(SETTINGS[verb])
+        parameters = [_parameter(option) for option in options]
+    for name, declared in help_options.items():
+        parameters.append(_keyword(name, bool, declared))
 
     def request(**values: Any) -> Request:
-        values = {name: value for name, value in values.items() if name not in help_options}
-        for option in single:
-            values[option.name] = _once(option, values[option.name] or [], verb)
+        for name in help_options:
+            del values[name]
+        for option in options:
+            if not option.many and option.type is not bool:
+                values[option.name] = _once(option, values[option.name] or [], verb)
         return Request(verb, values)
 
     request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    request.__annotations__ = {p.name: p.annotation for p in parameters}
+    request.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return request
 
 
 def _once(option: Option, given: list[str], verb: str) -> str | None:
+    """Return the one value of an option; it may be given twice, but not with another value."""
     values = list(dict.fromkeys(given))
     if len(values) > 1:
         raise UsageError(f"{option.flag} is given as {' and as '.join(values)}; {verb} takes one", hint="give it once")
-    return values[0] if values else None
+    if not values:
+        return None
+    return values[0]
 
 
 def _parameter(option: Option) -> inspect.Parameter:
     if option.name == "model":
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
-    long = f"{option.flag}/--no-{option.flag[2:]}" if option.type is bool else option.flag
-    flags = [long, option.short] if option.short else [long]
+    is_switch = option.type is bool
+    flags = [f"{option.flag}/--no-{option.flag[2:]}" if is_switch else option.flag]
+    if option.short:
+        flags.append(option.short)
     # A list of every option with a value: of one that takes a single value, Typer would keep the last in silence.
-    annotation = bool | None if option.type is bool else list[str] | None
+    annotation = bool | None if is_switch else list[str] | None
     choices = list(option.choices)
     return _keyword(option.name, annotation, typer.Option(None, *flags, autocompletion=lambda: choices))
 
@@ -85,14 +93,16 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def run_verb(request: Request, answer: Answer) -> None:
+    """Run a verb and give its answer.
+
+    Raises:
+        HydraError: as the verb, with the source of every value in its words that was given by no flag.
+    """
     settings = merge(SETTINGS[request.verb], request.given, os.environ, Path())
     log = ConsoleLog(quiet=settings.quiet, verbose=settings.verbose)
     for line in unknown_variables(os.environ):
         log.warn(line)
-    for option in options_of(type(settings)):
-        value = getattr(settings, option.name)
-        text = (option.default_text or "not given") if value in (None, []) else value_text(value)
-        log.detail(f"{option.label} {text} ({settings.sources[option.name]})")
+    _log_options(settings, log)
     _check_versions()
     if "WORLD_SIZE" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported; errors say it all
@@ -107,6 +117,17 @@ def run_verb(request: Request, answer: Answer) -> None:
             raise
     if not outcome.silent:
         _give(outcome, settings, answer, log)
+
+
+def _log_options(settings: Common, log: ConsoleLog) -> None:
+    """Log every option with its value and where that came from."""
+    for option in options_of(type(settings)):
+        value = getattr(settings, option.name)
+        if value in (None, []):
+            text = option.default_text or "not given"
+        else:
+            text = value_text(value)
+        log.detail(f"{option.label} {text} ({settings.sources[option.name]})")
 
 
 def _check_versions() -> None:
@@ -127,11 +148,13 @@ def _metadata(name: str, line: str) -> list[str]:
 
     Parsing them all, README included, would take ten times as long.
     """
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        found = metadata.distribution(name)
-        headers = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")[0]
-        return re.findall(line, headers, re.MULTILINE)
-    return []
+    try:
+        distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return []
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    headers = text.partition("\n\n")[0]
+    return re.findall(line, headers, re.MULTILINE)
 
 
 def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -> None:
@@ -141,10 +164,14 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
         RequirementError: after printing, if a ``--require`` did not hold.
     """
     as_json = settings.json or outcome.print_document
-    if not as_json and outcome.files and not answer.to_terminal and not VERBS[settings.verb].prints_table:
+    for_a_script = not answer.to_terminal and not VERBS[settings.verb].prints_table
+    if for_a_script and outcome.files and not as_json:
         answer.paths(outcome.files)
     else:
-        (answer.document if as_json else answer.table)(outcome.document)
+        if as_json:
+            answer.document(outcome.document)
+        else:
+            answer.table(outcome.document)
         for path in outcome.files:
             log.info(f"wrote {path}")
     if len(outcome.unmet) == 1:

@@ -410,6 +410,21 @@ def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, n
     return _from_loaded(kind, loaded, name or path.name.removesuffix(".tar").rpartition(".")[0])
 
 
+def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
+    """Return weights that do not describe themselves as a model.
+
+    Args:
+        tensors: all of its weights.
+        arch: what it is, as ``--arch`` says it.
+        name: what to call it.
+
+    Raises:
+        InputError: they are not the weights of such a model.
+        UsageError: ``arch`` cannot be read.
+    """
+    return _open_bare(Path(name), tensors, arch, 0, name)
+
+
 def _arch_hint(tensors: TensorSource) -> str:
     """Say how ``--arch`` names a model, by what its training script has noted of it where there is such a note."""
     if isinstance(tensors, StateDict) and tensors.script is not None:

@@ -65,9 +65,15 @@ def _describe_export(path: Path) -> dict[str, Any]:
     from hydractl.exports.opened import exported_at
 
     exported = exported_at(path)
-    said = exported.to_json()
-    info = {"schema": INFO_SCHEMA, "file": str(path), "holds": EXPORT_SCHEMA, "bytes": exported.file_bytes}
-    return {**info, **said, "preprocess": _readable(said["preprocess"])}
+    info: dict[str, Any] = {
+        "schema": INFO_SCHEMA,
+        "file": str(path),
+        "holds": EXPORT_SCHEMA,
+        "bytes": exported.file_bytes,
+    }
+    info.update(exported.to_json())
+    info["preprocess"] = _readable(info["preprocess"])
+    return info
 
 
 def _describe_json(path: Path) -> dict[str, Any]:
@@ -80,11 +86,10 @@ def _describe_json(path: Path) -> dict[str, Any]:
         if key in document:
             info[key] = document[key]
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
-        entries = [
-            {"site": path, "heads": _count(entry.get("heads")), "kept": entry.get("kept")}
-            for path, entry in document["sites"].items()
-            if isinstance(entry, dict)
-        ]
+        entries = []
+        for site, entry in document["sites"].items():
+            if isinstance(entry, dict):
+                entries.append({"site": site, "heads": _count(entry.get("heads")), "kept": entry.get("kept")})
         info |= _head_map(entries)
     if schema == "hydractl.circuit/1" and isinstance(document.get("removed"), list):
         info["steps"] = len(document["removed"])
@@ -112,22 +117,27 @@ def _circuit_map(document: dict[str, Any]) -> list[dict[str, Any]]:
     steps = [step for step in document["removed"] if isinstance(step, dict)]
     # Of text and number alone: lists, which a broken file may hold, are in no set.
     gone = {(str(step.get("site")), step["head"]) for step in steps if type(step.get("head")) is int}
-    sites, start = document.get("sites"), document.get("start_mask")
-    first = start.get("sites") if isinstance(start, dict) else None
-    result = []
-    for site, heads in sites.items() if isinstance(sites, dict) else ():
-        entry = first.get(site) if isinstance(first, dict) else None
-        there = entry.get("kept") if isinstance(entry, dict) else list(range(_count(heads) or 0))
+    sites = document.get("sites")
+    if not isinstance(sites, dict):
+        return []
+    start = document.get("start_mask")
+    sites_at_start = start.get("sites") if isinstance(start, dict) else None
+    entries = []
+    for site, heads in sites.items():
+        entry = sites_at_start.get(site) if isinstance(sites_at_start, dict) else None
+        heads_at_start = entry.get("kept") if isinstance(entry, dict) else list(range(_count(heads) or 0))
         kept = None
-        if isinstance(there, list):
-            kept = [head for head in there if type(head) is not int or (site, head) not in gone]
-        result.append({"site": site, "heads": _count(heads), "kept": kept})
-    return result
+        if isinstance(heads_at_start, list):
+            kept = [head for head in heads_at_start if type(head) is not int or (site, head) not in gone]
+        entries.append({"site": site, "heads": _count(heads), "kept": kept})
+    return entries
 
 
 def _count(value: Any) -> int | None:
-    """Return a number of heads as a file gives it, if it can be one."""
-    return value if type(value) is int and 0 <= value <= MOST_HEADS else None
+    """Return a number of heads as a file gives it; None for what can be none."""
+    if type(value) is int and 0 <= value <= MOST_HEADS:
+        return value
+    return None
 
 
 def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -139,11 +149,19 @@ def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
     Returns:
         None where no two files can be compared.
     """
-    masks = [(index, named) for index, d in enumerate(documents) for named in _masks(d, str(d.get("file")))]
-    if not _few_enough([mask for _, (_, mask) in masks]):
+    masks = []
+    for index, document in enumerate(documents):
+        for name, mask in _masks(document, str(document.get("file"))):
+            masks.append((index, name, mask))
+    if not _few_enough([mask for _, _, mask in masks]):
         return None
-    pairs = [_pair(a, b) for (i, a), (j, b) in combinations(masks, 2) if i != j and comparable(a[1], b[1])]
-    return {"schema": OVERLAP_SCHEMA, "pairs": pairs} if pairs else None
+    pairs = []
+    for (file, name, mask), (other_file, other_name, other) in combinations(masks, 2):
+        if file != other_file and comparable(mask, other):
+            pairs.append(_pair((name, mask), (other_name, other)))
+    if not pairs:
+        return None
+    return {"schema": OVERLAP_SCHEMA, "pairs": pairs}
 
 
 def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
@@ -154,18 +172,22 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
         "holds": "safetensors",
         "bytes": path.stat().st_size,
         "tensors": len(weights),
-        "parameters": sum(t.numel for t in weights),
-        "dtypes": sorted({DTYPES[t.dtype][0] for t in weights}),
+        "parameters": sum(tensor.numel for tensor in weights),
+        "dtypes": sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
     }
     document = header.description
     if document is None:
         return {**info, "note": "does not describe itself; use it with --arch"}
-    info["holds"] = document.get("schema")
-    if str(document.get("schema")).startswith("hydractl.predictions/"):
+    schema = document.get("schema")
+    info["holds"] = schema
+    if str(schema).startswith("hydractl.predictions/"):
         return {**info, **_predictions(path)}
-    if document.get("schema") == FEATURES_SCHEMA:
-        return {**info, **{key: value for key, value in document.items() if key not in ("schema", *info)}}
-    if document.get("schema") == TRAINING_SCHEMA:
+    if schema == FEATURES_SCHEMA:
+        for key, value in document.items():
+            if key != "schema":
+                info.setdefault(key, value)
+        return info
+    if schema == TRAINING_SCHEMA:
         return {**info, **unfinished(document)}
     return {**info, **describe_model(Description.from_json(document, str(path)))}
 
@@ -184,34 +206,49 @@ def describe_model(description: Description) -> dict[str, Any]:
         info["prompt"] = list(description.prompt)
     if description.merge is not None:
         info["merge"] = list(description.merge)
-    maps = [
-        [{"site": p, "heads": n, "kept": list(mask.kept[p])} for p, n in mask.heads.items()]
-        for mask in description.masks
-    ]
-    info["head_map" if len(maps) == 1 else "head_maps"] = maps[0] if len(maps) == 1 else maps
-    if len(maps) > 1 and _few_enough(description.masks):
-        info["overlap"] = [_pair(a, b) for a, b in combinations(_masks(info), 2)]
-    elif len(maps) > 1:
-        info["note"] = f"{len(maps)} members of many heads, too many to be compared"
-    extra = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
-    info.update({key: value for key, value in extra.items() if key not in info})
+    maps = [_entries(mask) for mask in description.masks]
+    if len(maps) == 1:
+        info["head_map"] = maps[0]
+    else:
+        info["head_maps"] = maps
+        if _few_enough(description.masks):
+            info["overlap"] = [_pair(mask, other) for mask, other in combinations(_masks(info), 2)]
+        else:
+            info["note"] = f"{len(maps)} members of many heads, too many to be compared"
+    for key, value in description.extra.items():
+        if isinstance(value, dict):
+            info.setdefault(key, dict(value))
     if description.seen:
         info["seen"] = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
-    trainings = trainings_of([description])
+    trainings = []
+    for training in trainings_of([description]):
+        member = f"member {training['member']}: " if description.kind == "fused" else ""
+        trainings.append(member + training_text(training))
     if trainings:
-        names = [f"member {training['member']}: " if description.kind == "fused" else "" for training in trainings]
-        info["training"] = [name + training_text(one) for name, one in zip(names, trainings, strict=True)]
+        info["training"] = trainings
     info["source"] = dict(description.provenance)
     return info
 
 
+def _entries(mask: HeadMask) -> list[dict[str, Any]]:
+    """Return the heads of every site as a document lists them."""
+    entries = []
+    for path, heads in mask.heads.items():
+        entries.append({"site": path, "heads": heads, "kept": list(mask.kept[path])})
+    return entries
+
+
 def _predictions(path: Path) -> dict[str, Any]:
     """Return the model and the data sets that the predictions are of."""
-    found = read_predictions(path)
-    members, _, classes = found.shape(0)
-    sets = [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in found.sets]
-    own = {"model": found.model["name"], "sha256": found.model.get("sha256"), "members": members, "classes": classes}
-    return {**own, "data_sets": sets}
+    predictions = read_predictions(path)
+    members, _, classes = predictions.shape(0)
+    return {
+        "model": predictions.model["name"],
+        "sha256": predictions.model.get("sha256"),
+        "members": members,
+        "classes": classes,
+        "data_sets": [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],
+    }
 
 
 def _few_enough(masks: Sequence[HeadMask]) -> bool:
@@ -222,22 +259,26 @@ def _few_enough(masks: Sequence[HeadMask]) -> bool:
 
 def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:
     """Yield the masks behind the head maps of a document, by name; broken ones of an untrusted file are left out."""
+    maps_by_name = {file: document.get("head_map", [])}
     if "head_maps" in document:
-        named = [(f"{file} member {index}".lstrip(), entries) for index, entries in enumerate(document["head_maps"])]
-    else:
-        named = [(file, document.get("head_map", []))]
-    for name, entries in named:
+        maps_by_name = {}
+        for index, entries in enumerate(document["head_maps"]):
+            maps_by_name[f"{file} member {index}".lstrip()] = entries
+    for name, entries in maps_by_name.items():
         heads = {entry["site"]: entry["heads"] for entry in entries}
         kept = {entry["site"]: entry["kept"] for entry in entries}
         if heads and all(_is_part(kept[site], count) for site, count in heads.items()):
-            yield name, HeadMask(heads, {site: tuple(sorted(some)) for site, some in kept.items()})
+            yield name, HeadMask(heads, {site: tuple(sorted(listed)) for site, listed in kept.items()})
 
 
 def _is_part(kept: Any, heads: int | None) -> bool:
     """Return whether ``kept`` lists some of ``heads`` heads, each once."""
-    if heads is None or not isinstance(kept, list) or not all(type(head) is int for head in kept):
+    if heads is None or not isinstance(kept, list):
         return False
-    return len(set(kept)) == len(kept) and all(0 <= head < heads for head in kept)
+    for head in kept:
+        if type(head) is not int or not 0 <= head < heads:
+            return False
+    return len(set(kept)) == len(kept)
 
 
 def _pair(a: tuple[str, HeadMask], b: tuple[str, HeadMask]) -> dict[str, Any]:

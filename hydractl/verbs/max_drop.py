@@ -32,7 +32,7 @@ Choice = tuple[HeadMask, dict[str, Any], list[Entry]]
 
 
 def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple[int, list[int]]:
-    """How many steps in a row stay within a drop of accuracy.
+    """Count the steps in a row that stay within a drop of accuracy.
 
     Args:
         correct: samples right before the first step and after each; what comes after the end is not asked for.
@@ -51,26 +51,37 @@ def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple
 
 
 def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
-    """How many removals of a circuit stay within, by the counts of its own search, and what is to be said of it.
+    """Count the removals of a circuit that stay within the drop, by the counts of its own search.
+
+    Returns:
+        Their number, and what the provenance says of it.
 
     Raises:
         InputError: for a circuit without counts, or one whose steps are no sequence.
     """
     if document.get("algorithm", "greedy") != "greedy":
         raise InputError(f"{path} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
-    rows = [row if isinstance(row, Mapping) else {} for row in (document.get("base"), *document["removed"])]
-    samples = rows[0].get("n_id")
-    if type(samples) is not int or not all(type(r.get("correct")) is int and r.get("n_id") == samples for r in rows):
+    base = document.get("base")
+    samples = base.get("n_id") if isinstance(base, Mapping) else None
+    correct = []
+    for row in (base, *document["removed"]):
+        if not isinstance(row, Mapping) or type(row.get("correct")) is not int or row.get("n_id") != samples:
+            samples = None
+            break
+        correct.append(row["correct"])
+    if type(samples) is not int:
         raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
-    count, seen = steps_within((row["correct"] for row in rows), samples, max_drop)
-    return count, _said(max_drop, "ensemble" if document.get("ensemble_with") else "circuit", samples, seen)
+    count, seen = steps_within(correct, samples, max_drop)
+    measured_on = "ensemble" if document.get("ensemble_with") else "circuit"
+    return count, _provenance(max_drop, measured_on, samples, seen)
 
 
 def choose_within(
     source: Source, settings: PruneSettings, budgets: Sequence[int], choose: Callable[[int, Log], Choice], log: Log
 ) -> Choice:
-    """The choice of the largest budget up to which every one stays within ``--max-drop``, measured on ``--val`` or on
-    the calibration samples.
+    """Return the choice of the largest budget up to which every one stays within ``--max-drop``.
+
+    Accuracy is measured on ``--val`` or on the calibration samples.
 
     Args:
         source: the whole model.
@@ -81,35 +92,42 @@ def choose_within(
     """
     dataset, used = _samples(source, settings, log)
     source = named_by_data(source, settings.val or settings.data or "", settings.limit)
-    chosen: list[Choice] = []
+    choices: list[Choice] = []
 
     def correct() -> Iterable[int]:
         for budget in budgets:
-            chosen.append(choose(budget, Log() if len(chosen) > 1 else log))
-            right = _right(source, chosen[-1][0], dataset, used, settings)
+            choices.append(choose(budget, Log() if len(choices) > 1 else log))
+            mask = choices[-1][0]
+            right = _right(source, mask, dataset, used, settings)
             log.info(f"{budget} removed: accuracy {right / len(used):.4f} of {len(used)} samples")
             yield right
 
     assert settings.max_drop is not None
     count, seen = steps_within(correct(), len(used), settings.max_drop)
-    mask, details, samples = chosen[count]
-    on = "val" if settings.val else "data"
-    details = {**details, **_said(settings.max_drop, on, len(used), seen)}
+    mask, details, samples = choices[count]
+    measured_on = "val" if settings.val else "data"
+    details = {**details, **_provenance(settings.max_drop, measured_on, len(used), seen)}
     return mask, details, merged(samples, [entry("prune", "val", dataset, used)])
 
 
-def _said(max_drop: float, on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:
+def _provenance(max_drop: float, on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:
     return {"max_drop": max_drop, "measured": {"on": on, "n": samples, "correct": list(correct)}}
 
 
 def _samples(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset, list[int]]:
-    """The labelled set that accuracy is measured on, and which of its samples."""
-    spec, option = (settings.val, "--val") if settings.val else (settings.data, "--data")
+    """Open the labelled set that accuracy is measured on; return it and which of its samples are used."""
+    spec = settings.val or settings.data
     assert spec is not None  # the settings need one of them
     source = named_by_data(source, spec, settings.limit)
-    labels, reads = source.description.labels or [], {source.name: source.description.reads}
-    how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "labels": labels, "reads": reads}
-    dataset = open_data(spec, option=option, need_labels=True, **how)
+    dataset = open_data(
+        spec,
+        option="--val" if settings.val else "--data",
+        limit=settings.limit,
+        seed=settings.seed,
+        labels=source.description.labels or [],
+        need_labels=True,
+        reads={source.name: source.description.reads},
+    )
     check_labels(dataset, source)
     if settings.val:
         report_classes(dataset, log)
@@ -118,7 +136,7 @@ def _samples(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset
 
 
 def _right(source: Source, mask: HeadMask, dataset: Dataset, used: Sequence[int], settings: PruneSettings) -> int:
-    """How many of the samples the pruned model classifies right."""
+    """Count the samples that the pruned model classifies right."""
     description, tensors = pruned(source, mask, "sliced")
     model = build_model(replace(source, description=description, tensors=tensors), settings.device, settings.dtype)
     parameter = next(model.parameters())
@@ -127,7 +145,9 @@ def _right(source: Source, mask: HeadMask, dataset: Dataset, used: Sequence[int]
         for batch in batches(
             dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=list(used)
         ):
-            logits = model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))[0]
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            logits = model.member_logits(inputs)[0]  # [batch, classes]
             assert batch.labels is not None
-            right += int((logits.argmax(dim=-1).cpu() == batch.labels).sum())
+            is_right = logits.argmax(dim=-1).cpu() == batch.labels
+            right += int(is_right.sum())
     return right

@@ -24,8 +24,11 @@ def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
         InputError: for a file that holds no class names or templates.
         UsageError: for a name that is both a file and built in.
     """
-    labels = None if settings.labels is None else read_labels(settings.labels)
-    return settings.fill(ModelOptions, labels=labels, prompt=tuple(read_prompts(settings.prompt)), bodies=bodies)
+    labels = None
+    if settings.labels is not None:
+        labels = read_labels(settings.labels)
+    prompts = tuple(read_prompts(settings.prompt))
+    return settings.fill(ModelOptions, labels=labels, prompt=prompts, bodies=bodies)
 
 
 def start_options(settings: FinetuneSettings) -> ModelOptions:
@@ -36,7 +39,8 @@ def start_options(settings: FinetuneSettings) -> ModelOptions:
 
 def renaming_doubts(sources: Iterable[Source]) -> list[str]:
     """Return what is odd about the names that ``--labels`` gives, once for each model."""
-    return list(dict.fromkeys(source.renamed for source in sources if source.renamed is not None))
+    doubts = [source.renamed for source in sources if source.renamed is not None]
+    return list(dict.fromkeys(doubts))
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
@@ -54,6 +58,9 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
         if source.left:
             log.info(f"{source.name}: of another task, and left: {', '.join(source.left)}")
     sizes = {source.name: weight_bytes(source.tensors) for source in sources}
-    big = [f"{name} ({size / 1e9:.1f} GB)" for name, size in sizes.items() if size >= _LONG]
+    big = []
+    for name, size in sizes.items():
+        if size >= _LONG:
+            big.append(f"{name} ({size / 1e9:.1f} GB)")
     if big:
         log.info(f"reading {', '.join(big)}")

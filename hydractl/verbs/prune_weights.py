@@ -55,44 +55,65 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
     folder = output.endswith("/")
     path = Path(output) if folder else file_path(output)
     plan = _plan(source, settings)
-    document: dict[str, Any] = {"schema": "hydractl.prune/1", "model": source.name, "arch": source.description.arch}
-    numbers = {"share": settings.weights, "parameters": plan.total, "removable": plan.removable, "removed": plan.count}
-    document["weights"] = numbers
+    document: dict[str, Any] = {
+        "schema": "hydractl.prune/1",
+        "model": source.name,
+        "arch": source.description.arch,
+        "weights": {
+            "share": settings.weights,
+            "parameters": plan.total,
+            "removable": plan.removable,
+            "removed": plan.count,
+        },
+    }
     if settings.dry_run:
         check_outputs([path], force=settings.force, folder=folder)
         return Outcome({**document, "dry_run": True, "files": [str(path)]})
     announce_reading([source], log)
     with Output(path, force=settings.force, folder=folder) as target:
-        return Outcome({**document, "output": str(path), **_write(source, settings, plan, target, log)}, files=[path])
+        document["output"] = str(path)
+        document.update(_write(source, settings, plan, target, log))
+        return Outcome(document, files=[path])
 
 
 def _plan(source: Source, settings: PruneSettings) -> _Plan:
+    """Count the weights that may go and those that have to.
+
+    Raises:
+        UsageError: more have to go than may.
+    """
     assert settings.weights is not None
     network = source.family.build(source.description.config)
     prefixes: tuple[str, ...] = ("",)
     sites_of(source, settings.tower)  # refuses a tower that is not there
     if settings.tower not in (None, "both"):
-        towers = [stages for stages in source.family.stages(network) if stages.tower == settings.tower]
-        prefixes = tuple(prefix for stages in towers for prefix in stages.prefixes)
-    there = matrices(network).keys() & set(source.tensors.names())
-    names = sorted(name for name in there if name.startswith(prefixes))
-    total, most = parameters(source.tensors), sum(source.tensors.info(name).numel for name in names)
+        prefixes = ()
+        for stages in source.family.stages(network):
+            if stages.tower == settings.tower:
+                prefixes += tuple(stages.prefixes)
+    stored_matrices = matrices(network).keys() & set(source.tensors.names())
+    names = sorted(name for name in stored_matrices if name.startswith(prefixes))
+    total = parameters(source.tensors)
+    removable = sum(source.tensors.info(name).numel for name in names)
     count = total - round(settings.weights * total)
-    if count > most:
-        hint = f"{total - most} of {total} parameters always stay, a share of {1 - most / total:.4f}"
+    if count > removable:
+        hint = f"{total - removable} of {total} parameters always stay, a share of {1 - removable / total:.4f}"
         raise UsageError(f"--weights {settings.weights:g} is too small for {source.name}", hint=hint)
-    return _Plan(prefixes, names, most, total, count)
+    return _Plan(prefixes, names, removable, total, count)
 
 
 def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output, log: Log) -> dict[str, Any]:
+    """Write the model without its lowest weights; return its cost and its digest."""
     check_finite(source.name, source.tensors)
-    masks, said, used = _chosen(source, settings, plan, log)
+    masks, measured_on, used = _chosen(source, settings, plan, log)
     tensors = _with_zeros(source, masks)
     log.info(
         f"{plan.count} of {plan.total} parameters are removed: mult-adds, time and bytes stay, as zeros are stored and "
         "multiplied like other numbers"
     )
-    details = {"method": settings.method, "weights": settings.weights, **said, **asked_classes(source, settings.tower)}
+    details: dict[str, Any] = {"method": settings.method, "weights": settings.weights}
+    details.update(measured_on)
+    details.update(asked_classes(source, settings.tower))
     description = replace(
         source.description,
         family_version=source.family.version,
@@ -113,22 +134,27 @@ def _chosen(
     criterion = WEIGHT_CRITERIA.get(settings.method or "")
     assert criterion is not None  # the settings see to it
     weights = {name: source.tensors.read(name) for name in plan.names}
-    gone, asked = sum(int((weight == 0).sum()) for weight in weights.values()), f"--weights {settings.weights:g}"
+    gone = sum(int((weight == 0).sum()) for weight in weights.values())
+    asked = f"--weights {settings.weights:g}"
     if gone > plan.count:
         left = f"a share of {1 - gone / plan.total:.4f}"
         raise UsageError(f"{asked} is more than {source.name} has left, {left}", hint="give a smaller share")
     if gone == plan.count:
         log.warn(f"no weight is removed: {asked} keeps every one that {source.name} has")
     if not criterion.needs_data:
-        scores = criterion.score(weights, None, Calibration(lambda: iter(()), 0, settings.seed, log))
+        no_samples = Calibration(lambda: iter(()), 0, settings.seed, log)
+        scores = criterion.score(weights, None, no_samples)
         return _lowest(scores, weights, plan.count), {}, []
     # --max-length is about the texts that weights are scored on: the pruned model keeps its own.
-    _, model, calibration, said, used = with_data(with_max_length(source, settings.max_length), settings, {}, log)
+    source = with_max_length(source, settings.max_length)
+    _, model, calibration, measured_on, used = with_data(source, settings, {}, log)
     model.requires_grad_(False)
     for name, parameter in matrices(model.networks[0]).items():
         parameter.requires_grad_(name.startswith(plan.prefixes))
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == plan.removable
-    return _lowest(criterion.score(weights, model, calibration), weights, plan.count), said, used
+    scored = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert scored == plan.removable
+    scores = criterion.score(weights, model, calibration)
+    return _lowest(scores, weights, plan.count), measured_on, used
 
 
 def _lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -137,10 +163,10 @@ def _lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: 
     Raises:
         NonFiniteError: the scores of some weights are not finite.
     """
-    for name, own in scores.items():
-        if not bool(own.isfinite().all()):
+    for name, of_matrix in scores.items():
+        if not bool(of_matrix.isfinite().all()):
             raise NonFiniteError(f"the scores of the weights in {name} are not finite")
-        own[weights[name] == 0] = -1
+        of_matrix[weights[name] == 0] = -1
     return lowest_weights(scores, count)
 
 
@@ -149,7 +175,9 @@ def _with_zeros(source: Source, masks: Mapping[str, Tensor]) -> MappedTensors:
 
     def read(name: str) -> Tensor:
         tensor = source.tensors.read(name)
-        return tensor.masked_fill(masks[name], 0) if name in masks else tensor
+        if name not in masks:
+            return tensor
+        return tensor.masked_fill(masks[name], 0)
 
     infos = {name: source.tensors.info(name) for name in source.tensors.names()}
     return MappedTensors(infos, read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
@@ -22,7 +23,8 @@ _CARD_HINT = "eval --card FILE.md writes one"
 
 def run(settings: PushSettings, log: Log) -> Outcome:
     """Upload the files and their card in one commit."""
-    what, where = Path(settings.model[0]), settings.model[1]
+    what = Path(settings.model[0])
+    where = settings.model[1]
     hub_name = parse_hub_name(where.removeprefix("hf:"))
     repo = hub_name.repo
     branch = hub_name.revision
@@ -35,13 +37,20 @@ def run(settings: PushSettings, log: Log) -> Outcome:
     source = open_source(str(what), ModelOptions(bodies=True))
     contents = contents_of(what, settings.include)
     files: dict[str, Path | bytes] = {**contents.files, CARD: _card(settings, source, repo, contents)}
-    described = [{"path": name, "bytes": _size(content), "sha256": _sha256(content)} for name, content in files.items()]
-    document = {"schema": SCHEMA, "model": source.name, "repository": repo, "branch": branch, "files": described}
+    described = []
+    for name, content in files.items():
+        described.append({"path": name, "bytes": _size(content), "sha256": _sha256(content)})
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": source.name,
+        "repository": repo,
+        "branch": branch,
+        "files": described,
+    }
     if contents.left_out:
         document["left_out"] = [{"path": name, "bytes": size} for name, size in contents.left_out.items()]
-        log.info(
-            f"left out, as no part of the model: {some(list(contents.left_out), 5)}; --include NAME takes one along"
-        )
+        names = some(list(contents.left_out), 5)
+        log.info(f"left out, as no part of the model: {names}; --include NAME takes one along")
     if settings.dry_run:
         return Outcome({**document, "dry_run": True})
     log.info(f"uploading {', '.join(files)} to {repo}")
@@ -51,7 +60,7 @@ def run(settings: PushSettings, log: Log) -> Outcome:
 
 
 def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFiles) -> bytes:
-    """The card of the repository: written anew, or the one that was named or lies in the folder."""
+    """Return the card of the repository: written anew, or the one that was named or lies in the folder."""
     written = None
     card = settings.card or contents.files.get(CARD)
     if card is not None:
@@ -59,16 +68,34 @@ def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFil
             written = Path(card).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the card {card}", hint=_CARD_HINT) from error
-    named = {None: "zero-shot-image-classification", 0: "feature-extraction"}
-    task = named.get(source.family.classes(source.description.config), f"{source.description.reads}-classification")
-    said = {"license": settings.license, "base_model": settings.base_model}
     with refused_as(f"the card {card} is broken", hint=_CARD_HINT):
-        return hub_card(source.description, task, repo, written, **said)
+        return hub_card(
+            source.description,
+            _task(source),
+            repo,
+            written,
+            license=settings.license,
+            base_model=settings.base_model,
+        )
+
+
+def _task(source: Source) -> str:
+    """Return what the Hub calls the task of a model."""
+    classes = source.family.classes(source.description.config)
+    if classes is None:
+        return "zero-shot-image-classification"
+    if classes == 0:
+        return "feature-extraction"
+    return f"{source.description.reads}-classification"
 
 
 def _size(content: Path | bytes) -> int:
-    return len(content) if isinstance(content, bytes) else content.stat().st_size
+    if isinstance(content, bytes):
+        return len(content)
+    return content.stat().st_size
 
 
 def _sha256(content: Path | bytes) -> str:
-    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_file(content)
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    return sha256_file(content)

@@ -36,20 +36,28 @@ def unmet_in(
     failures = []
     for requirement in requirements:
         chosen = _rows_of(requirement, rows, skip_first, named_only)
-        problems = [_failure(requirement, label(name, row), row) for name, row in chosen]
-        problems = problems if chosen else [_no_row(requirement, rows)]
-        failures += [f"{requirement.text}: {problem}" for problem in problems if problem is not None]
+        if not chosen:
+            failures.append(f"{requirement.text}: {_no_row(requirement, rows)}")
+        for name, row in chosen:
+            failure = _failure(requirement, label(name, row), row)
+            if failure is not None:
+                failures.append(f"{requirement.text}: {failure}")
     return failures
 
 
 def _failure(requirement: Requirement, name: str, row: Mapping[str, Any]) -> str | None:
     """Return why a requirement does not hold in one row; None where it does."""
-    key, value = requirement.key, lookup(row, requirement.key)
+    key = requirement.key
+    value = lookup(row, key)
     if value is _MISSING:
         return f"{name} has no {key}{did_you_mean(key, _number_keys(row))}"
+    if value is None:
+        return f"{key} of {name} is null"
     if not _is_number(value):
-        return f"{key} of {name} is " + ("null" if value is None else f"{value!r}, not a number")
-    return None if requirement.holds(value) else f"{key} of {name} is {value:.6g}"
+        return f"{key} of {name} is {value!r}, not a number"
+    if requirement.holds(value):
+        return None
+    return f"{key} of {name} is {value:.6g}"
 
 
 def check_known(
@@ -79,17 +87,18 @@ def check_known(
         if requirement.key not in keys:
             guess = _guess(requirement.key, keys)
             problems.append(f"--require {requirement.text}: unknown key {requirement.key!r}{guess}")
+    hint = f"keys: {', '.join(keys)}"
+    if len(problems) == 1:
+        raise UsageError(problems[0], hint=hint)
     if problems:
-        message = problems[0] if len(problems) == 1 else f"{len(problems)} problems with --require"
-        hint = f"keys: {', '.join(keys)}"
-        raise UsageError(message, hint=hint, problems=problems if len(problems) > 1 else ())
+        raise UsageError(f"{len(problems)} problems with --require", hint=hint, problems=problems)
 
 
 def _guess(key: str, keys: Sequence[str]) -> str:
     """Guess what an unknown key meant: a key that ends in it, else one that is like it."""
-    whole = [known for known in keys if known.endswith(f".{key}")]
-    if whole:
-        return f"; did you mean {' or '.join(whole[:3])}?"
+    ending_in_it = [known for known in keys if known.endswith(f".{key}")]
+    if ending_in_it:
+        return f"; did you mean {' or '.join(ending_in_it[:3])}?"
     outside = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
     if key.startswith(outside) and not any(known.startswith(outside) for known in keys):
         return "; it needs OOD data: --ood NAME=SPEC"
@@ -111,14 +120,14 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):
         inner = row.get(".".join(parts[:length]), _MISSING)
+        rest = ".".join(parts[length:])
         if isinstance(inner, Mapping):
-            value = lookup(inner, ".".join(parts[length:]))
+            value = lookup(inner, rest)
             if value is not _MISSING:
                 return value
         elif isinstance(inner, list):
-            place = ".".join(parts[length:])
-            if place.isdecimal() and int(place) < len(inner):
-                return inner[int(place)]
+            if rest.isdecimal() and int(rest) < len(inner):
+                return inner[int(rest)]
         elif inner is None:  # a whole group without meaning, for example an average over no data set
             return None
     return _MISSING
@@ -140,7 +149,9 @@ def _is_number(value: Any) -> bool:
 def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, named_only: Collection[str]) -> list[Row]:
     if requirement.row is not None:
         return [row for row in rows if row[0] == requirement.row]
-    left_out = {*named_only, *([rows[0][0]] if skip_first and rows else [])}
+    left_out = set(named_only)
+    if skip_first and rows:
+        left_out.add(rows[0][0])
     return [row for row in rows if row[0] not in left_out]
 
 

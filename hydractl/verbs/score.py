@@ -39,10 +39,19 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     source = only_one(opened, "score")
     path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
     if settings.dry_run:
-        check_outputs([] if settings.to_stdout else [path], force=settings.force)
+        outputs = [] if settings.to_stdout else [path]
+        check_outputs(outputs, force=settings.force)
         criterion_of(source, settings)
-        plan = {"schema": "hydractl.scores/1", "dry_run": True, "model": source.name, "output": str(path)}
-        return Outcome({**plan, "heads": source.description.mask.counts(), "method": settings.method})
+        return Outcome(
+            {
+                "schema": "hydractl.scores/1",
+                "dry_run": True,
+                "model": source.name,
+                "output": str(path),
+                "heads": source.description.mask.counts(),
+                "method": settings.method,
+            }
+        )
     announce_reading([source], log)
     if settings.to_stdout:
         return Outcome(score_source(source, settings, log).to_json(), print_document=True)
@@ -52,7 +61,7 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
 
 
 def criterion_of(source: Source, settings: Scoring) -> Criterion:
-    """The criterion of ``--method``, with all checked that can be before the model is loaded."""
+    """Return the criterion of ``--method``, with all checked that can be before the model is loaded."""
     assert settings.method is not None  # the settings need it wherever scores are asked for
     criterion = get_criterion(settings.method)
     if criterion.needs_data:
@@ -70,65 +79,92 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         NonFiniteError: when a score is not finite.
     """
     criterion = criterion_of(source, settings)
-    own = {option.name: getattr(settings, option.name) for option in criterion.options}
+    criterion_options = {option.name: getattr(settings, option.name) for option in criterion.options}
     paths = [site.path for site in sites_of(source, settings.tower)]
     model: Any  # or what stands in for one
-    measured: dict[str, Any] = {}
+    measured_on: dict[str, Any] = {}
     used: list[Entry] = []
     if criterion.needs_data:
-        source, model, calibration, measured, used = with_data(source, settings, own, log)
+        source, model, calibration, measured_on, used = with_data(source, settings, criterion_options, log)
     else:
-        model, calibration = _stored_heads(source, settings), Calibration(lambda: iter(()), 0, settings.seed, log, own)
-    indices = [i for i, site in enumerate(model.sites) if site.path in paths]
+        model = _stored_heads(source, settings)
+        calibration = Calibration(lambda: iter(()), 0, settings.seed, log, criterion_options)
+    indices = [index for index, site in enumerate(model.sites) if site.path in paths]
     sequential = settings.order == "sequential" and criterion.needs_data
-    decided: dict[str, Any] = {}
+    info: dict[str, Any] = {"arch": source.description.arch, "method": criterion.name}
     if isinstance(criterion, Decider):
         decision = criterion.decide(model, calibration, indices)
-        scores, kept = decision.scores, source.description.mask.kept
-        originals = {(path := model.sites[i].path): [kept[path][n] for n in at] for i, at in decision.kept.items()}
-        decided = {criterion.name: {**decision.info, "kept": originals}}
+        scores = decision.scores
+        kept = _original_heads(source, model, decision.kept)
+        info[criterion.name] = {**decision.info, "kept": kept}
     elif sequential:
         scores = _sequential(source, model, criterion, calibration, settings, indices)
     else:
         scores = criterion.score(model, calibration, indices)
-    details = {
+    details: dict[str, Any] = {
         "method": criterion.name,
         "order": settings.order if criterion.needs_data else None,
         "keep": settings.keep if sequential else None,
         "remove": settings.remove if sequential else None,
-        **measured,
-        **own,
-        **asked_classes(source, settings.tower),
     }
-    info = {
-        "arch": source.description.arch,
-        "method": criterion.name,
-        **decided,
-        "source": provenance("score", settings.seed, [source.sha256], details, source.lineage),
-        "seen": merged(source.description.seen, used),
-    }
+    details.update(measured_on)
+    details.update(criterion_options)
+    details.update(asked_classes(source, settings.tower))
+    info["source"] = provenance("score", settings.seed, [source.sha256], details, source.lineage)
+    info["seen"] = merged(source.description.seen, used)
     return HeadScores(_by_head(source, model, criterion.name, scores), info)
 
 
+def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
+    """Return the heads to keep by their numbers in the model before any pruning.
+
+    Args:
+        source: the model, perhaps pruned before.
+        model: the same, built.
+        kept: by the index of the site, places among the heads that are there.
+    """
+    originals = {}
+    for index, places in kept.items():
+        path = model.sites[index].path
+        heads_there = source.description.mask.kept[path]
+        originals[path] = [heads_there[place] for place in places]
+    return originals
+
+
 def _stored_heads(source: Source, settings: Scoring) -> Any:
-    """Stands in for a model of which nothing runs: the weights of one site after another are read, no more."""
+    """Return what stands in for a model of which nothing runs: it reads the weights of one site after another."""
     check_finite(source.name, source.tensors)
     resolve_device(settings.device)
     return StoredHeads(source.tensors, source.description, source.family, resolve_dtype(settings.dtype))
 
 
 def with_data(
-    source: Source, settings: Scoring, own: Mapping[str, Any], log: Log
+    source: Source, settings: Scoring, criterion_options: Mapping[str, Any], log: Log
 ) -> tuple[Source, HydraModel, Calibration, dict[str, Any], list[Entry]]:
-    """The source and its model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and of these
-    what the provenance says and what is seen; ``own`` are options of the criterion.
+    """Build the model and draw its calibration samples: ``--samples`` labelled ones, by ``--seed``, each once.
+
+    Args:
+        source: the model.
+        settings: of the verb that scores.
+        criterion_options: values of the options that are the criterion's own.
+        log: hears of odd data.
+
+    Returns:
+        The source with its classes named for the data, the model, the samples, what the provenance says of them, and
+        the entry of samples that have been seen.
     """
     assert settings.data is not None  # the settings need it for such a criterion
     source = named_by_data(source, settings.data, settings.limit)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
-    labels, reads = source.description.labels or [], {source.name: source.description.reads}
-    limit, seed = settings.limit, settings.seed
-    dataset = open_data(settings.data, limit=limit, seed=seed, labels=labels, need_labels=True, reads=reads)
+    labels = source.description.labels or []
+    dataset = open_data(
+        settings.data,
+        limit=settings.limit,
+        seed=settings.seed,
+        labels=labels,
+        need_labels=True,
+        reads={source.name: source.description.reads},
+    )
     report_classes(dataset, log)
     check_labels(dataset, source)
     model = build_model(source, settings.device, settings.dtype)
@@ -141,9 +177,11 @@ def with_data(
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:
         for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn):
-            yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            labels_of_batch = known(batch.labels).to(parameter.device)
+            yield inputs, labels_of_batch
 
-    said = {
+    measured_on = {
         "samples": count,
         "data": dataset.fingerprint(),
         "dtype": settings.dtype,
@@ -151,13 +189,15 @@ def with_data(
         "max_length": source.description.preprocess.get("max_length"),
     }
     used: list[Entry] = [entry(settings.verb, "calibration", dataset, drawn)]
-    return source, model, Calibration(iterate, count, settings.seed, log, own), said, used
+    calibration = Calibration(iterate, count, settings.seed, log, criterion_options)
+    return source, model, calibration, measured_on, used
 
 
 def drawn_samples(dataset: Dataset, settings: Scoring) -> list[int]:
-    """The indices of the calibration samples, drawn by ``--seed`` without replacement."""
+    """Return the indices of the calibration samples, drawn by ``--seed`` without replacement, in order."""
     count = min(settings.samples, len(dataset))
-    drawn: list[int] = np.random.default_rng(settings.seed).choice(len(dataset), count, replace=False).tolist()
+    generator = np.random.default_rng(settings.seed)
+    drawn: list[int] = generator.choice(len(dataset), count, replace=False).tolist()
     return sorted(drawn)
 
 
@@ -170,18 +210,19 @@ def _sequential(
     indices: Sequence[int],
 ) -> dict[int, list[float]]:
     """Score site after site on the model as pruned so far (paper D.1.1)."""
-    paths = [model.sites[i].path for i in indices]
+    paths = [model.sites[index].path for index in indices]
     budget = site_budget(source.description.mask.at(paths), settings.keep, settings.remove)
     parameter = next(model.parameters())
     scores: dict[int, list[float]] = {}
     try:
-        for i, path in zip(indices, paths, strict=True):
-            scores[i] = criterion.score(model, calibration, [i])[i]
+        for index, path in zip(indices, paths, strict=True):
+            of_site = criterion.score(model, calibration, [index])[index]
+            scores[index] = of_site
             # A zero gate is a removed head, for the outputs and for every gradient behind it.
-            order = sorted(range(len(scores[i])), key=lambda h: (scores[i][h], h))
-            gate = torch.ones(1, len(order), device=parameter.device, dtype=parameter.dtype)
-            gate[0, order[: budget[path]]] = 0
-            model.attentions[i].head_gate = gate
+            lowest_first = sorted(range(len(of_site)), key=of_site.__getitem__)  # of equal ones the first
+            gate = torch.ones(1, len(of_site), device=parameter.device, dtype=parameter.dtype)
+            gate[0, lowest_first[: budget[path]]] = 0
+            model.attentions[index].head_gate = gate
     finally:
         for attention in model.attentions:
             attention.head_gate = None
@@ -191,13 +232,18 @@ def _sequential(
 def _by_head(
     source: Source, model: ScoredModel, method: str, scores: Mapping[int, Sequence[float]]
 ) -> dict[str, tuple[float, ...]]:
-    """The scores of the heads present as one of every head of the original numbering."""
+    """Return one score for every head of the original numbering: that of a head that is gone is minus infinity.
+
+    Raises:
+        NonFiniteError: the score of a head that is there is not finite.
+    """
     by_site = {}
-    for i, present in scores.items():
-        site = model.sites[i]
-        values = dict(zip(source.description.mask.kept[site.path], present, strict=True))
-        for head, value in values.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(f"the {method} score of {site.path} head {head} is {value}")
-        by_site[site.path] = tuple(values.get(h, -math.inf) for h in range(site.heads))
+    for index, of_site in scores.items():
+        site = model.sites[index]
+        of_all_heads = [-math.inf] * site.heads
+        for head, score in zip(source.description.mask.kept[site.path], of_site, strict=True):
+            if not math.isfinite(score):
+                raise NonFiniteError(f"the {method} score of {site.path} head {head} is {score}")
+            of_all_heads[head] = score
+        by_site[site.path] = tuple(of_all_heads)
     return by_site
