@@ -12,6 +12,7 @@ from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
+from hydractl.files.eval_answer import EvalRow
 from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
@@ -29,7 +30,7 @@ def row_of(
     gathered: Mapping[str, Gathered],
     fitted: RowFit,
     extras: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> EvalRow:
     """Return everything that is measured of one model.
 
     Args:
@@ -67,7 +68,7 @@ def row_of(
     for key, value in extras.items():
         if value is not None:
             row[key] = value
-    return row
+    return EvalRow.from_json(row)
 
 
 SeverityTable = dict[str, dict[str, dict[str, Any]]]
@@ -196,29 +197,29 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
     return {metric.key: metric.convention for metric in metrics(kind)}
 
 
-def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[LogitsProvider]) -> dict[str, Any]:
+def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, Any]:
     """Return one sentence on everything in the rows and on each OOD score.
 
     Also which row has which score, and how texts are cut and zero-shot models are prompted.
     """
     present = {"probability"}
     for row in rows:
-        present.update(_keys(row))
+        present.update(_keys(row.to_json()))
     explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in present}
-    leading = {row["name"]: row["ood_score"] for row in rows}
+    leading = {row.name: row.ood_score for row in rows}
     explained["ood_scores"] = _sentences_on_scores(rows)
-    explained["ood_score"] = leading if len({*leading.values()}) > 1 else rows[0]["ood_score"]
+    explained["ood_score"] = leading if len({*leading.values()}) > 1 else rows[0].ood_score
     for model in models:
         for key, value in model.conventions.items():
             explained.setdefault(key, {})[model.name] = value
     return explained
 
 
-def _sentences_on_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
     """Return the sentence on each OOD score: those that lead first, then those that are reported beside."""
-    used = [row["ood_score"] for row in rows]
+    used = [row.ood_score for row in rows if row.ood_score is not None]
     for row in rows:
-        used += row.get("scores") or {}
+        used += row.scores or {}
     explained = {}
     for score in dict.fromkeys(used):
         declared = SCORES[score] if score in SCORES else FEATURE_SCORES[score]

@@ -25,6 +25,7 @@ from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
+from hydractl.files.eval_answer import EvalRow
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
@@ -68,7 +69,7 @@ class Measuring:
         output: Output | None,
         seen: Mapping[str, int],
         features: Path | Output | None = None,
-    ) -> dict[str, Any]:
+    ) -> EvalRow:
         """Measure one model.
 
         Args:
@@ -138,7 +139,7 @@ class Measuring:
         writer: PredictionsWriter | None,
         seen: Mapping[str, int],
         kept_features: FeaturesFile | None,
-    ) -> tuple[dict[str, Any], Gathered]:
+    ) -> tuple[EvalRow, Gathered]:
         """Return the row of a model, and what it gives on the ID test data."""
         read = Reading(model, self._sets, writer, self._log)
         scores = self._scores(model)

@@ -282,9 +282,10 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         read = _reader(arguments[-1])
         if read is _as_it_is:
             return _as_it_is
+        read_or_none = _or_none(read)
         if issubclass(origin, Mapping):
-            return lambda values: {key: read(value) for key, value in values.items()}
-        return lambda values: [read(value) for value in values]
+            return lambda values: {key: read_or_none(value) for key, value in values.items()}
+        return lambda values: [read_or_none(value) for value in values]
     return _as_it_is
 
 
@@ -294,6 +295,11 @@ def _reader_of_union(arguments: Sequence[Any]) -> Callable[[Any], Any]:
     read = _reader(inner[0]) if len(inner) == 1 else _as_it_is
     if read is _as_it_is:
         return _as_it_is
+    return _or_none(read)
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the reader that leaves null alone: a set without any sample has no curve."""
     return lambda value: None if value is None else read(value)
 
 

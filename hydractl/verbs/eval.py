@@ -285,8 +285,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
                 output = outputs[target]
                 files.append(target)
             seen = plan.seen.get(model.name, {})
-            row = measuring.row(model, output, seen, features.get(model.name))
-            rows.append(EvalRow.from_json(row))
+            rows.append(measuring.row(model, output, seen, features.get(model.name)))
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
         answer = _answer(plan, rows, [*plan.doubts, *measuring.warnings], settings)
@@ -345,7 +344,7 @@ def _answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings
     return EvalAnswer(
         models=rows,
         data={dataset.name: DataSetRecord.from_json(dataset.to_json()) for dataset in tested(plan.sets)},
-        conventions=conventions([row.to_json() for row in rows], plan.models),
+        conventions=conventions(rows, plan.models),
         note=settings.note,
         suite=suite,
         warnings=warnings or None,

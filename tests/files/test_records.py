@@ -73,6 +73,7 @@ def test_an_object_is_read_with_all_that_is_in_it() -> None:
     bicycle = Bicycle.from_json(BICYCLE)
     assert bicycle.paint.colour == "red" and bicycle.wheels[1] == Wheel(spokes=9, size=0.5)
     assert bicycle.spare is not None and bicycle.spare["rear"] is None
+    assert Bicycle.from_json({"name": "one", "wheels": [None]}).wheels == [None]
     front = bicycle.spare["front"]
     assert front is not None and (front.spokes, front.size, type(front.size)) == (3, 1, int)
 
