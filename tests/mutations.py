@@ -203,8 +203,8 @@ MUTATIONS = (
     Mutation(
         "pairs of the second part of a batch",
         "hydractl/training/losses.py",
-        "right.diagonal(start).fill_(1.0)",
-        "right.diagonal(0).fill_(1.0)",
+        "signs.diagonal(start).fill_(1.0)",
+        "signs.diagonal(0).fill_(1.0)",
         "tests/training/test_contrastive.py -m 'not long'",
     ),
     Mutation(

@@ -63,30 +63,36 @@ def training_data(
     Raises:
         UsageError: for a batch that cannot be divided among the processes, and augmentation of texts.
     """
-    batch_size, workers = options.data.batch_size, options.data.workers
-    size, rest = divmod(batch_size, team.size)
-    if rest:
+    batch_size = options.data.batch_size
+    workers = options.data.workers
+    if batch_size % team.size:
         raise UsageError(f"--batch-size {batch_size} cannot be divided among {team.size} processes")
     changes = None
     if options.data.augment:
         preprocess = model.description.preprocess
         changes = Augmentation(options.data.augment, model.family, preprocess, options.seed)
-    read = Reader(model, train_set, size, workers, changes)
+    read = Reader(model, train_set, batch_size // team.size, workers, changes)
     validation = None
     if val_set is not None:
-        read_val = Reader(model, val_set, batch_size, workers)
-        order = range(len(val_set)) if team.size > 1 else longest_first(val_set)
-        mine = list(order)[team.rank :: team.size]
-        # All processes compute equally often, one of them perhaps a sample without its label.
-        filled = mine if len(mine) * team.size >= len(val_set) else [*mine, order[0]]
-
-        def validation() -> Iterator[tuple[Any, Tensor]]:
-            left = len(mine)
-            for inputs, labels in read_val(filled, 0):
-                yield inputs, labels[:left]
-                left -= len(labels)
-
+        validation = _validation_batches(Reader(model, val_set, batch_size, workers), val_set, team)
     return TrainingData(len(train_set), read, validation)
+
+
+def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Callable[[], Iterator[tuple[Any, Tensor]]]:
+    """Return what reads the samples that this process validates, and their labels."""
+    order = range(len(val_set)) if team.size > 1 else longest_first(val_set)
+    own_samples = list(order)[team.rank :: team.size]
+    computed = list(own_samples)
+    if len(own_samples) * team.size < len(val_set):
+        computed.append(order[0])  # all processes compute equally often, this one a sample without its label
+
+    def validation() -> Iterator[tuple[Any, Tensor]]:
+        labels_left = len(own_samples)
+        for inputs, labels in read(computed, 0):
+            yield inputs, labels[:labels_left]
+            labels_left -= len(labels)
+
+    return validation
 
 
 def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log) -> None:
@@ -101,13 +107,14 @@ def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log
 def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) -> None:
     texts = dataset.captions[:COUNTED]
     cut, most = model.family.too_long(model.description.config, model.description.preprocess, texts)
-    if cut:
-        of = f"{len(texts)}" if len(texts) == len(dataset) else f"the first {len(texts):,}"
-        verb = "is" if cut == 1 else "are"
-        log.warn(
-            f"{dataset.where}: {cut} of {of} captions {verb} longer than {most} tokens, and what is behind them is "
-            "not read"
-        )
+    if not cut:
+        return
+    looked_at = f"{len(texts)}" if len(texts) == len(dataset) else f"the first {len(texts):,}"
+    verb = "is" if cut == 1 else "are"
+    log.warn(
+        f"{dataset.where}: {cut} of {looked_at} captions {verb} longer than {most} tokens, and what is behind them is "
+        "not read"
+    )
 
 
 def open_pairs(source: Source, options: DataOptions, per_step: int) -> Dataset:
@@ -143,7 +150,9 @@ class Numbered(Dataset):
     def __init__(self, base: Dataset) -> None:
         super().__init__(base.spec, base.where, base.ids)
         self._base = base
-        self.kind, self.labels, self.label_names = base.kind, base.labels, base.label_names
+        self.kind = base.kind
+        self.labels = base.labels
+        self.label_names = base.label_names
 
     def _sample(self, i: int) -> tuple[int, Any]:
         return i, self._base[i]
@@ -168,24 +177,33 @@ class Augmentation:
     def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Mapping[str, Any], seed: int) -> None:
         if preprocess.get("kind") == "text":
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
-        named = {item.partition(":")[0]: item.partition(":")[2] for item in items}
-        form = family.image_format(preprocess)
-        self._seed, self._mode = seed, "L" if form.size[0] == 1 else "RGB"
-        interpolation = InterpolationMode(form.interpolation)
+        values = {}
+        for item in items:
+            name, _, value = item.partition(":")
+            values[name] = value
+        image_format = family.image_format(preprocess)
+        channels, height, width = image_format.size
+        self._seed = seed
+        self._mode = "L" if channels == 1 else "RGB"
         steps: list[Any] = []
-        if "crop" in named:
-            scale = (float(named["crop"] or SMALLEST_SHARE), 1.0)
-            steps.append(v2.RandomResizedCrop(form.size[1:], scale=scale, interpolation=interpolation))
-        if "flip" in named:
+        if "crop" in values:
+            smallest = float(values["crop"] or SMALLEST_SHARE)
+            interpolation = InterpolationMode(image_format.interpolation)
+            crop = v2.RandomResizedCrop((height, width), scale=(smallest, 1.0), interpolation=interpolation)
+            steps.append(crop)
+        if "flip" in values:
             steps.append(v2.RandomHorizontalFlip())
-        if "randaugment" in named:
-            count, magnitude = map(int, (named["randaugment"] or "2:12").split(":"))
-            steps.append(v2.RandAugment(count, magnitude))
+        if "randaugment" in values:
+            count, magnitude = (values["randaugment"] or "2:12").split(":")
+            steps.append(v2.RandAugment(int(count), int(magnitude)))
         self._change = v2.Compose(steps)
-        # A crop has the model's size already; without one, images are resized as in evaluation.
-        scaled = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(form.mean), list(form.std))]
-        collate = family.collate(preprocess)
-        self._finish = v2.Compose(scaled) if "crop" in named else lambda image: collate([image])[0]
+        if "crop" in values:  # which has the model's size already
+            to_float = v2.ToDtype(torch.float32, scale=True)
+            normalize = v2.Normalize(list(image_format.mean), list(image_format.std))
+            self._finish = v2.Compose([v2.ToImage(), to_float, normalize])
+        else:  # images are resized as in evaluation
+            collate = family.collate(preprocess)
+            self._finish = lambda image: collate([image])[0]
 
     def collate(self, epoch: int) -> Callable[[list[tuple[int, Any]]], Tensor]:
         """Return a function from samples of a :class:`Numbered` data set to one epoch's inputs ``[B, C, H, W]``."""
@@ -222,22 +240,30 @@ class Reader:
     def __init__(
         self, model: AnyModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None = None
     ) -> None:
-        self._model, self._size, self._workers = model, size, workers
-        self._captions = dataset.captions if isinstance(dataset, CaptionedImages) else None
-        self._samples = dataset.images if isinstance(dataset, CaptionedImages) else dataset
+        self._model = model
+        self._size = size
+        self._workers = workers
         self._labels = dataset.labels
+        self._captions: Sequence[str] | None = None
+        self._samples: Dataset = dataset
+        if isinstance(dataset, CaptionedImages):
+            self._captions = dataset.captions
+            self._samples = dataset.images
         self._changes = changes
         self._memory = self._in_memory() if changes is None else None
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         parameter = next(self._model.parameters())
+        device = parameter.device
+        dtype = parameter.dtype
         read = self._prepared(indices, epoch) if self._memory is None else self._kept(self._memory, indices)
         for inputs, targets in read:
-            yield move(inputs, parameter.device, parameter.dtype), move(targets, parameter.device, parameter.dtype)
+            yield move(inputs, device, dtype), move(targets, device, dtype)
 
     def _in_memory(self) -> Tensor | None:
         """Return all inputs as one tensor, where they fit; else None."""
-        samples, preprocess = self._samples, self._model.preprocess
+        samples = self._samples
+        preprocess = self._model.preprocess
         first = preprocess([samples[0]])
         if not isinstance(first, Tensor) or first.nbytes * len(samples) > CACHE_BYTES:
             return None
@@ -251,12 +277,16 @@ class Reader:
 
     def _prepared(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield batches prepared in the worker processes."""
-        preprocess, changes = self._model.preprocess, self._changes
-        prepare = None if changes is None else changes.collate(epoch)
+        preprocess = self._model.preprocess
+        augment = None if self._changes is None else self._changes.collate(epoch)
 
         def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
-            inputs = preprocess([sample for _, sample in samples]) if prepare is None else prepare(samples)
-            return inputs, self._targets([number for number, _ in samples])
+            numbers = [number for number, _ in samples]
+            if augment is not None:
+                inputs = augment(samples)
+            else:
+                inputs = preprocess([sample for _, sample in samples])
+            return inputs, self._targets(numbers)
 
         for batch in batches(Numbered(self._samples), collate, self._size, workers=self._workers, indices=indices):
             yield batch.inputs
@@ -268,5 +298,5 @@ class Reader:
             return torch.from_numpy(self._labels[numbers])
         # A caption is a prompt of which nothing is left out.
         texts = [self._captions[number] for number in numbers]
-        family, description = self._model.family, self._model.description
-        return family.prompts(description.config, description.preprocess, texts, _CAPTION_ALONE)
+        description = self._model.description
+        return self._model.family.prompts(description.config, description.preprocess, texts, _CAPTION_ALONE)

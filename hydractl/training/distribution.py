@@ -7,7 +7,7 @@ device is too small (FSDP2, torch's ``fully_shard``). What is saved is whole in 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -65,7 +65,9 @@ def whole(tensor: Tensor) -> Tensor:
     """A tensor itself, or on the CPU what its shards are parts of. All processes call it."""
     if isinstance(tensor, DTensor) and not tensor.numel():  # its shards have another shape
         return torch.empty(tensor.shape, dtype=tensor.dtype)
-    return tensor.full_tensor().detach().cpu() if isinstance(tensor, DTensor) else tensor.detach()
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor().detach().cpu()
+    return tensor.detach()
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
@@ -89,14 +91,23 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
     Returns:
         The loss before the step, as far as this process has a share in it: the sum over processes is the whole.
     """
-    value, calls = 0.0, list(calls)
+    value = 0.0
+    calls = list(calls)
     for index, (samples, weight) in enumerate(calls, start=1):
-        last = index == len(calls)
-        with nullcontext() if last or not isinstance(loss, DistributedDataParallel) else loss.no_sync():
+        is_last = index == len(calls)
+        with _exchange(loss, now=is_last):
             part = loss(samples)
             if weight != 1:
                 part = part * weight
             value += float(part.detach())
-            # Of gradients the mean over processes is taken.
-            (part if team.size == 1 else part * team.size).backward()
+            if team.size > 1:
+                part = part * team.size  # gradients are averaged over processes, and are to be summed
+            part.backward()
     return value
+
+
+def _exchange(loss: nn.Module, *, now: bool) -> AbstractContextManager[None]:
+    """Return the context in which gradients are exchanged, or kept for a later call where that can be chosen."""
+    if now or not isinstance(loss, DistributedDataParallel):
+        return nullcontext()
+    return loss.no_sync()

@@ -52,9 +52,14 @@ def train_each(
         NonFiniteError: a loss that is not finite, with every learning rate. Of several, one that does so is out.
         Interrupted: by a signal, after saving.
     """
-    results: list[dict[str, Any]] = saved.progress["results"] if saved else []
-    chosen: dict[str, Tensor] = saved.part("chosen.") if saved else {}
-    for index in range(saved.progress["candidate"] if saved else 0, len(options.lr)):
+    results: list[dict[str, Any]] = []
+    chosen: dict[str, Tensor] = {}
+    first = 0
+    if saved is not None:
+        results = saved.progress["results"]
+        chosen = saved.part("chosen.")
+        first = saved.progress["candidate"]
+    for index in range(first, len(options.lr)):
         context.extra = Saved({"candidate": index, "results": results}, _named(chosen))
         lr = options.lr[index]
         if len(options.lr) > 1:
@@ -88,7 +93,10 @@ def train_each(
 
 def best_of(results: list[dict[str, Any]]) -> int:
     """Index of the highest validation accuracy, the first of equals; one that failed is never it."""
-    accuracies = [-1.0 if result["val_accuracy"] is None else result["val_accuracy"] for result in results]
+    accuracies = []
+    for result in results:
+        has_failed = result["val_accuracy"] is None
+        accuracies.append(-1.0 if has_failed else result["val_accuracy"])
     return accuracies.index(max(accuracies))
 
 

@@ -44,7 +44,8 @@ class Loss(nn.Module, ABC):
     def __init__(self, model: AnyModel, options: LossOptions, team: Processes) -> None:
         super().__init__()
         self.model: Any = model
-        self.options, self.team = options, team
+        self.options = options
+        self.team = team
         self.device = next(model.parameters()).device
 
     @abstractmethod
@@ -73,7 +74,9 @@ def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
     """Build the loss of this name; for several members that of their method."""
     if isinstance(model, Together):
         return OfMembers(model, options, team)
-    return (Contrastive if options.name == "contrastive" else CrossEntropy)(model, options, team)
+    if options.name == "contrastive":
+        return Contrastive(model, options, team)
+    return CrossEntropy(model, options, team)
 
 
 class CrossEntropy(Loss):
@@ -117,10 +120,11 @@ class Contrastive(Loss):
     def forward(self, batches: Sequence[tuple[Any, Any]]) -> Tensor:
         """Return the loss of all pairs, of all processes."""
         twice = len(batches) > 1
-        images, texts = self.model.chain_of_samples, self.model.chain_of_labels
-        of_images = torch.cat([self._features(images, pixels, twice) for pixels, _ in batches])
-        of_texts = torch.cat([self._features(texts, captions, twice) for _, captions in batches])
-        return self._loss(self._compare, self._gathered(of_images), self._gathered(of_texts))
+        read_images = self.model.chain_of_samples
+        read_texts = self.model.chain_of_labels
+        images = torch.cat([self._features(read_images, pixels, twice) for pixels, _ in batches])
+        texts = torch.cat([self._features(read_texts, captions, twice) for _, captions in batches])
+        return self._loss(self._compare, self._gathered(images), self._gathered(texts))
 
     def after_step(self) -> None:
         self.model.family.bound_scale(self.model.networks[0])
@@ -144,13 +148,15 @@ class Contrastive(Loss):
         if team.size == 1:
             return features
         counts = team.gather(len(features))
-        before, behind = sum(counts[: team.rank]), sum(counts[: team.rank + 1])
-        everyone = features.new_zeros((sum(counts), features.shape[1]))
-        everyone[before:behind] = features.detach()
-        team.add(everyone)
-        if features.requires_grad:  # the mean over processes will be the sum of what each one's features give
+        start = sum(counts[: team.rank])
+        stop = start + len(features)
+        of_all = features.new_zeros((sum(counts), features.shape[1]))
+        of_all[start:stop] = features.detach()
+        team.add(of_all)
+        if features.requires_grad:
+            # Gradients are averaged over processes, and what each one's features give is to be summed.
             features.register_hook(lambda gradient: gradient * team.size)
-        return torch.cat([everyone[:before], features, everyone[behind:]])
+        return torch.cat([of_all[:start], features, of_all[stop:]])
 
 
 def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
@@ -163,10 +169,12 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     """
 
     def part(start: int) -> Tensor:
-        mine = slice(start, min(start + rows, len(images)))
-        right = torch.arange(mine.start, mine.stop, device=images.device)
-        by_image = F.cross_entropy(compare(images[mine], texts), right, reduction="sum")
-        return by_image + F.cross_entropy(compare(images, texts[mine]).T, right, reduction="sum")
+        stop = min(start + rows, len(images))
+        right = torch.arange(start, stop, device=images.device)
+        texts_of_images = compare(images[start:stop], texts)
+        by_image = F.cross_entropy(texts_of_images, right, reduction="sum")
+        images_of_texts = compare(images, texts[start:stop]).T
+        return by_image + F.cross_entropy(images_of_texts, right, reduction="sum")
 
     return _in_parts(part, len(images), rows) / (2 * len(images))
 
@@ -180,10 +188,9 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
     def part(start: int) -> Tensor:
         logits = compare(images[start : start + rows], texts)
-        # -1 everywhere but for the pairs themselves.
-        right = torch.full_like(logits, -1.0)
-        right.diagonal(start).fill_(1.0)
-        return -F.logsigmoid(right * logits).sum()
+        signs = torch.full_like(logits, -1.0)
+        signs.diagonal(start).fill_(1.0)  # the pairs themselves
+        return -F.logsigmoid(signs * logits).sum()
 
     return _in_parts(part, len(images), rows) / len(images)
 
