@@ -58,9 +58,13 @@ class History:
 
     def loss_curve(self) -> list[float]:
         """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
-        count, points = len(self.losses), min(len(self.losses), _POINTS)
-        parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
-        return [sum(part) / len(part) for part in parts]
+        count = len(self.losses)
+        points = min(count, _POINTS)
+        curve = []
+        for index in range(points):
+            neighbours = self.losses[index * count // points : (index + 1) * count // points]
+            curve.append(sum(neighbours) / len(neighbours))
+        return curve
 
     def outcome(self) -> dict[str, Any]:
         """The course in short, as JSON."""
@@ -277,14 +281,18 @@ class Training:
             self._keep_best(epoch["val_accuracy"])
 
     def _keep_best(self, accuracy: float) -> None:
-        history, patience = self.history, self.options.patience
-        if self.best is None or accuracy > self.best[0] + self.options.min_delta:
-            self.best = (float(accuracy), {k: p.detach().clone() for k, p in self.parameters.items()})
-            history.kept_epoch, self.waited = len(history.epochs), 0
-        else:
-            self.waited += 1
-            if patience is not None and self.waited >= patience:
-                history.stopped_early = history.steps < self.total
+        history = self.history
+        is_better = self.best is None or accuracy > self.best[0] + self.options.min_delta
+        if is_better:
+            weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+            self.best = (float(accuracy), weights)
+            history.kept_epoch = len(history.epochs)
+            self.waited = 0
+            return
+        self.waited += 1
+        patience = self.options.patience
+        if patience is not None and self.waited >= patience:
+            history.stopped_early = history.steps < self.total
 
     def put(self, weights: Mapping[str, Tensor]) -> None:
         """Set the parameters that are trained, in place."""
@@ -304,16 +312,22 @@ class Training:
         due = self.context.team.rank == 0 and self.context.checkpointing.due(self.history.steps + 1)
         flags = torch.tensor([value, self.context.signals.requested, due], dtype=torch.float64)
         self.context.team.add(flags)
-        self._all_stop, self._all_save = bool(flags[1]), bool(flags[2])
+        self._all_stop = bool(flags[1])
+        self._all_save = bool(flags[2])
         return float(flags[0])
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
-        several = self.context.team.size > 1
-        if self._all_stop if several else self.context.signals.requested:
+        if self.context.team.size > 1:
+            is_to_stop = self._all_stop
+            is_to_save = self._all_save
+        else:
+            is_to_stop = self.context.signals.requested
+            is_to_save = self.context.checkpointing.due(self.history.steps)
+        if is_to_stop:
             self._interrupt()
-        if self._all_save if several else self.context.checkpointing.due(self.history.steps):
+        if is_to_save:
             self.save()
 
     def _stop_alone(self) -> None:
@@ -348,15 +362,22 @@ class Training:
         All processes call it at the same step. Put back by :meth:`load_state_dict`, it gives the same bits as a
         training without a break.
         """
-        history, team = self.history, self.context.team
-        random = [bytes.fromhex(text) for text in team.gather(random_state(self.device).numpy().tobytes().hex())]
-        weights = {
-            **{f"model.{name}": whole(p) for name, p in self.parameters.items()},
-            **{f"best.{name}": whole(t) for name, t in (self.best[1] if self.best else {}).items()},
-            **{f"optimizer.{name}": whole(t) for name, t in optimizer_tensors(self.optimizer).items()},
+        history = self.history
+        team = self.context.team
+        random_states = team.gather(random_state(self.device).numpy().tobytes().hex())
+        best = {} if self.best is None else self.best[1]
+        tensors = {
+            **{f"model.{name}": whole(parameter) for name, parameter in self.parameters.items()},
+            **{f"best.{name}": whole(tensor) for name, tensor in best.items()},
+            **{f"optimizer.{name}": whole(tensor) for name, tensor in optimizer_tensors(self.optimizer).items()},
         }
         if team.rank:
             return None
+        for rank, text in enumerate(random_states):
+            tensors[f"random.{rank}"] = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+        tensors |= self.course.tensors()
+        tensors["order"] = self.epoch_start
+        tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
         progress = {
             "steps": history.steps,
             "total": self.total,
@@ -369,32 +390,40 @@ class Training:
             **self.course.progress(),
             "log": self.context.run_log.position(),
         }
-        tensors = {
-            **weights,
-            **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
-            **self.course.tensors(),
-            "order": self.epoch_start,
-            "losses": torch.tensor(history.losses, dtype=torch.float64),
-        }
         return Saved(progress, tensors)
 
     def load_state_dict(self, saved: Saved) -> None:
         """Set a training, newly made from the same options, to where another was saved."""
         progress, history = saved.progress, self.history
         self.put(saved.part("model."))
-        memory, trained = saved.part("optimizer."), [p for g in self.optimizer.param_groups for p in g["params"]]
-        load_optimizer(self.optimizer, {n: placed(t, trained[int(n.partition(".")[0])]) for n, t in memory.items()})
+        self._load_optimizer(saved.part("optimizer."))
         if progress["best"] is not None:
-            best = {name: placed(t, self.parameters[name]) for name, t in saved.part("best.").items()}
-            self.best = (progress["best"], {name: t.to(self.device) for name, t in best.items()})
+            best = {}
+            for name, tensor in saved.part("best.").items():
+                best[name] = placed(tensor, self.parameters[name]).to(self.device)
+            self.best = (progress["best"], best)
         self.course.load(saved)
         self.order.set_state(saved.tensors["order"])
-        history.epochs, history.kept_epoch = progress["epochs"], progress["kept_epoch"]
-        history.losses, history.stopped_early = saved.tensors["losses"].tolist(), progress["stopped_early"]
-        self.position, self.waited = progress["position"], progress["waited"]
+        history.epochs = progress["epochs"]
+        history.kept_epoch = progress["kept_epoch"]
+        history.losses = saved.tensors["losses"].tolist()
+        history.stopped_early = progress["stopped_early"]
+        self.position = progress["position"]
+        self.waited = progress["waited"]
         random = saved.part("random.")
         # A process that was not there before takes the numbers of the first; without dropout they decide nothing.
         set_random_state(random.get(str(self.context.team.rank), random["0"]), self.device)
+
+    def _load_optimizer(self, memory: Mapping[str, Tensor]) -> None:
+        """Give the optimizer its memory back, by the positions of the parameters."""
+        trained: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            trained += group["params"]
+        tensors = {}
+        for name, tensor in memory.items():
+            index = int(name.partition(".")[0])
+            tensors[name] = placed(tensor, trained[index])
+        load_optimizer(self.optimizer, tensors)
 
 
 @torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
@@ -416,7 +445,9 @@ def validate(
         NonFiniteError: the loss is not finite.
     """
     model.eval()
-    correct, loss, count = 0, 0.0, 0
+    correct = 0
+    loss = 0.0
+    count = 0
     for inputs, labels in batches():
         before_batch()
         log_p = model(inputs)[: len(labels)]
@@ -425,8 +456,10 @@ def validate(
         count += len(labels)
     if team.size > 1:
         # As text: a sum that is not finite is passed on as well.
-        parts = [(c, float.fromhex(text), n) for c, text, n in team.gather([correct, loss.hex(), count])]
-        correct, loss, count = (sum(values) for values in zip(*parts, strict=True))
+        parts = team.gather([correct, loss.hex(), count])
+        correct = sum(part[0] for part in parts)
+        loss = sum(float.fromhex(part[1]) for part in parts)
+        count = sum(part[2] for part in parts)
     if not math.isfinite(loss):
         raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
     return {"val_accuracy": correct / count, "val_nll": loss / count}

@@ -81,45 +81,61 @@ class RunFiles:
         """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
         folder = output.endswith("/") and bool(Path(output).name)
         path = Path(output) if folder else file_path(output)
-        beside = path.with_name(f"{stem(output)}.log.jsonl")
-        logged = None if log is None else beside if log == "beside" else file_path(log)
+        paths = [path]
+        if several is not None:
+            paths = [named_apart(path, number, folder=folder) for number in range(1, several + 1)]
         state = path.with_name(f"{path.name}.state")
-        paths = (path,) if several is None else tuple(named_apart(path, n + 1, folder=folder) for n in range(several))
-        taken = set(map(os.path.realpath, (*paths, state)))
-        if logged is not None and os.path.realpath(logged) in taken:
+        log_path = None
+        if log == "beside":
+            log_path = path.with_name(f"{stem(output)}.log.jsonl")
+        elif log is not None:
+            log_path = file_path(log)
+        taken = {os.path.realpath(other) for other in (*paths, state)}
+        if log_path is not None and os.path.realpath(log_path) in taken:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
         events = trackers.get("tensorboard")
         if events is not None and os.path.realpath(events) in taken:
             raise UsageError(f"--track tensorboard:{events} is the name of another file of this training")
-        return cls(paths, folder, state, logged, trackers, stem(output))
+        return cls(tuple(paths), folder, state, log_path, trackers, stem(output))
 
     def weights(self) -> list[Path]:
         """The files of the outputs that describe themselves; an output that is not there has none."""
         if not self.folder:
             return [path for path in self.paths if path.is_file()]
-        files = (next(iter(sorted(path.glob("*.safetensors"))), None) for path in self.paths if path.is_dir())
-        return [path for path in files if path is not None]
+        files = []
+        for path in self.paths:
+            inside = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+            files += inside[:1]
+        return files
 
     def open_log(self, saved: Saved | None, about: Mapping[str, Any], log: Log) -> RunLog:
         """The log, going on where the saved run was."""
         sinks: list[Sink] = []
         if self.log is not None:
-            sinks.append(FileLog(self.log, None if saved is None else saved.progress["log"], about, log))
-        first = first_new_step(saved, about) if self.trackers else 0
-        sinks += [Tracked(kind, where, self.name, first, about, log) for kind, where in self.trackers.items()]
+            position = None if saved is None else saved.progress["log"]
+            sinks.append(FileLog(self.log, position, about, log))
+        if self.trackers:
+            first = first_new_step(saved, about)
+            sinks += [Tracked(kind, where, self.name, first, about, log) for kind, where in self.trackers.items()]
         return RunLog(sinks)
 
 
 def stem(output: str) -> str:
     """Name of an output without its folder and its ending: ``b/a.st`` is ``a``, the folder ``b/a.st/`` is ``a.st``."""
     name = Path(output).name
-    return name if output.endswith("/") else next((name.removesuffix(e) for e in _ENDINGS if name.endswith(e)), name)
+    if output.endswith("/"):
+        return name
+    for ending in _ENDINGS:
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return name
 
 
 def numbered(output: str, number: int) -> str:
     """``a.st`` becomes ``a.1.st``, a folder ``a/`` becomes ``a.1/``."""
-    folder = output.endswith("/")
-    return f"{named_apart(Path(output), number, folder=folder)}{'/' if folder else ''}"
+    is_folder = output.endswith("/")
+    name = str(named_apart(Path(output), number, folder=is_folder))
+    return f"{name}/" if is_folder else name
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -193,7 +209,8 @@ def _write(
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
-    tensors: TensorSource = DictTensors({n: t.to(torch_dtype(source.tensors.info(n))) for n, t in stock.items()})
+    typed = {name: tensor.to(torch_dtype(source.tensors.info(name))) for name, tensor in stock.items()}
+    tensors: TensorSource = DictTensors(typed)
     check_finite(f"{source.name} after training", tensors)
     if source.description.params_nonzero is not None:
         sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
@@ -221,8 +238,10 @@ def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) ->
     Raises:
         InputError: an output is of another training; all differences are listed.
     """
-    outputs = [_finished(path, fingerprint, force=force) for path in files.weights()]
-    return outputs[-1] if len(outputs) == len(files.paths) and None not in outputs else None
+    made_by = [_finished(path, fingerprint, force=force) for path in files.weights()]
+    if len(made_by) < len(files.paths) or None in made_by:
+        return None
+    return made_by[-1]
 
 
 def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
@@ -232,12 +251,13 @@ def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dic
         return None  # a file of another program, which --force may replace
     if made_by.get("verb") != "finetune":
         return None
-    there = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
-    there |= {key: value for key, value in made_by["settings"].items() if key not in _RESULTS}
-    if "grid" in made_by["settings"]:
-        there["lr"] = [entry["lr"] for entry in made_by["settings"]["grid"]]
-    now = {key: value for key, value in fingerprint.items() if value is not None}
-    problems = differences(there, now, "in the file")
+    settings = made_by["settings"]
+    in_file = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
+    in_file |= {key: value for key, value in settings.items() if key not in _RESULTS}
+    if "grid" in settings:
+        in_file["lr"] = [result["lr"] for result in settings["grid"]]
+    asked_for = {key: value for key, value in fingerprint.items() if value is not None}
+    problems = differences(in_file, asked_for, "in the file")
     if problems and not force:
         hint = f"give the settings it was made with, or {START_OVER}"
         raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)

@@ -62,55 +62,94 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         InputError: for data that do not fit the model or each other.
         UsageError: for a start that the model does not have.
     """
-    data, weights = options.data, options.weights
-    filled = "an adapter" if weights.adapter is not None else None if options.together is None else "members together"
-    if filled is not None and source.description.params_nonzero is not None:
-        hint = "train its weights, or take the model as it was before they were pruned"
-        raise UsageError(f"{source.name} has pruned weights, which {filled} would fill", hint=hint)
-    if weights.init == "random":
+    _refuse_filling_zeros(source, options)
+    if options.weights.init == "random":
         source = drawn(source, options.seed)
     if options.loss.name == "contrastive":
         return _with_pairs(source, options)
-    source = named_by_data(source, data.train, data.limit)
-    lacking, body = weights.reset_head or source.classes == 0, source
-    if lacking and not weights.reset_head and weights.init != "head":
-        need_classifier(source)
-    if weights.labels is not None and not lacking:
+    body = named_by_data(source, options.data.train, options.data.limit)
+    source, train_set = _with_classes(body, options)
+    check_labels(train_set, source)
+    labels = _class_names(source, train_set, options.data.train)
+    source = replace(source, description=replace(source.description, labels=labels))
+    members = (source,) if options.together is None else options.together.sources(source, options.seed)
+    validation = _validation(source, options.data, train_set, labels)
+    drawn_names = _drawn_names(body, source, options.weights)
+    if validation is None:
+        return Opened(members[0], train_set, None, drawn_names, members)
+    return Opened(members[0], train_set, validation.dataset, drawn_names, members, validation.left_out)
+
+
+def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
+    """Refuse what would make other numbers of pruned weights.
+
+    Raises:
+        UsageError: for an adapter, or members together, of a model with pruned weights.
+    """
+    if source.description.params_nonzero is None:
+        return
+    if options.weights.adapter is not None:
+        filled_by = "an adapter"
+    elif options.together is not None:
+        filled_by = "members together"
+    else:
+        return
+    hint = "train its weights, or take the model as it was before they were pruned"
+    raise UsageError(f"{source.name} has pruned weights, which {filled_by} would fill", hint=hint)
+
+
+def _with_classes(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
+    """Return the model with the classifier that the training starts from, and the data that its classes are of."""
+    data = options.data
+    weights = options.weights
+    needs_head = weights.reset_head or body.classes == 0
+    if needs_head and not weights.reset_head and weights.init != "head":
+        need_classifier(body)
+    source = body
+    if weights.labels is not None and not needs_head:
         nameless = replace(source, description=replace(source.description, labels=None))
         source = with_labels(nameless, weights.labels)  # of the new classifier
-    names = weights.labels if lacking else source.description.labels
+    names = weights.labels if needs_head else source.description.labels
     train_set = _open(data.train, "--data", source, data, names)
-    if lacking:
-        source = with_new_head(source, train_set.label_names, _classes(train_set, weights.classes), options.seed)
+    if needs_head:
+        classes = _classes(train_set, weights.classes)
+        source = with_new_head(source, train_set.label_names, classes, options.seed)
     elif weights.classes not in (None, source.classes):
         hint = "add --reset-head for a classifier of another size"
         raise UsageError(f"--classes {weights.classes}: {source.name} has {source.classes}", hint=hint)
     if weights.init == "head":
         source = with_drawn_head(source, options.seed)
-    check_labels(train_set, source)
-    # A model from scratch takes its class names from the data it learns.
-    labels = source.description.labels if source.description.labels is not None else train_set.label_names
-    if labels is not None and len(labels) != source.classes:
+    return source, train_set
+
+
+def _class_names(source: Source, train_set: Dataset, spec: str) -> list[str] | None:
+    """Return the class names of the model; one from scratch takes those of the data it learns.
+
+    Raises:
+        InputError: they are not as many as its classes.
+    """
+    labels = source.description.labels
+    if labels is None:
+        labels = train_set.label_names
+    if labels is None:
+        return None
+    if len(labels) != source.classes:
         raise InputError(
-            f"{data.train} has {len(labels)} classes, {source.name} has {source.classes}",
+            f"{spec} has {len(labels)} classes, {source.name} has {source.classes}",
             hint="add --reset-head for a new classifier",
         )
-    source = replace(source, description=replace(source.description, labels=None if labels is None else list(labels)))
-    members = (source,) if options.together is None else options.together.sources(source, options.seed)
-    validation = _validation(source, data, train_set, labels)
-    names = _drawn_names(body, source, weights)
-    if validation is None:
-        return Opened(members[0], train_set, None, names, members)
-    return Opened(members[0], train_set, validation.dataset, names, members, validation.left_out)
+    return list(labels)
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
     """Return the names of the tensors that a body got and that are not zeros."""
     if body.classes != 0:
         return ()
-    zeros = "$." if weights.init == "head" else source.family.named_parts["head"]
-    there = set(body.tensors.names())
-    return tuple(name for name in source.tensors.names() if name not in there and not re.match(zeros, name))
+    nothing = "$."
+    zeros = nothing if weights.init == "head" else source.family.named_parts["head"]
+    names_before = set(body.tensors.names())
+    added = [name for name in source.tensors.names() if name not in names_before]
+    return tuple(name for name in added if not re.match(zeros, name))
 
 
 def _validation(
@@ -138,9 +177,15 @@ def _with_pairs(source: Source, options: TrainOptions) -> Opened:
 
 
 def _open(spec: str, option: str, source: Source, options: DataOptions, names: Sequence[str] | None) -> Dataset:
-    reads = {source.name: source.description.reads}
-    limit, seed = options.limit, options.seed
-    return open_data(spec, option=option, limit=limit, seed=seed, labels=names, need_labels=True, reads=reads)
+    return open_data(
+        spec,
+        option=option,
+        limit=options.limit,
+        seed=options.seed,
+        labels=names,
+        need_labels=True,
+        reads={source.name: source.description.reads},
+    )
 
 
 def _classes(dataset: Dataset, asked: int | None) -> int:
@@ -164,11 +209,12 @@ def _classes(dataset: Dataset, asked: int | None) -> int:
 
 def drawn(source: Source, seed: int) -> Source:
     """Return the same architecture with weights as its library draws them; heads that are gone stay gone."""
-    description, family = source.description, source.family
-    tensors = DictTensors(family.initial(description.config, seed))
+    description = source.description
+    tensors = DictTensors(source.family.initial(description.config, seed))
     full = HeadMask.full(source.sites)
-    present = sliced(tensors, family, source.sites, full, description.mask)
-    extra = {key: value for key, value in description.extra.items() if key != "sparse"}  # of the weights before
+    present = sliced(tensors, source.family, source.sites, full, description.mask)
+    extra = dict(description.extra)
+    extra.pop("sparse", None)  # it is of the weights before
     return replace(source, description=replace(description, extra=extra), tensors=present, drawn_by=seed)
 
 
@@ -186,27 +232,37 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
     """
     if source.family.classes(source.description.config) is None:
         source = _of_images(source, classes)
-    family, description = source.family, source.description
-    config = family.with_classes(description.config, classes)
-    state, there = family.build(config).state_dict(), set(source.tensors.names())
-    made = {name: torch.zeros(tensor.shape) for name, tensor in _head(source, state, "--reset-head").items()}
-    if state.keys() - there - made.keys():
+    family = source.family
+    config = family.with_classes(source.description.config, classes)
+    state = family.build(config).state_dict()
+    new = {name: torch.zeros(tensor.shape) for name, tensor in _head(source, state, "--reset-head").items()}
+    lacking = state.keys() - set(source.tensors.names()) - new.keys()
+    if lacking:
         initial = family.initial(config, seed)
-        made |= {name: initial[name] for name in state.keys() - there - made.keys()}
+        new |= {name: initial[name] for name in lacking}
     labels = None if labels is None else list(labels)
-    return replace(source, description=replace(description, config=config, labels=labels), tensors=_with(source, made))
+    description = replace(source.description, config=config, labels=labels)
+    return replace(source, description=description, tensors=_with(source, new))
 
 
 def _of_images(source: Source, classes: int) -> Source:
     """Return the tower of images of a zero-shot model, as that of a classifier whose last layer is still missing."""
-    family, description = source.family, source.description
+    family = source.family
+    description = source.description
     arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
     mask = description.mask.at(site.path for site in family.sites(config))
-    kind = "dense" if mask.is_full else "pruned"
     names = set(family.build(config).state_dict()) & set(source.tensors.names())
     tensors = MappedTensors({name: source.tensors.info(name) for name in names}, source.tensors.read)
-    description = replace(description, arch=arch, config=config, preprocess=preprocess, masks=[mask], kind=kind)
-    return replace(source, description=replace(description, prompt=None), tensors=tensors)
+    description = replace(
+        description,
+        arch=arch,
+        config=config,
+        preprocess=preprocess,
+        masks=[mask],
+        kind="dense" if mask.is_full else "pruned",
+        prompt=None,
+    )
+    return replace(source, description=description, tensors=tensors)
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
@@ -235,10 +291,13 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
     """Return the weights with some of them replaced, each in the dtype it has, or added."""
-    there, info = set(source.tensors.names()), source.tensors.info
-    return with_tensors(
-        source.tensors, {n: tensor.to(torch_dtype(info(n))) if n in there else tensor for n, tensor in tensors.items()}
-    )
+    names_before = set(source.tensors.names())
+    typed = {}
+    for name, tensor in tensors.items():
+        if name in names_before:
+            tensor = tensor.to(torch_dtype(source.tensors.info(name)))
+        typed[name] = tensor
+    return with_tensors(source.tensors, typed)
 
 
 def with_dropout(source: Source, rate: float | None) -> Source:
@@ -278,38 +337,70 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
         UsageError: when a tower has fewer blocks, the model has no such part, or nothing is left.
     """
     if isinstance(model, Together):
-        for one in model.each:
-            trainable(one, options)
-        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for member in model.each:
+            trainable(member, options)
+        return _requiring_gradients(model)
     model.requires_grad_(True)
-    network = model.networks[0]
-    names = [name for name, _ in network.named_parameters()]
-    frozen: tuple[str, ...] = ()
-    for stages in model.family.stages(network):
-        blocks, last = len(stages.block_paths), options.train_last
-        if options.tower not in (None, "both", stages.tower):
-            frozen += stages.prefixes
-        elif last is not None:
-            if not 0 <= last <= blocks:
-                raise UsageError(f"--train-last {last} is outside 0..{blocks}, the blocks of the model")
-            frozen += stages.stem_prefixes + tuple(p for i in range(blocks - last) for p in stages.prefixes_of(i))
-    # Sines and cosines of positions are parameters that the library itself never trains.
-    left = {name for name, p in model.family.build(model.description.config).named_parameters() if not p.requires_grad}
-    for part in options.freeze:
-        of_part = part_names(model, part, names)
-        if not of_part and not options.lenient:
-            raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
-        left.update(of_part)
-    if options.adapter is not None:
-        head, adapted = model.family.named_parts.get("head", "$."), options.adapter.trains(model)
-        left |= {name for name in names if name not in adapted and not re.match(head, name)}
-    for name, parameter in network.named_parameters():
-        if name.startswith(frozen) or name in left:
+    frozen_prefixes = _frozen_prefixes(model, options)
+    frozen_names = _frozen_names(model, options)
+    for name, parameter in model.networks[0].named_parameters():
+        if name.startswith(frozen_prefixes) or name in frozen_names:
             parameter.requires_grad_(False)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained = _requiring_gradients(model)
     if not trained:
         raise UsageError("nothing is left to train", hint="raise --train-last, or freeze less")
     return trained
+
+
+def _requiring_gradients(model: AnyModel) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ...]:
+    """Return how the names of parameters begin that ``--tower`` and ``--train-last`` leave as they are.
+
+    Raises:
+        UsageError: when a tower has fewer blocks.
+    """
+    last = options.train_last
+    prefixes: list[str] = []
+    for stages in model.family.stages(model.networks[0]):
+        if options.tower not in (None, "both", stages.tower):
+            prefixes += stages.prefixes
+            continue
+        if last is None:
+            continue
+        blocks = len(stages.block_paths)
+        if not 0 <= last <= blocks:
+            raise UsageError(f"--train-last {last} is outside 0..{blocks}, the blocks of the model")
+        prefixes += stages.stem_prefixes
+        for index in range(blocks - last):
+            prefixes += stages.prefixes_of(index)
+    return tuple(prefixes)
+
+
+def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
+    """Return the names of parameters that the library, ``--freeze`` or an adapter leaves as they are.
+
+    Raises:
+        UsageError: the model has no such part.
+    """
+    names = [name for name, _ in model.networks[0].named_parameters()]
+    frozen = set()
+    # Sines and cosines of positions are parameters that the library itself never trains.
+    for name, parameter in model.family.build(model.description.config).named_parameters():
+        if not parameter.requires_grad:
+            frozen.add(name)
+    for part in options.freeze:
+        names_of_part = part_names(model, part, names)
+        if not names_of_part and not options.lenient:
+            raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
+        frozen.update(names_of_part)
+    if options.adapter is not None:
+        head = model.family.named_parts.get("head", "$.")
+        adapted = options.adapter.trains(model)
+        frozen.update(name for name in names if name not in adapted and not re.match(head, name))
+    return frozen
 
 
 def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
@@ -319,24 +410,31 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
     moves them, nor does weight decay.
     """
     if isinstance(model, Together):
-        return [pair for one in model.each for pair in kept_weights(one, options)]
+        of_members = []
+        for member in model.each:
+            of_members += kept_weights(member, options)
+        return of_members
     if model.description.params_nonzero is None:
         return []
-    found = {name: p for name, p in matrices(model.networks[0]).items() if p.requires_grad}
-    new = part_names(model, "head", list(found)) if options.reset_head else ()
-    return [(p, p.detach() != 0) for name, p in found.items() if name not in new]
+    trained = {name: matrix for name, matrix in matrices(model.networks[0]).items() if matrix.requires_grad}
+    new = part_names(model, "head", list(trained)) if options.reset_head else []
+    return [(matrix, matrix.detach() != 0) for name, matrix in trained.items() if name not in new]
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
     """Return the parameter names of one part of a model; none where it has no such part."""
     family = model.family
     if part == "stem":
-        prefixes = tuple(p for stages in family.stages(model.networks[0]) for p in stages.stem_prefixes)
-        return [name for name in names if name.startswith(prefixes)]
+        prefixes: list[str] = []
+        for stages in family.stages(model.networks[0]):
+            prefixes += stages.stem_prefixes
+        return [name for name in names if name.startswith(tuple(prefixes))]
     if part in ("attention", "mlp", "norm"):
         return [name for name in names if _part(model, name) == part]
     pattern = family.named_parts.get(part)
-    return [name for name in names if pattern is not None and re.match(pattern, name)]
+    if pattern is None:
+        return []
+    return [name for name in names if re.match(pattern, name)]
 
 
 def _part(model: HydraModel, name: str) -> str:
@@ -349,9 +447,11 @@ def _part(model: HydraModel, name: str) -> str:
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
     """Build AdamW or SGD, without weight decay on biases, norms and other vectors; with fused kernels on CUDA."""
+    with_decay = [parameter for parameter in parameters if parameter.ndim > 1]
+    without_decay = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": with_decay, "weight_decay": options.weight_decay},
+        {"params": without_decay, "weight_decay": 0.0},
     ]
     fused = True if parameters[0].device.type == "cuda" else None
     if options.name == "sgd":
@@ -378,4 +478,6 @@ def speed_up(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> No
 
 def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = partial(type(block).forward, block)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs) if block.training else forward(*args, **kwargs)
+    if not block.training:
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

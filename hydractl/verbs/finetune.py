@@ -69,7 +69,8 @@ class Prepared:
     @cached_property
     def decisive(self) -> dict[str, Any]:
         """The settings and data that decide the result, for the provenance; reads all data."""
-        source, settings = self.opened.source, self.settings
+        source = self.opened.source
+        settings = self.settings
         decisive = {key: getattr(settings, key) for key in DECISIVE}
         if len(settings.lr) == 1:
             decisive["lr"] = settings.lr[0]
@@ -109,7 +110,8 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
 
 def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     prepared = _prepared(settings, log)
-    files, plan = prepared.files, prepared.plan
+    files = prepared.files
+    plan = prepared.plan
     of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
     for doubt in of_data:  # those of names are told when the model is read
         log.warn(doubt)
@@ -199,7 +201,10 @@ def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], Callab
 
 
 def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Processes) -> Outcome:
-    opened, files, plan, settings = prepared.opened, prepared.files, prepared.plan, prepared.settings
+    opened = prepared.opened
+    files = prepared.files
+    plan = prepared.plan
+    settings = prepared.settings
     resumed = settings.resume and state.exists()
     with ExitStack() as stack:
         outputs: list[Output] = []

@@ -48,11 +48,15 @@ class Member:
     def argv(self, device: str) -> list[str]:
         """The command line that trains it on a device."""
         settings = self.settings
-        level = ["--quiet"] if settings.quiet else ["--verbose"] if settings.verbose else []
-        own = [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
-        given = to_argv(settings, _REPLACED)
-        # /dev/null instead of hydra.yaml: what that says is among the arguments.
-        return ["finetune", *given, *own, "--config=/dev/null", "--json", *level, "--", *settings.model]
+        words = ["finetune", *to_argv(settings, _REPLACED)]
+        words += [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
+        words += ["--config=/dev/null"]  # what hydra.yaml says is among the arguments
+        words += ["--json"]
+        if settings.quiet:
+            words.append("--quiet")
+        elif settings.verbose:
+            words.append("--verbose")
+        return [*words, "--", *settings.model]
 
 
 def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Finished) -> Outcome:
@@ -204,14 +208,18 @@ def _dry_run(
     done: dict[str, dict[str, Any]],
     devices: Sequence[str],
 ) -> Outcome:
+    document: dict[str, Any] = {"schema": SCHEMA, "dry_run": True, "devices": list(devices)}
     threads = threads_each(len(devices))
-    entries = [
-        {"name": m.name, "seed": m.settings.seed, **plans[m.name], **({"finished": True} if m.name in done else {})}
-        for m in members
-    ]
-    at_once = {"devices": list(devices), **({} if threads is None else {"threads": threads})}
-    recipe = members[0].settings.effective()
-    return Outcome({"schema": SCHEMA, "dry_run": True, **at_once, "members": entries, "recipe": recipe})
+    if threads is not None:
+        document["threads"] = threads
+    document["members"] = []
+    for member in members:
+        entry = {"name": member.name, "seed": member.settings.seed, **plans[member.name]}
+        if member.name in done:
+            entry["finished"] = True
+        document["members"].append(entry)
+    document["recipe"] = members[0].settings.effective()
+    return Outcome(document)
 
 
 # --- after ------------------------------------------------------------------------------------------------------------
@@ -228,13 +236,14 @@ def _raise_failures(
     members: Sequence[Member], ended: dict[str, Ended], done: dict[str, dict[str, Any]], *, interrupted: bool
 ) -> None:
     """Say which members are not trained, if any."""
-    written = [m.name for m in members if m.name in done or (m.name in ended and ended[m.name].code == 0)]
+    failed = {name: end for name, end in ended.items() if end.code != 0}
+    succeeded = (ended.keys() - failed.keys()) | done.keys()
+    written = [member.name for member in members if member.name in succeeded]
     if len(written) == len(members):
         return
     if interrupted:
         said = f"{len(written)} of {len(members)} members are finished"
         raise Interrupted(hint=f"add --resume to the same command to go on; {said}")
-    failed = {name: end for name, end in ended.items() if end.code != 0}
     first = next(iter(failed))
     problems = []
     for name, end in failed.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +34,7 @@ FITTED = ("calibration", "threshold", "ood_score", "cascade")
 
 def run(settings: LaplaceSettings, log: Log) -> Outcome:
     """Fit the posterior and write the model with it."""
-    source = open_source(settings.model[0], model_options(settings))
-    extra = {key: value for key, value in source.description.extra.items() if key not in (KEY, *FITTED)}
-    left = [key for key in FITTED if key in source.description.extra]
-    if left:
-        log.warn(f"{source.name}: left out, as fitted to the logits without the posterior: {', '.join(left)}")
-    source = replace(source, description=replace(source.description, extra=extra))
+    source = _without_fitted(open_source(settings.model[0], model_options(settings)), log)
     path = file_path(settings.output or f"{source.name}.laplace.st")
     data, val, named = _opened(source, settings, log)
     doubts = _doubts(source, data, val, in_passing=settings.dry_run)
@@ -60,13 +55,25 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
         fits = _fits(model, data, val, named, settings, log)
         labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
         priors = [_prior(member, fit, count, labels, settings, log) for member, fit in enumerate(fits)]
-        chosen_by = "given" if settings.prior else "marginal likelihood" if val is None else "nll"
-        log.info(f"prior ({chosen_by}): {'; '.join(', '.join(f'{t} {p:g}' for t, p in own.items()) for own in priors)}")
+        chosen_by = _chosen_by(settings, val)
+        log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
         found = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": count}
         posteriors = [fit.posteriors(prior, count) for fit, prior in zip(fits, priors, strict=True)]
         tensors = with_tensors(source.tensors, stored_tensors(posteriors))
         digest = write_checkpoint(output, tensors, _described(source, settings, found, data, val).to_json())
     return Outcome({**document, **found, "sha256": digest}, files=[path])
+
+
+def _without_fitted(source: Source, log: Log) -> Source:
+    """Return the model without a posterior, and without what was fitted to its logits as they were."""
+    extra = dict(source.description.extra)
+    extra.pop(KEY, None)
+    left_out = [key for key in FITTED if key in extra]
+    for key in left_out:
+        del extra[key]
+    if left_out:
+        log.warn(f"{source.name}: left out, as fitted to the logits without the posterior: {', '.join(left_out)}")
+    return replace(source, description=replace(source.description, extra=extra))
 
 
 def _prior(
@@ -76,11 +83,27 @@ def _prior(
     if settings.prior is not None:
         return dict.fromkeys(fit.curvatures, settings.prior)
     chosen = fit.choose_priors(count, labels)
+    meaning = {PRIORS[0]: "the posterior is as wide as it can be", PRIORS[-1]: "hardly any weight is uncertain"}
     for tower, prior in chosen.items():
-        if prior in (PRIORS[0], PRIORS[-1]):
-            what = "hardly any weight is uncertain" if prior == PRIORS[-1] else "the posterior is as wide as it can be"
-            log.warn(f"member {member}, {tower}: the best prior, {prior:g}, is at an end of the range: {what}")
+        if prior in meaning:
+            told = f"the best prior, {prior:g}, is at an end of the range: {meaning[prior]}"
+            log.warn(f"member {member}, {tower}: {told}")
     return chosen
+
+
+def _chosen_by(settings: LaplaceSettings, val: Dataset | None) -> str:
+    if settings.prior:
+        return "given"
+    return "marginal likelihood" if val is None else "nll"
+
+
+def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
+    """Return the priors of all members in words."""
+    of_members = []
+    for prior_of_tower in priors:
+        of_towers = [f"{tower} {prior:g}" for tower, prior in prior_of_tower.items()]
+        of_members.append(", ".join(of_towers))
+    return "; ".join(of_members)
 
 
 def _described(
@@ -122,8 +145,11 @@ def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: b
     doubts = sample_doubts(data, in_passing=in_passing)
     if val is None:
         return doubts
+    doubts += sample_doubts(val)
     trained = trained_on_doubt(source.name, source.description.seen, GivenSet("--val", val))
-    return [*doubts, *sample_doubts(val), *([] if trained is None else [trained])]
+    if trained is not None:
+        doubts.append(trained)
+    return doubts
 
 
 def _fits(
