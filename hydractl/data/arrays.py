@@ -232,22 +232,22 @@ def _has_no_characters(array: npt.NDArray[Any]) -> bool:
     return int(codes.max()) > 0x10FFFF or bool(is_half.any())
 
 
-def _labels(every: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:
+def _labels(all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:
     """Return the labels of some samples.
 
     Args:
-        every: the labels of all samples; None where there are none.
+        all_labels: those of all samples; None where there are none.
         rows: the samples.
         names: the class names, where the file has them.
         array: what the array of the labels is called.
     """
-    if every is None:
+    if all_labels is None:
         return RawLabels(None, names)
-    if every.dtype.kind == "U":
+    if all_labels.dtype.kind == "U":
         if names is None:
-            names = sorted(set(every.tolist()))
-        return RawLabels(every[rows].tolist(), names)
-    labels = every[rows]
+            names = sorted(set(all_labels.tolist()))
+        return RawLabels(all_labels[rows].tolist(), names)
+    labels = all_labels[rows]
     if labels.dtype.kind == "u" and int(labels.max()) > np.iinfo(np.int64).max:
         return RawLabels(problems=[f"{array} has labels beyond 2^63"])
     return RawLabels(labels.astype(np.int64), names)

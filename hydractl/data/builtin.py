@@ -74,8 +74,8 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 def _check_name(spec: Spec, name: str, split: str) -> None:
     """Refuse sets and splits that there are not, or not on this machine."""
     if name not in SPLITS:
-        every = [full_name for known in SPLITS for full_name in _full_names(known)]
-        raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {', '.join(every)}")
+        all_names = [full_name for known in SPLITS for full_name in _full_names(known)]
+        raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {', '.join(all_names)}")
     splits = SPLITS[name]
     if split not in (splits or ("",)):
         problem = f"no split {split!r}" if splits else "no splits"

@@ -141,21 +141,21 @@ def _texts(spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]) -> t
     return texts, places
 
 
-def _columns(spec: Spec, there: Sequence[str], what: str) -> dict[str, str]:
+def _columns(spec: Spec, available: Sequence[str], what: str) -> dict[str, str]:
     """Return the column of the images and that of the captions."""
-    return {key: _column(spec, key, there, what) for key in _NAMES}
+    return {key: _column(spec, key, available, what) for key in _NAMES}
 
 
-def _column(spec: Spec, key: str, there: Sequence[str], what: str) -> str:
+def _column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
     """Return the column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name."""
     asked = spec.query.get(key)
     if asked is None:
         meant = f"the {key}"
-        candidates = [name for name in _NAMES[key] if name in there]
+        candidates = [name for name in _NAMES[key] if name in available]
     else:
         meant = f"?{key}={asked}"
-        candidates = [asked] if asked in there else []
-    if len(candidates) == 1 and list(there).count(candidates[0]) == 1:
+        candidates = [asked] if asked in available else []
+    if len(candidates) == 1 and list(available).count(candidates[0]) == 1:
         return candidates[0]
     problem = f"no {what} of {meant}"
     if candidates:
@@ -163,7 +163,7 @@ def _column(spec: Spec, key: str, there: Sequence[str], what: str) -> str:
     hint = f"say which {what} it is with ?{key}=NAME"
     if what == "column" and not spec.path.lower().endswith(".parquet"):
         hint += "; a file without a header needs ?columns=image,caption or the like"
-    raise InputError(f"{spec.where}: {problem}: it has {shown_columns(there)}", hint=hint)
+    raise InputError(f"{spec.where}: {problem}: it has {shown_columns(available)}", hint=hint)
 
 
 def _text(row: TextRow, column: str, what: str) -> str:

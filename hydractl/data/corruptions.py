@@ -123,15 +123,15 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     The authors reduce the photographs to a fifth for small images, linearly between pixels without smoothing: that
     takes the middle one of every five pixels. A photograph that is too small is enlarged.
     """
-    share, amount, every, photographs = constants
+    share, amount, stride, photographs = constants
     height, width, channels = x.shape
     mode = "L" if channels == 1 else "RGB"
     photograph = in_mode(photographs[random.randint(len(photographs))], mode)
-    factor = max(1.0, every * width / photograph.width, every * height / photograph.height)
+    factor = max(1.0, stride * width / photograph.width, stride * height / photograph.height)
     if factor > 1:
         larger = (math.ceil(photograph.width * factor), math.ceil(photograph.height * factor))
         photograph = photograph.resize(larger, Image.Resampling.BILINEAR)
-    pixels = np.asarray(photograph)[every // 2 :: every, every // 2 :: every]
+    pixels = np.asarray(photograph)[stride // 2 :: stride, stride // 2 :: stride]
     top = random.randint(pixels.shape[0] - height + 1)
     left = random.randint(pixels.shape[1] - width + 1)
     part = pixels[top : top + height, left : left + width]

@@ -181,7 +181,7 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     return dataset, raw_labels(chosen, dataset.ids, names=_class_names(schema, str(label)))
 
 
-def _image_and_label(spec: Spec, images: Sequence[str], there: Sequence[str]) -> tuple[str, str | None]:
+def _image_and_label(spec: Spec, images: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
     """Return the columns of the images and of the labels, None where there are no labels."""
     column = spec.query.get("image")
     if column is None:
@@ -192,15 +192,15 @@ def _image_and_label(spec: Spec, images: Sequence[str], there: Sequence[str]) ->
         listed = ", ".join(images) or "no column"
         raise InputError(f"{spec.where}: no images in ?image={column}: they are in {listed}")
     label = spec.query.get("label", _LABEL)
-    if label in there:
+    if label in available:
         return column, label
     if "label" in spec.query:
-        raise InputError(f"{spec.where}: no column for ?label={label}: it has {', '.join(there)}")
+        raise InputError(f"{spec.where}: no column for ?label={label}: it has {', '.join(available)}")
     return column, None
 
 
-def _no_labels(there: Sequence[str]) -> RawLabels:
-    return RawLabels(hint=f"the columns are {', '.join(there)}: name that of the labels with ?label=NAME")
+def _no_labels(available: Sequence[str]) -> RawLabels:
+    return RawLabels(hint=f"the columns are {', '.join(available)}: name that of the labels with ?label=NAME")
 
 
 def _class_names(schema: Any, column: str) -> list[str] | None:

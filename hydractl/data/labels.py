@@ -130,8 +130,8 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
 
     problems = []
     if missing:
-        more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
-        problems.append(f"no label for sample {ids[missing[0]]}{more}")
+        others = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
+        problems.append(f"no label for sample {ids[missing[0]]}{others}")
     if wrong:
         i = wrong[0]
         problems.append(f"label {shown(values[i])} of sample {ids[i]} is neither an integer nor a name")

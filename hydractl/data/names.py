@@ -73,11 +73,11 @@ def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[s
     if known is None:
         return {}
     places = {_folded(published): place for place, published in enumerate(known.published)}
-    found = {}
+    place_by_name = {}
     for name in names:
         if _folded(name) in places:
-            found[name] = places[_folded(name)]
-    return found
+            place_by_name[name] = places[_folded(name)]
+    return place_by_name
 
 
 def _set_of_labels(labels: tuple[str, ...]) -> LabelSet | None:
@@ -99,21 +99,21 @@ _PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # once folded
 _MOST_SHOWN = 3
 
 
-def renaming_doubt(own: Sequence[str], names: Sequence[str], model: str) -> str | None:
+def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -> str | None:
     """Return what is odd about new names of the classes of a classifier; None where nothing is.
 
     Names such as ``LABEL_0`` say nothing, and may become any others. A few names may become others while the rest keep
     their places, as ``automobile`` becomes ``car``.
 
     Args:
-        own: the names that it has.
+        old_names: those that it has.
         names: as many new ones.
         model: what messages call it.
 
     Raises:
         InputError: a name that it has would be that of another class.
     """
-    before = [_folded(name) for name in own]
+    before = [_folded(name) for name in old_names]
     after = [_folded(name) for name in names]
     if before == after:
         return None
@@ -122,8 +122,8 @@ def renaming_doubt(own: Sequence[str], names: Sequence[str], model: str) -> str 
     if moved:
         first = moved[0]
         raise InputError(
-            f"--labels gives {len(moved)} of the {len(own)} classes of {model} the names of others: {names[first]!r}"
-            f" is its class {place_before[after[first]]}, and would be class {first}",
+            f"--labels gives {len(moved)} of the {len(old_names)} classes of {model} the names of others: "
+            f"{names[first]!r} is its class {place_before[after[first]]}, and would be class {first}",
             hint="leave --labels out: data that name their classes are matched by name; where the data mean another "
             "class by a name, map it with --label-map FILE of eval",
         )
@@ -131,12 +131,12 @@ def renaming_doubt(own: Sequence[str], names: Sequence[str], model: str) -> str 
         return None
     if all(_PLACEHOLDER.fullmatch(name) for name in before):
         return None
-    pairs = [f"{old} is now {new}" for old, new in zip(own, names, strict=True)]
+    pairs = [f"{old} is now {new}" for old, new in zip(old_names, names, strict=True)]
     listed = ", ".join(pairs[:_MOST_SHOWN])
     if len(pairs) > _MOST_SHOWN:
         listed += ", ..."
     return (
-        f"{model}: --labels gives all {len(own)} classes other names ({listed}), and "
+        f"{model}: --labels gives all {len(old_names)} classes other names ({listed}), and "
         "nothing tells whether they are the same things: leave it out if they are not"
     )
 

@@ -112,10 +112,10 @@ def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
     """Count the samples of two sets that are in both."""
     digests_of_first = first.dataset.sample_fingerprints()
     digests_of_second = second.dataset.sample_fingerprints()
-    both = set(digests_of_first) & set(digests_of_second)
-    if not both:
+    in_both = set(digests_of_first) & set(digests_of_second)
+    if not in_both:
         return SharedSamples(first, second, 0, 0)
-    return SharedSamples(first, second, _count(digests_of_first, both), _count(digests_of_second, both))
+    return SharedSamples(first, second, _count(digests_of_first, in_both), _count(digests_of_second, in_both))
 
 
 def _count(digests: Iterable[str], among: Collection[str]) -> int:

@@ -94,13 +94,13 @@ class Columns:
     label_asked: bool
     others: tuple[str, ...]
 
-    def needed(self, there: Sequence[str]) -> list[str]:
+    def needed(self, available: Sequence[str]) -> list[str]:
         """Return the columns to read, among those that exist."""
         wanted = (self.text, self.text_b, self.label)
-        return [name for name in there if name in wanted]
+        return [name for name in available if name in wanted]
 
 
-def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Columns:
+def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -> Columns:
     """Decide from the names that are there, and from ``?text=``, ``?text_b=`` and ``?label=``.
 
     A file is of pairs if a column has the name of a second text; where ``?text=`` is given, only ``?text_b=`` makes it
@@ -108,67 +108,67 @@ def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Co
 
     Args:
         spec: the SPEC with its query.
-        there: the columns, or the keys of the first row.
+        available: the columns, or the keys of the first row.
         what: what messages call a column; of ``key``s, a later row may have the label that the first has not.
 
     Raises:
         InputError: naming the columns there are, for one that is not there, is there twice, or cannot be decided.
     """
     query = spec.query
-    text = query.get("text") or _only(spec, _FIRST, there, what, "text")
+    text = query.get("text") or _only(spec, _FIRST, available, what, "text")
     if text is None:
-        raise _no_text(spec, there, what)
+        raise _no_text(spec, available, what)
     text_b = query.get("text_b")
     others: tuple[str, ...] = ()
     if text_b is None and "text" not in query:
         others = _SECOND
-        text_b = _only(spec, _SECOND, there, what, "text_b")
+        text_b = _only(spec, _SECOND, available, what, "text_b")
     label = query.get("label", _LABEL)
 
     asked = {"text": text, "text_b": text_b}
     if what != "key":
         asked["label"] = query.get("label")
-    _check_there(spec, asked, there, what)
+    _check_there(spec, asked, available, what)
     used = [text, label]
     if text_b is not None:
         used.append(text_b)
-    twice = sorted({name for name in used if list(there).count(name) > 1})
+    twice = sorted({name for name in used if list(available).count(name) > 1})
     if twice:
-        raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {shown_columns(there)}")
+        raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {shown_columns(available)}")
     if len(set(used)) < len(used):
         raise InputError(f"{spec.where}: one {what} is taken for two things: text, text_b and label must differ")
     return Columns(text, text_b, label, "label" in query, others)
 
 
-def _no_text(spec: Spec, there: Sequence[str], what: str) -> InputError:
+def _no_text(spec: Spec, available: Sequence[str], what: str) -> InputError:
     """Return the error of a file without a column of texts."""
     hints = [f"name the {what} with ?text=NAME"]
-    near = _near(_FIRST, there)
+    near = _near(_FIRST, available)
     if near is not None:
         hints.insert(0, near)
     if what == "column":
         hints.append("a file without a header needs ?columns=label,text or the like")
-    return InputError(f"{spec.where}: no {what} of the text: it has {shown_columns(there)}", hint="; ".join(hints))
+    return InputError(f"{spec.where}: no {what} of the text: it has {shown_columns(available)}", hint="; ".join(hints))
 
 
-def _check_there(spec: Spec, asked: Mapping[str, str | None], there: Sequence[str], what: str) -> None:
+def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequence[str], what: str) -> None:
     """Refuse columns that are asked for and are not there; ``asked`` holds their names by setting."""
-    missing = {key: name for key, name in asked.items() if name is not None and name not in there}
+    missing = {key: name for key, name in asked.items() if name is not None and name not in available}
     if missing:
         named = " and ".join(f"?{key}={name}" for key, name in missing.items())
         raise InputError(
-            f"{spec.where}: no {what} for {named}: it has {shown_columns(there)}",
-            hint=_near(list(missing.values()), there),
+            f"{spec.where}: no {what} for {named}: it has {shown_columns(available)}",
+            hint=_near(list(missing.values()), available),
         )
 
 
-def _only(spec: Spec, names: Sequence[str], there: Sequence[str], what: str, key: str) -> str | None:
+def _only(spec: Spec, names: Sequence[str], available: Sequence[str], what: str, key: str) -> str | None:
     """Return the one of these names that is there; None for none."""
-    candidates = [name for name in names if name in there]
+    candidates = [name for name in names if name in available]
     if len(candidates) > 1:
         named = " and ".join(map(repr, candidates))
         raise InputError(
-            f"{spec.where}: {named} may both be the text: it has {shown_columns(there)}",
+            f"{spec.where}: {named} may both be the text: it has {shown_columns(available)}",
             hint=f"say which {what} with ?{key}=NAME",
         )
     return candidates[0] if candidates else None
@@ -179,9 +179,9 @@ def shown_columns(names: Sequence[str]) -> str:
     return some([repr(name[:40]) for name in names], 20)
 
 
-def _near(wanted: Sequence[str], there: Sequence[str]) -> str | None:
+def _near(wanted: Sequence[str], available: Sequence[str]) -> str | None:
     """Return a hint at the names most similar to the wanted ones, ignoring case; None where there are no such names."""
-    name_by_folded = {name.casefold(): name for name in reversed(list(there))}
+    name_by_folded = {name.casefold(): name for name in reversed(list(available))}
     similar: list[str] = []
     for name in wanted:
         for folded in difflib.get_close_matches(name.casefold(), name_by_folded, n=1):
@@ -312,8 +312,8 @@ def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLab
     if plain and all(map(INTEGER.fullmatch, labelled)):
         texts = values
         values = [_integer(text) for text in texts]
-    there = ", ".join(collector.keys[:20])
-    hint = f"the rows have {there}: name what holds the labels with ?label=NAME"
+    listed = ", ".join(collector.keys[:20])
+    hint = f"the rows have {listed}: name what holds the labels with ?label=NAME"
     return raw_labels(values, ids, hint=hint, texts=texts)
 
 

@@ -225,7 +225,7 @@ def _parquet(spec: Spec) -> TextTable:
 
     with readable():
         file: Any = pyarrow.parquet.ParquetFile(Path(os.path.expanduser(spec.path)))
-        there: list[str] = list(file.schema_arrow.names)
+        columns_of_file: list[str] = list(file.schema_arrow.names)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
         number = 0
@@ -235,4 +235,4 @@ def _parquet(spec: Spec) -> TextTable:
                     number += 1
                     yield TextRow(f"row {number}", values)
 
-    return TextTable(there, rows)
+    return TextTable(columns_of_file, rows)

@@ -300,9 +300,9 @@ def meta_tensor(info: TensorInfo) -> torch.Tensor:
     return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")
 
 
-def same_names(found: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
+def same_names(actual: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
     """List the problems of a set of tensor names against the expected one, at most ten of each kind."""
-    names = set(found)
+    names = set(actual)
     expected_names = set(expected)
     missing = _listed("missing", expected_names - names, what)
     return missing + _listed("unexpected", names - expected_names, what)

@@ -196,12 +196,12 @@ class Study:
     def ladder(self) -> list[Rung]:
         """The choice, and what test data may step down to."""
         choice = self._decided.choice
-        return ladder(self._rung(choice.chosen), self._rung(choice.own[SINGLE]), Rung(SINGLE, REFERENCE))
+        return ladder(self._rung(choice.chosen), self._rung(choice.own_places[SINGLE]), Rung(SINGLE, REFERENCE))
 
     @property
     def scores(self) -> dict[str, str]:
         """The own score of each row."""
-        return {row: self.candidates[place].score for row, place in self._decided.choice.own.items()}
+        return {row: self.candidates[place].score for row, place in self._decided.choice.own_places.items()}
 
     @property
     def common_score(self) -> str:
@@ -441,7 +441,7 @@ class Study:
             return []
         best = max(compared, key=decided.mean)
         name = self.candidates[best].row
-        single = decided.choice.own[SINGLE]
+        single = decided.choice.own_places[SINGLE]
         return [
             f"On validation data the best of the other rows under {self.common_score}, {name}, has "
             f"a mean AUROC of {number(decided.mean(best))}; the single model has "
@@ -538,7 +538,7 @@ class Study:
         result = self._results[name]
         measured = self._tests[name]
         choice = self._decided.choice
-        candidate = self.candidates[choice.own[name]]
+        candidate = self.candidates[choice.own_places[name]]
         search = _search(result.row)
         under_common = None
         if self.common_score in measured.scores:

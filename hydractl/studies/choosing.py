@@ -287,7 +287,7 @@ class Choice:
 
     Attributes:
         chosen: the place of the candidate that is taken.
-        own: by row the place of its own score: the admissible one of the highest mean, MSP where none is.
+        own_places: by row the place of its own score: the admissible one of the highest mean, MSP where none is.
         telling, blind: names of the OOD validation sets that have a vote, and of those that have none.
         rivals: places of the admissible candidates of the single model that are not significantly below its best.
         reasons: for each candidate why it was not taken; empty for the chosen one.
@@ -295,7 +295,7 @@ class Choice:
     """
 
     chosen: int
-    own: dict[str, int]
+    own_places: dict[str, int]
     telling: list[str]
     blind: list[str]
     rivals: list[int]
@@ -307,12 +307,12 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
     """Apply the rule to the data, and say of each candidate why it was not taken."""
     decision = decide(evidence, max_drop)
     telling = decision.telling
-    own = {row: own_score(evidence, row, telling) for row in evidence.rows}
+    own_places = {row: own_score(evidence, row, telling) for row in evidence.rows}
     rivals = []
     for place in evidence.rows[SINGLE]:
         if place == evidence.reference or harm(evidence, place, telling, 0):
             continue
-        if evidence.difference(place, own[SINGLE], telling, 0).high >= 0:
+        if evidence.difference(place, own_places[SINGLE], telling, 0).high >= 0:
             rivals.append(place)
     telling_names = []
     blind_names = []
@@ -323,12 +323,12 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
             blind_names.append(name)
     return Choice(
         chosen=decision.chosen,
-        own=own,
+        own_places=own_places,
         telling=telling_names,
         blind=blind_names,
         rivals=rivals,
         reasons=[_reason(evidence, decision, place, max_drop) for place in range(len(evidence.candidates))],
-        limits={row: too_bad(evidence, place, max_drop, 0) for row, place in own.items()},
+        limits={row: too_bad(evidence, place, max_drop, 0) for row, place in own_places.items()},
     )
 
 

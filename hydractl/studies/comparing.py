@@ -20,9 +20,9 @@ class Rung:
     score: str
 
 
-def ladder(chosen: Rung, own: Rung, reference: Rung) -> list[Rung]:
+def ladder(chosen: Rung, own_rung: Rung, reference: Rung) -> list[Rung]:
     """Return the choice, the single model with its own score and the single model with MSP, each once."""
-    return list(dict.fromkeys([chosen, own, reference]))
+    return list(dict.fromkeys([chosen, own_rung, reference]))
 
 
 def end_of(steps: Sequence[Finding]) -> int:

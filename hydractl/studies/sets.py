@@ -117,13 +117,13 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     warnings = list(findings.warnings)
     if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
-    for given in sets.every:
-        warnings += sample_doubts(given.dataset)
-    for given in sets.choosing:
-        doubt = trained_on_doubt(source.name, source.description.seen, given)
+    for given_set in sets.every:
+        warnings += sample_doubts(given_set.dataset)
+    for given_set in sets.choosing:
+        doubt = trained_on_doubt(source.name, source.description.seen, given_set)
         if doubt is not None:
             warnings.append(doubt)
-    fingerprints = {given.option: given.dataset.fingerprint() for given in sets.every}
+    fingerprints = {given_set.option: given_set.dataset.fingerprint() for given_set in sets.every}
     return StudySets(replace(settings, val=val, ood_val=ood_val), fingerprints, notes, warnings)
 
 
@@ -177,12 +177,13 @@ def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
     """
     findings = compare_fitted(sets.fitted, sets.tested)
     seen = source.description.seen
-    for given in sets.tested:
-        count = int(marked(seen, given.dataset).sum())
+    for given_set in sets.tested:
+        count = int(marked(seen, given_set.dataset).sum())
         if count:
-            by = who_saw(seen, given.dataset)
+            by = who_saw(seen, given_set.dataset)
             findings.problems.append(
-                f"{count} of {len(given.dataset)} samples of {given.option} have been seen by {source.name} ({by})"
+                f"{count} of {len(given_set.dataset)} samples of {given_set.option} have been seen by {source.name} "
+                f"({by})"
             )
     if findings.problems:
         findings.refuse(_way_out(sets, seen, limit))
@@ -193,18 +194,18 @@ def _way_out(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
     if limit is not None:
         return _APART
     fitted: set[str] = set()
-    for given in sets.fitted:
-        fitted.update(given.dataset.sample_fingerprints())
+    for given_set in sets.fitted:
+        fitted.update(given_set.dataset.sample_fingerprints())
     changed = []
-    for given in sets.tested:
-        by_model = marked(seen, given.dataset)
-        digests = given.dataset.sample_fingerprints()
+    for given_set in sets.tested:
+        by_model = marked(seen, given_set.dataset)
+        digests = given_set.dataset.sample_fingerprints()
         shared = [place for place, digest in enumerate(digests) if digest in fitted or by_model[place]]
         if len(shared) > _FEW:
             return _APART
         if shared:
-            option, _, name = given.option.partition(" ")
-            spec = without_places(given.dataset.spec, shared)
+            option, _, name = given_set.option.partition(" ")
+            spec = without_places(given_set.dataset.spec, shared)
             changed.append(f"{option} '{name}={spec}'" if name else f"{option} '{spec}'")
     return f"leave these samples out: {' '.join(changed)}"
 
@@ -258,12 +259,12 @@ def _ood_val_of_halves(settings: StudySettings, sets: _Sets) -> list[str]:
     """Return the texts of ``--ood-val`` without what would be in both halves."""
     texts = []
     for text, ood_set in zip(settings.ood_val, settings.ood_val_sets(), strict=True):
-        given = sets.ood_val.get(ood_set.name)
-        if given is None:  # made of --val
+        given_set = sets.ood_val.get(ood_set.name)
+        if given_set is None:  # made of --val
             texts.append(text)
             continue
-        gone = _repeated(given.dataset)
-        _check_halves(given, gone)
+        gone = _repeated(given_set.dataset)
+        _check_halves(given_set, gone)
         name = text.rstrip().removesuffix(ood_set.spec)
         texts.append(name + without_places(ood_set.spec, gone))
     return texts
@@ -280,14 +281,14 @@ def _repeated(dataset: Dataset) -> set[int]:
     return repeated
 
 
-def _check_halves(given: GivenSet, gone: set[int]) -> None:
+def _check_halves(given_set: GivenSet, gone: set[int]) -> None:
     """Refuse a set one of whose halves is empty."""
-    left = set(range(len(given.dataset))) - gone
+    left = set(range(len(given_set.dataset))) - gone
     halves = {place % HALVES for place in left}
     if len(halves) < HALVES:
         raise InputError(
-            f"{given.option} is divided into halves, and one of them is empty: it has {len(left)} samples",
-            hint=f"give more samples with {given.option.partition(' ')[0]}",
+            f"{given_set.option} is divided into halves, and one of them is empty: it has {len(left)} samples",
+            hint=f"give more samples with {given_set.option.partition(' ')[0]}",
         )
 
 
@@ -313,13 +314,13 @@ def fit_spec(settings: StudySettings) -> FitSamples | None:
         half = with_setting(str(settings.val), "part=1/2")
         return FitSamples(half, len(open_data(half, ignore_labels=True, limit=settings.limit)))
     samples = len(open_data(settings.data, ignore_labels=True))
-    every = math.ceil(samples / settings.fit_samples)
-    count = math.ceil(samples / every)
+    stride = math.ceil(samples / settings.fit_samples)
+    count = math.ceil(samples / stride)
     if settings.limit is not None:
         count = min(count, settings.limit)
-    if every == 1:
+    if stride == 1:
         return FitSamples(settings.data, count)
-    return FitSamples(with_setting(settings.data, f"part=1/{every}"), count)
+    return FitSamples(with_setting(settings.data, f"part=1/{stride}"), count)
 
 
 def _check_fit(settings: StudySettings) -> None:

@@ -390,11 +390,11 @@ def _part(spec: str, number: int) -> str:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claimed(given: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
+def _claimed(asked: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
     """Make the folder, or go on in the one of the same study.
 
     Args:
-        given: the settings of the command.
+        asked: the settings of the command.
         sets: its data, with the settings that come of them.
         source: the model.
         folder: of the study.
@@ -404,7 +404,7 @@ def _claimed(given: StudySettings, sets: StudySets, source: Source, folder: Path
         OutputError: it holds something else, or a study of other settings or data, whose differences are listed.
     """
     path = folder / "plan.json"
-    decided = {"model": source.sha256, **{name: getattr(given, name) for name in _DECIDE}}
+    decided = {"model": source.sha256, **{name: getattr(asked, name) for name in _DECIDE}}
     _make_folder(folder, path)
     if path.exists():
         scale = _scale_of_before(path, decided, sets)

@@ -68,11 +68,11 @@ def opened(folder: Path, **settings: Any) -> Any:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_others_keep_their_places(folder: Path, workers: int, size: int) -> None:
     data = opened(folder, on_bad="skip", labels=["b", "a"])
-    found = list(batches(data, stack, size, workers=workers))
-    assert [i for batch in found for i in batch.indices] == GOOD
-    assert all(batch.indices and len(batch.inputs) == len(batch.indices) <= size for batch in found)
-    assert torch.cat([batch.inputs for batch in found])[:, 0, 0].tolist() == GOOD
-    labels = torch.cat([batch.labels for batch in found if batch.labels is not None])
+    read = list(batches(data, stack, size, workers=workers))
+    assert [i for batch in read for i in batch.indices] == GOOD
+    assert all(batch.indices and len(batch.inputs) == len(batch.indices) <= size for batch in read)
+    assert torch.cat([batch.inputs for batch in read])[:, 0, 0].tolist() == GOOD
+    labels = torch.cat([batch.labels for batch in read if batch.labels is not None])
     assert labels.tolist() == [1 if i < 7 else 0 for i in GOOD]
     assert sorted(data.skipped) == list(BAD)
     assert data.skipped[4] == f"cannot read image {folder}/a/04.png: the file is empty (--data {folder})"
@@ -90,8 +90,8 @@ def test_without_it_the_first_is_an_error(folder: Path, workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_an_order_of_the_callers(folder: Path, workers: int) -> None:
     data = opened(folder, on_bad="skip")
-    found = list(batches(data, stack, 2, workers=workers, indices=[8, 7, 13, 3, 3, 0, 13]))
-    assert [batch.indices for batch in found] == [[13], [0], [13]] and sorted(data.skipped) == [3, 7, 8]
+    read = list(batches(data, stack, 2, workers=workers, indices=[8, 7, 13, 3, 3, 0, 13]))
+    assert [batch.indices for batch in read] == [[13], [0], [13]] and sorted(data.skipped) == [3, 7, 8]
 
 
 def test_the_document(folder: Path) -> None:

@@ -17,7 +17,8 @@ ROUNDS = np.linspace(-1, 1, 101)
 
 def figures(values: dict[str, float], spread: float = 0.0) -> Resampled:
     """Figures that move by ``spread`` from round to round, all alike."""
-    return Resampled(dict(values), {name: value + spread * ROUNDS for name, value in values.items()})
+    rounds = {name: value + spread * ROUNDS for name, value in values.items()}
+    return Resampled(dict(values), rounds)
 
 
 def candidate(row: str, *aurocs: float, spread: float = 0.0, **others: Any) -> Candidate:
@@ -60,13 +61,14 @@ SINGLE = candidate("single", 0.80)
     ],
 )
 def test_the_cheapest_row_that_no_dearer_one_clearly_beats(others: list[Candidate], taken: str) -> None:
-    choice, found = decided(SINGLE, *others)
-    assert found.row == taken
-    assert [place for place, reason in enumerate(choice.reasons) if not reason] == [choice.chosen]
+    choice, chosen = decided(SINGLE, *others)
+    assert chosen.row == taken
+    without_reason = [place for place, reason in enumerate(choice.reasons) if not reason]
+    assert without_reason == [choice.chosen]
 
 
 def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_with_the_highest_mean() -> None:
-    choice, found = decided(
+    choice, chosen = decided(
         SINGLE,
         candidate("single", 0.85, score="energy"),
         candidate("single", 0.86, score="vim"),
@@ -75,10 +77,12 @@ def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_wi
         candidate("a", 0.88, score="vim", macs=130),
         candidate("b", 0.95, score="energy", macs=120),  # better, and under another score
     )
-    assert (found.row, found.score) == ("a", "vim")
-    under = "rows are compared under vim, the score of the single model"
-    assert [choice.reasons[place] for place in (1, 4, 6)] == [under] * 3 and "not significantly" in choice.reasons[3]
-    assert choice.reasons[2] == "a is better (+0.0200)" and choice.own == {"single": 2, "a": 4, "b": 6}
+    assert (chosen.row, chosen.score) == ("a", "vim")
+    for place in (1, 4, 6):
+        assert choice.reasons[place] == "rows are compared under vim, the score of the single model"
+    assert choice.reasons[2] == "a is better (+0.0200)"
+    assert "not significantly" in choice.reasons[3]
+    assert choice.own_places == {"single": 2, "a": 4, "b": 6}
 
 
 @pytest.mark.parametrize(
@@ -94,23 +98,23 @@ def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_wi
 def test_a_score_that_harms_on_one_set_is_not_taken_whatever_it_gains_elsewhere(
     aurocs: tuple[float, ...], spread: float, admissible: bool
 ) -> None:
-    _, found = decided(candidate("single", 0.8, 0.8, 0.8), candidate("single", *aurocs, spread=spread, score="gen"))
-    assert (found.score == "gen") is admissible
+    _, chosen = decided(candidate("single", 0.8, 0.8, 0.8), candidate("single", *aurocs, spread=spread, score="gen"))
+    assert (chosen.score == "gen") is admissible
 
 
 def test_a_set_that_no_score_of_the_single_model_separates_has_no_vote() -> None:
     single = candidate("single", 0.80, 0.51)
     margin = candidate("single", 0.70, 0.59, score="margin")  # better on the blind set alone
     energy = candidate("single", 0.85, 0.40, score="energy")  # worse there
-    choice, found = decided(single, margin, energy)
-    assert (choice.telling, choice.blind, found.score) == (["set0"], ["set1"], "energy")
+    choice, chosen = decided(single, margin, energy)
+    assert (choice.telling, choice.blind, chosen.score) == (["set0"], ["set1"], "energy")
 
 
 def test_where_all_sets_are_blind_it_is_the_single_model_with_msp() -> None:
-    choice, found = decided(
+    choice, chosen = decided(
         candidate("single", 0.51, 0.55), candidate("single", 0.58, 0.59, score="margin"), candidate("a", 0.7, 0.7)
     )
-    assert (found.row, found.score) == ("single", "msp") and choice.telling == [] and choice.rivals == []
+    assert (chosen.row, chosen.score) == ("single", "msp") and choice.telling == [] and choice.rivals == []
     assert choice.reasons[2] == "no OOD validation set tells anything"
 
 
@@ -120,23 +124,34 @@ def test_an_interval_that_reaches_down_to_chance_is_blind() -> None:
 
 
 def test_rivals_are_the_admissible_scores_of_the_single_model_that_are_not_significantly_below_its_best() -> None:
-    scores = {"entropy": (0.85, 0.0), "energy": (0.895, 0.02), "vim": (0.90, 0.0), "knn": (0.92, 0.3)}
-    candidates = [candidate("single", auroc, spread=spread, score=name) for name, (auroc, spread) in scores.items()]
-    choice, _ = decided(SINGLE, *candidates)
-    assert [[SINGLE, *candidates][place].score for place in choice.rivals] == ["energy", "vim"]
+    candidates = [
+        SINGLE,
+        candidate("single", 0.85, score="entropy"),
+        candidate("single", 0.895, score="energy", spread=0.02),
+        candidate("single", 0.90, score="vim"),
+        candidate("single", 0.92, score="knn", spread=0.3),
+    ]
+    choice, _ = decided(*candidates)
+    assert [candidates[place].score for place in choice.rivals] == ["energy", "vim"]
 
 
 def test_how_sure_a_choice_is_follows_from_the_rounds_that_are_there() -> None:
-    sure = [SINGLE, candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130, score="vim")]
-    evidence = Evidence(sure)
-    found = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
-    assert (found.row, found.score) == (1.0, 1.0)
+    evidence = Evidence(
+        [SINGLE, candidate("single", 0.90, score="vim"), candidate("a", 0.95, macs=130, score="vim")],
+    )
+    sure = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
+    assert (sure.row, sure.score) == (1.0, 1.0)
     # vim's lead over energy turns round in the rounds below -0.5; the row stays.
-    doubtful = [SINGLE, candidate("single", 0.895, score="energy"), candidate("single", 0.90, score="vim", spread=0.01)]
-    evidence = Evidence(doubtful)
-    found = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
-    assert found.row == 1.0
-    assert found.score == pytest.approx(np.mean(0.005 + 0.01 * ROUNDS > 0), abs=0.011)
+    evidence = Evidence(
+        [
+            SINGLE,
+            candidate("single", 0.895, score="energy"),
+            candidate("single", 0.90, score="vim", spread=0.01),
+        ]
+    )
+    doubtful = stability(evidence, 0.01, choose_candidate(evidence, 0.01))
+    assert doubtful.row == 1.0
+    assert doubtful.score == pytest.approx(np.mean(0.005 + 0.01 * ROUNDS > 0), abs=0.011)
 
 
 def test_what_is_resampled_alone_is_what_resampling_all_metrics_gives() -> None:
@@ -144,19 +159,21 @@ def test_what_is_resampled_alone_is_what_resampling_all_metrics_gives() -> None:
     inside = samples_of(draw.normal(size=(2, 40, 3)), draw.integers(0, 3, 40), score="entropy")
     outside = {name: samples_of(draw.normal(size=(2, n, 3)), score="entropy") for name, n in (("a", 30), ("b", 9))}
     whole = resample(inside, outside, {"a": "near", "b": None}, rounds=20, seed=3)
-    scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
     assert inside.score is not None
-    of_sets = {name: {"own": values} for name, values in scores.items()}
-    alone = resample_aurocs({"own": inside.score}, of_sets, rounds=20, seed=3)["own"]
+    scores_of_sets = {}
+    for name, samples in outside.items():
+        assert samples.score is not None
+        scores_of_sets[name] = {"entropy": samples.score}
+    alone = resample_aurocs({"entropy": inside.score}, scores_of_sets, rounds=20, seed=3)["entropy"]
     for name in outside:
         assert alone.values[name] == whole.values[f"ood.{name}.auroc"]
         np.testing.assert_array_equal(alone.rounds[name], whole.rounds[f"ood.{name}.auroc"])
     mean = mean_over_sets(alone, AUROC)
     assert mean.values[AUROC] == whole.values[AUROC]
     np.testing.assert_array_equal(mean.rounds[AUROC], whole.rounds[AUROC])
-    found = resample_id(inside, rounds=20, seed=3)
+    id_metrics = resample_id(inside, rounds=20, seed=3)
     for key in (ACCURACY, NLL):
-        np.testing.assert_allclose(found.rounds[key], whole.rounds[key], rtol=1e-12)
+        np.testing.assert_allclose(id_metrics.rounds[key], whole.rounds[key], rtol=1e-12)
 
 
 def test_the_mean_over_sets_has_no_value_where_one_set_has_none() -> None:

@@ -36,27 +36,29 @@ def facts_of(
     **others: Any,
 ) -> Facts:
     rungs = [CHOICE, OWN, MSP] if rungs is None else rungs
-    found = [{AUROC: finding(step)} for step in steps]
-    ends = end_of([step[AUROC] for step in found])
+    findings = [{AUROC: finding(step)} for step in steps]
+    free_scores = afterwards or {"knn": BETTER}
     met = Met(
         {score: finding(figure) for score, figure in rivals.items()},
-        {score: finding(figure) for score, figure in (afterwards or {"knn": BETTER}).items()},
+        {score: finding(figure) for score, figure in free_scores.items()},
     )
-    hardest = {AUROC: met.rivals[met.hardest], ACCURACY: finding(accuracy, ACCURACY)} if met.hardest else {}
-    more: dict[str, Any] = {"sets": {}, "baseline": {AUROC: finding(BETTER)}, "n": 1000, **others}
-    return Facts(rungs, found, ends, [met] * len(rungs), hardest, **more)
+    hardest = {}
+    if met.hardest is not None:
+        hardest = {AUROC: met.rivals[met.hardest], ACCURACY: finding(accuracy, ACCURACY)}
+    facts: dict[str, Any] = {"sets": {}, "baseline": {AUROC: finding(BETTER)}, "n": 1000, **others}
+    return Facts(rungs, findings, end_of([step[AUROC] for step in findings]), [met] * len(rungs), hardest, **facts)
 
 
-def lines(found: Facts) -> list[str]:
-    return list(verdict(found, Use(found.rung, 1.2, -0.5, Price(1.14, 1.02))).lines)
+def lines(tested: Facts) -> list[str]:
+    return list(verdict(tested, Use(tested.rung, 1.2, -0.5, Price(1.14, 1.02))).lines)
 
 
 def test_the_word_is_that_of_the_rival_with_the_lowest_lower_end() -> None:
     """A choice that beats the single model with its own score, but not a free score that was a rival too."""
-    found = facts_of([BETTER, BETTER], {"msp": BETTER, "energy": BETTER, "vim": SLIGHTLY_WORSE})
-    assert found.met[0].hardest == "vim"
-    assert answer_of(found) == "a free score is better"
-    assert lines(found)[0].startswith(
+    tested = facts_of([BETTER, BETTER], {"msp": BETTER, "energy": BETTER, "vim": SLIGHTLY_WORSE})
+    assert tested.met[0].hardest == "vim"
+    assert answer_of(tested) == "a free score is better"
+    assert lines(tested)[0].startswith(
         "The single model with vim, which costs nothing, did better than whole-avg@2 with"
     )
 
@@ -74,9 +76,9 @@ def test_the_word_is_that_of_the_rival_with_the_lowest_lower_end() -> None:
     ],
 )
 def test_what_a_pruned_choice_is_answered(hardest: Figure, accuracy: Figure, answer: str) -> None:
-    found = facts_of([BETTER, BETTER], {"msp": (0.2, (0.18, 0.22)), "vim": hardest}, accuracy=accuracy)
-    assert answer_of(found) == answer and answer in ANSWERS
-    said = lines(found)
+    tested = facts_of([BETTER, BETTER], {"msp": (0.2, (0.18, 0.22)), "vim": hardest}, accuracy=accuracy)
+    assert answer_of(tested) == answer and answer in ANSWERS
+    said = lines(tested)
     assert "best.st is whole-avg@2 with the score gen, temperature 1.200, threshold -0.5000; 1.14 times" in " ".join(
         said
     )
@@ -88,9 +90,9 @@ def test_what_a_pruned_choice_is_answered(hardest: Figure, accuracy: Figure, ans
 
 def test_a_free_score_outside_the_comparison_that_did_better_is_named_and_nothing_helps_then() -> None:
     afterwards = {"knn": WORSE, "rmd": SLIGHTLY_WORSE, "gen": UNCLEAR}
-    found = facts_of([BETTER, BETTER], {"msp": BETTER}, afterwards=afterwards)
-    assert answer_of(found) == "a free score is better"
-    (named,) = [line for line in lines(found) if "seen afterwards" in line]
+    tested = facts_of([BETTER, BETTER], {"msp": BETTER}, afterwards=afterwards)
+    assert answer_of(tested) == "a free score is better"
+    (named,) = [line for line in lines(tested) if "seen afterwards" in line]
     assert "the single model with knn" in named and "and so did rmd" in named and "confirm it on other data" in named
 
 
@@ -114,9 +116,9 @@ def test_every_score_is_said_only_where_every_score_was_met() -> None:
     ],
 )
 def test_test_data_may_only_step_down(steps: list[Figure], ends: int) -> None:
-    found = facts_of(steps, {"msp": BETTER})
-    assert found.ends == ends
-    said = lines(found)
+    tested = facts_of(steps, {"msp": BETTER})
+    assert tested.ends == ends
+    said = lines(tested)
     assert sum("than" in line for line in said[:ends]) == ends
     assert [line.startswith("whole-avg@2 with gen, chosen on validation data, is") for line in said[:1]] == [ends > 0]
     row = "the single model" if ends else "whole-avg@2"
@@ -139,26 +141,26 @@ def test_the_ladder_has_each_rung_once() -> None:
     ],
 )
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
-    found = facts_of(steps, {"msp": BETTER}, rungs, why=["Because."])
-    assert answer_of(found) == answer and lines(found)[0].startswith(begins) and "Because." in lines(found)
+    tested = facts_of(steps, {"msp": BETTER}, rungs, why=["Because."])
+    assert answer_of(tested) == answer and lines(tested)[0].startswith(begins) and "Because." in lines(tested)
 
 
 def test_blind_validation_data_choose_nothing() -> None:
-    found = facts_of([], {}, [MSP], told=False, doubts=["Blind."])
-    assert answer_of(found) == "cannot choose"
-    assert lines(found)[0].endswith("use the single model with MSP, or give other OOD validation data.")
-    assert lines(found)[-1] == "Blind."
+    tested = facts_of([], {}, [MSP], told=False, doubts=["Blind."])
+    assert answer_of(tested) == "cannot choose"
+    assert lines(tested)[0].endswith("use the single model with MSP, or give other OOD validation data.")
+    assert lines(tested)[-1] == "Blind."
 
 
 def test_a_test_set_on_which_a_choice_that_helps_is_worse_is_named() -> None:
     sets = {"mnist": finding(BETTER), "svhn": finding(SLIGHTLY_WORSE)}
-    found = facts_of([BETTER, BETTER], {"msp": BETTER}, sets=sets)
-    assert "It is worse on svhn (-0.0084 (-0.0126 to -0.0052))." in lines(found)
+    tested = facts_of([BETTER, BETTER], {"msp": BETTER}, sets=sets)
+    assert "It is worse on svhn (-0.0084 (-0.0126 to -0.0052))." in lines(tested)
 
 
 def test_unlabelled_test_data_say_nothing_of_accuracy() -> None:
-    found = facts_of([BETTER, BETTER], {"msp": BETTER}, labelled=False)
-    bare = Facts(**{**vars(found), "hardest": {AUROC: finding(BETTER)}})
+    tested = facts_of([BETTER, BETTER], {"msp": BETTER}, labelled=False)
+    bare = Facts(**{**vars(tested), "hardest": {AUROC: finding(BETTER)}})
     said = " ".join(lines(bare))
     assert answer_of(bare) == "helps" and "accuracy" not in said and "about OOD detection alone" in said
 
