@@ -33,7 +33,7 @@ from hydractl.metrics.bootstrap import Resampled, draw, mean_over_sets, paired_d
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.cost import macs
 from hydractl.model.source import open_source
-from hydractl.studies.measuring import MeasuredRow, measure_row
+from hydractl.studies.measured_rows import MeasuredRow, measure_row
 from hydractl.studies.words import AUROC
 
 ROUNDS, ACCURACY = 1000, "id.accuracy"

@@ -19,7 +19,7 @@ from chain import OBJECTIVES, hydractl
 from intervals import first_good_score, mult_adds, rows_of, value_at
 
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.studies.measuring import fitted_temperature, measure_row
+from hydractl.studies.measured_rows import fitted_temperature, measure_row
 
 VAL = "val.npz?part=2/2"
 SETS = {

@@ -131,17 +131,17 @@ MUTATIONS = (
     ),
     Mutation(
         "a score on features of the first member",
-        "hydractl/studies/measuring.py",
+        "hydractl/studies/measured_rows.py",
         "by_member.mean(axis=0)",
         "by_member[0]",
-        "tests/studies/test_measuring.py",
+        "tests/studies/test_measured_rows.py",
     ),
     Mutation(
         "labels of samples that were skipped",
-        "hydractl/studies/measuring.py",
+        "hydractl/studies/measured_rows.py",
         "labels = labels[rows_of_set]",
         "labels = labels[: len(rows_of_set)]",
-        "tests/studies/test_measuring.py",
+        "tests/studies/test_measured_rows.py",
     ),
     Mutation(
         "a row without heads",

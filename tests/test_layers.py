@@ -55,8 +55,8 @@ LIBRARIES = {
     "torchvision": ["families/", "data/torchvision_sets.py", "training/data.py"],
     "datasets": ["data/hub.py"],
     "pyarrow": ["data/"],
-    "sklearn": ["data/", "criteria/cahp/choosing.py"],
-    "kmedoids": ["criteria/cahp/choosing.py"],
+    "sklearn": ["data/", "criteria/cahp/head_choice.py"],
+    "kmedoids": ["criteria/cahp/head_choice.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py", "evaluation/probes.py"],
     "submitit": ["verbs/jobs.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it

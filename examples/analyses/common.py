@@ -15,7 +15,7 @@ from removal import removal_order
 from samples import in_memory
 
 from hydractl.cli.app import main
-from hydractl.criteria.cahp.choosing import Batches
+from hydractl.criteria.cahp.head_choice import Batches
 from hydractl.data import open_data
 from hydractl.errors import HydraError
 from hydractl.heads.mask import Head

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hydractl.criteria.cahp.choosing import Batches
+from hydractl.criteria.cahp.head_choice import Batches
 from hydractl.heads.mask import Head
 from hydractl.model.runtime import HydraModel
 

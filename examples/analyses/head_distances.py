@@ -21,7 +21,7 @@ from common import arguments, named, open_model, orders, samples, save, show
 from matplotlib.figure import Figure
 from pca import principal_plane
 
-from hydractl.criteria.cahp.choosing import Batches, head_outputs
+from hydractl.criteria.cahp.head_choice import Batches, head_outputs
 from hydractl.heads.mask import Head, all_heads
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel

@@ -20,7 +20,7 @@ import torch
 from common import arguments, open_model, orders, samples, save, show
 from matplotlib.figure import Figure
 
-from hydractl.criteria.cahp.choosing import Batches
+from hydractl.criteria.cahp.head_choice import Batches
 
 POINTS = 11
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydractl.criteria.cahp.choosing import Batches
+from hydractl.criteria.cahp.head_choice import Batches
 from hydractl.errors import InputError
 from hydractl.heads.mask import Head, all_heads, ranking_from_json, scores_from_json
 from hydractl.heads.selection import lowest

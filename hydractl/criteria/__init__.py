@@ -5,11 +5,11 @@ Importing this, or the file of a criterion, must not import torch: the help text
 
 from __future__ import annotations
 
-from hydractl.criteria.base import Calibration, Criterion, CriterionOption, Decider, Decision, ScoredModel
+from hydractl.criteria.criterion import Calibration, Criterion, CriterionOption, Decider, Decision, ScoredModel
 from hydractl.errors import UsageError
 from hydractl.files.plugins import Registry
 
-CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("base", "weights"))
+CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("criterion", "weights"))
 
 
 def get_criterion(name: str) -> Criterion:

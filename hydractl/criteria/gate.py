@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.criteria.base import Calibration, Criterion, ScoredModel, gates_kept
+from hydractl.criteria.criterion import Calibration, Criterion, ScoredModel, gates_kept
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hydractl.criteria.base import Calibration, Criterion, ScoredModel
+from hydractl.criteria.criterion import Calibration, Criterion, ScoredModel
 
 
 class RandomHeads(Criterion):

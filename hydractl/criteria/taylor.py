@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hydractl.criteria.base import Calibration, Criterion, ScoredModel
+from hydractl.criteria.criterion import Calibration, Criterion, ScoredModel
 
 if TYPE_CHECKING:
     from torch import Tensor

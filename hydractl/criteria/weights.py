@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hydractl.criteria.base import Calibration
+from hydractl.criteria.criterion import Calibration
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

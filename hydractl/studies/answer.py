@@ -28,7 +28,7 @@ from hydractl.studies.choosing import (
     stability,
 )
 from hydractl.studies.comparing import Met, Rung, end_of, ladder
-from hydractl.studies.measuring import MeasuredRow, fitted_temperature, measure_row
+from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.rows import Row
 from hydractl.studies.verdict import Facts, Price, Use, verdict
 from hydractl.studies.words import AUROC, AUROC_MARGIN, Finding, judge, judge_all

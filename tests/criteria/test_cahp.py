@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from hydractl.cli.app import main
 from hydractl.criteria import Calibration, Decider, get_criterion
-from hydractl.criteria.cahp.choosing import (
+from hydractl.criteria.cahp.head_choice import (
     chosen_samples,
     class_pairs,
     count_correct,

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from hydractl.criteria import get_criterion
-from hydractl.criteria.base import Calibration
+from hydractl.criteria.criterion import Calibration
 from hydractl.errors import InputError
 from hydractl.families.hf.family import FAMILY
 from hydractl.files.checkpoint import DictTensors

@@ -4,7 +4,7 @@ This is our reading, made from the abstract and a review of the paper. Every hea
 Jeffries-Matusita distance of each pair of classes in its output. k-medoids over the Euclidean distances between
 signatures (FasterPAM, Schubert and Rousseeuw 2021, doi 10.1016/j.is.2021.101804) gives k heads that represent all, for
 every k. The accuracy with only those heads is fitted by a polynomial in k, and its knee is the number of heads kept
-(:mod:`hydractl.criteria.cahp.choosing`).
+(:mod:`hydractl.criteria.cahp.head_choice`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from hydractl.criteria.base import Calibration, CriterionOption, Decider, Decision, ScoredModel
+from hydractl.criteria.criterion import Calibration, CriterionOption, Decider, Decision, ScoredModel
 from hydractl.errors import UsageError, distribution_of
 from hydractl.heads.mask import Site
 
@@ -51,9 +51,9 @@ class CAHP(Decider):
             )
 
     def decide(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
-        """See :func:`hydractl.criteria.cahp.choosing.choose_heads`."""
+        """See :func:`hydractl.criteria.cahp.head_choice.choose_heads`."""
         # numpy and torch come with it, which the help texts must not wait for.
-        from hydractl.criteria.cahp.choosing import choose_heads
+        from hydractl.criteria.cahp.head_choice import choose_heads
 
         return choose_heads(model, calibration, sites)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from hydractl.data import open_data
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
-from hydractl.studies.measuring import measure_row
+from hydractl.studies.measured_rows import measure_row
 
 READ = [0, 1, 3, 4, 6]
 """Of eight samples, those that could be read."""

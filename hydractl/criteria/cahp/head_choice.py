@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hydractl.criteria.base import Calibration, Decision, ScoredModel, gates_kept
+from hydractl.criteria.criterion import Calibration, Decision, ScoredModel, gates_kept
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.log import Log
 
