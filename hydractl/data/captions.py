@@ -96,8 +96,10 @@ def _from_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 def _from_image_parquet(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     table = open_table(spec, ("image", "caption"))
-    only_image = {key: value for key, value in spec.query.items() if key == "image"}
-    images, _ = read_image_parquet(replace(spec, query=only_image), limit, None)
+    of_images = {}
+    if "image" in spec.query:
+        of_images["image"] = spec.query["image"]
+    images, _ = read_image_parquet(replace(spec, query=of_images), limit, None)
     column = _column(spec, "caption", table.columns or (), "column")
     rows = itertools.islice(table.rows([column]), len(images))
     texts, _ = _texts(spec, rows, {"caption": column})

@@ -52,9 +52,11 @@ def defocus_blur(x: Pixels, constants: tuple[float, float], random: Random) -> P
     else:
         half_side, edge_reach = int(radius), 2
     places = np.arange(-half_side, half_side + 1)
-    disk = (places[:, None] ** 2 + places[None, :] ** 2 <= radius**2).astype(np.float64)
+    squares = places**2
+    disk = (squares[:, None] + squares[None, :] <= radius**2).astype(np.float64)
     disk = disk / disk.sum()
-    bell = np.exp(-(np.arange(-edge_reach, edge_reach + 1) ** 2) / (2 * smoothing**2))
+    edge = np.arange(-edge_reach, edge_reach + 1)
+    bell = np.exp(-(edge**2) / (2 * smoothing**2))
     bell /= bell.sum()
     smooth_disk = filtered(disk[..., None], bell[:, None] * bell[None, :])
     return filtered(x, smooth_disk[..., 0])
@@ -105,38 +107,45 @@ def snow(x: Pixels, constants: tuple[float, ...], random: Random) -> Pixels:
     mean, deviation, zoom, threshold, radius, sigma, keep = constants
     height, width, channels = x.shape
     noise = random.normal(loc=mean, scale=deviation, size=(height, width, 1))
-    flakes = zoomed(noise, zoom)
-    flakes = np.where(flakes < threshold, 0.0, flakes)
-    flakes = np.clip(flakes, 0, 1)
-    flakes = shifted_along(flakes, radius, sigma, random.uniform(-135, -45))
+    enlarged = zoomed(noise, zoom)
+    flakes = np.clip(np.where(enlarged < threshold, 0.0, enlarged), 0, 1)
+    blown = shifted_along(flakes, radius, sigma, random.uniform(-135, -45))
     grey = x
     if channels == 3:
         # The weights of ITU-R BT.601.
         grey = 0.299 * x[..., :1] + 0.587 * x[..., 1:2] + 0.114 * x[..., 2:]
-    whitened = keep * x + (1 - keep) * np.maximum(x, grey * 1.5 + 0.5)
-    return whitened + flakes + flakes[::-1, ::-1]
+    lightened = np.maximum(x, grey * 1.5 + 0.5)
+    whitened = keep * x + (1 - keep) * lightened
+    return whitened + blown + blown[::-1, ::-1]
 
 
 def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]], random: Random) -> Pixels:
     """Add a part of a photograph of frost; (share of the image, of the frost, every n-th pixel, photographs).
 
     The authors reduce the photographs to a fifth for small images, linearly between pixels without smoothing: that
-    takes the middle one of every five pixels. A photograph that is too small is enlarged.
+    takes the middle one of every five pixels.
     """
     share, amount, stride, photographs = constants
     height, width, channels = x.shape
     mode = "L" if channels == 1 else "RGB"
     photograph = in_mode(photographs[random.randint(len(photographs))], mode)
-    factor = max(1.0, stride * width / photograph.width, stride * height / photograph.height)
-    if factor > 1:
-        larger = (math.ceil(photograph.width * factor), math.ceil(photograph.height * factor))
-        photograph = photograph.resize(larger, Image.Resampling.BILINEAR)
-    pixels = np.asarray(photograph)[stride // 2 :: stride, stride // 2 :: stride]
+    photograph = _covering(photograph, stride * width, stride * height)
+    middle = stride // 2
+    pixels = np.asarray(photograph)[middle::stride, middle::stride]
     top = random.randint(pixels.shape[0] - height + 1)
     left = random.randint(pixels.shape[1] - width + 1)
     part = pixels[top : top + height, left : left + width]
     part = part.reshape(x.shape)  # a grey one gets its channel
     return share * x + amount * part / 255
+
+
+def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
+    """Enlarge a photograph that is smaller than so many pixels."""
+    factor = max(1.0, width / photograph.width, height / photograph.height)
+    if factor == 1:
+        return photograph
+    larger = (math.ceil(photograph.width * factor), math.ceil(photograph.height * factor))
+    return photograph.resize(larger, Image.Resampling.BILINEAR)
 
 
 def fog(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
@@ -181,12 +190,12 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
 def _affinely_moved(x: Pixels, most: float, random: Random) -> Pixels:
     """Apply the affine map that moves each of three points near the middle by up to ``most`` pixels in x and in y."""
     height, width = x.shape[:2]
-    middle, centre = height // 2, width // 2
     reach = min(height, width) // 3
-    corners = np.array(  # (x, y) each
-        [(centre + reach, middle + reach), (centre + reach, middle - reach), (centre - reach, middle - reach)],
-        dtype=np.float64,
-    )
+    top = height // 2 - reach
+    bottom = height // 2 + reach
+    left = width // 2 - reach
+    right = width // 2 + reach
+    corners = np.array([(right, bottom), (right, top), (left, top)], dtype=np.float64)  # (x, y) each
     moved = corners + random.uniform(-most, most, size=corners.shape)
     if reach == 0:
         return x
@@ -386,20 +395,24 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
     """Fill the points of a map halfway between those that are ``step`` apart: means of four neighbours, and noise."""
 
     def noisy(total: Pixels) -> Pixels:
-        return total / 4 + amplitude * random.uniform(-1, 1, size=total.shape)
+        noise = random.uniform(-1, 1, size=total.shape)
+        return total / 4 + amplitude * noise
 
     half = step // 2
     corners = field[::step, ::step]
     # The middle of each square.
     left_side = corners + np.roll(corners, -1, axis=0)
-    field[half::step, half::step] = noisy(left_side + np.roll(left_side, -1, axis=1))
+    right_side = np.roll(left_side, -1, axis=1)
+    field[half::step, half::step] = noisy(left_side + right_side)
     centres = field[half::step, half::step]
-    # The middle of each horizontal edge: its ends, and the squares above and below.
+    # The middle of each horizontal edge: its ends, and the squares below and above.
     ends = corners + np.roll(corners, -1, axis=1)
-    field[::step, half::step] = noisy(ends + centres + np.roll(centres, 1, axis=0))
+    above = np.roll(centres, 1, axis=0)
+    field[::step, half::step] = noisy(ends + centres + above)
     # The middle of each vertical edge.
     ends = corners + np.roll(corners, -1, axis=0)
-    field[half::step, ::step] = noisy(ends + centres + np.roll(centres, 1, axis=1))
+    left = np.roll(centres, 1, axis=1)
+    field[half::step, ::step] = noisy(ends + centres + left)
 
 
 def to_pixels(image: Image.Image) -> Pixels:

@@ -79,7 +79,11 @@ def _plain(label: Any) -> Any:
 
 
 def _text(sample: Any, spec: Spec) -> Text:
+    """Return a sample as a text or a pair of texts."""
     parts = list(sample) if isinstance(sample, tuple | list) else [sample]
-    if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
-        raise InputError(f"{spec.where}: neither a text nor a pair of texts: {shown(sample)}")
-    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+    are_texts = all(isinstance(part, str) for part in parts)
+    if are_texts and len(parts) == 1:
+        return parts[0]
+    if are_texts and len(parts) == 2:
+        return parts[0], parts[1]
+    raise InputError(f"{spec.where}: neither a text nor a pair of texts: {shown(sample)}")

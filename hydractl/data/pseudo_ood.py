@@ -35,18 +35,19 @@ Random = np.random.RandomState
 
 def _jigsaw(pixels: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
     """Move the tiles of an image, ``[H, W]`` or ``[H, W, C]``; a margin of up to 3 pixels stays."""
-    height = max(1, pixels.shape[0] // _TILES)
-    width = max(1, pixels.shape[1] // _TILES)
     rows = min(_TILES, pixels.shape[0])
     columns = min(_TILES, pixels.shape[1])
+    height = max(1, pixels.shape[0] // _TILES)
+    width = max(1, pixels.shape[1] // _TILES)
     inner = pixels[: rows * height, : columns * width]
-    # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows * columns, h, w, C]
-    tiles = inner.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(rows * columns, height, width, -1)
+    # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows, columns, h, w, C]
+    grid = inner.reshape(rows, height, columns, width, -1).swapaxes(1, 2)
+    tiles = grid.reshape(rows * columns, height, width, -1)
     moved_tiles = tiles[_moved(np.arange(len(tiles)), random)]
     # and back
-    moved = moved_tiles.reshape(rows, columns, height, width, -1).swapaxes(1, 2).reshape(inner.shape)
+    moved_grid = moved_tiles.reshape(grid.shape).swapaxes(1, 2)
     result = pixels.copy()
-    result[: rows * height, : columns * width] = moved
+    result[: rows * height, : columns * width] = moved_grid.reshape(inner.shape)
     return result
 
 

@@ -109,9 +109,10 @@ class FileTensors:
             InputError: as :meth:`read` does.
         """
         info = self.info(name)
-        size = DTYPES[info.dtype][1]
-        raw = page_buffer((stop - start) * size)
-        self._fill(raw.numpy().data, self.header.data_start + info.start + start * size, repr(name))
+        _, bytes_an_element = DTYPES[info.dtype]
+        raw = page_buffer((stop - start) * bytes_an_element)
+        position = self.header.data_start + info.start + start * bytes_an_element
+        self._fill(raw.numpy().data, position, repr(name))
         return raw.view(torch_dtype(info))
 
     @property
@@ -270,10 +271,16 @@ def _no_index(index: Path) -> InputError:
 
 def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
     """Return the tensors of a source with some of them replaced."""
+
+    def read(name: str) -> torch.Tensor:
+        if name in tensors:
+            return tensors[name]
+        return source.read(name)
+
     infos = {name: source.info(name) for name in source.names()}
     for name, tensor in tensors.items():
         infos[name] = tensor_info(tensor)
-    return MappedTensors(infos, lambda name: tensors[name] if name in tensors else source.read(name))
+    return MappedTensors(infos, read)
 
 
 def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]:

@@ -339,8 +339,10 @@ class Study:
 
         A row that has not that score is under its own.
         """
-        names = dict.fromkeys([self.common_score, REFERENCE, *self.scores.values()])
-        everywhere = [name for name in names if all(name in test.scores for test in self._tests.values())]
+        everywhere = []
+        for name in dict.fromkeys([self.common_score, REFERENCE, *self.scores.values()]):
+            if all(name in test.scores for test in self._tests.values()):
+                everywhere.append(name)
         scores = [",".join(everywhere)]
         if self.common_score not in everywhere:
             scores = [f"{row}={self._score_in_table(row)}" for row in self._results]

@@ -184,12 +184,18 @@ class Evidence:
         """Return the mean AUROC of one candidate over some sets minus that of another."""
         key = (place, other, sets)
         if key not in self._spreads:
-            gains = self._mean_aurocs(sets)[place] - self._mean_aurocs(sets)[other]
-            low, high = np.quantile(gains[1:], [0.025, 0.975])
-            self._spreads[key] = (float(low - gains[0]), float(high - gains[0]))
+            self._spreads[key] = self._spread_of_difference(place, other, sets)
         below, above = self._spreads[key]
         value = self.mean(place, sets, reading) - self.mean(other, sets, reading)
         return AurocDifference(value, value + below, value + above)
+
+    def _spread_of_difference(self, place: int, other: int, sets: tuple[int, ...]) -> tuple[float, float]:
+        """Return both ends of the interval of a difference minus its value, on the data."""
+        aurocs = self._mean_aurocs(sets)
+        gains = aurocs[place] - aurocs[other]
+        on_data = gains[0]
+        low, high = np.quantile(gains[1:], [0.025, 0.975])
+        return float(low - on_data), float(high - on_data)
 
 
 @dataclass(frozen=True)

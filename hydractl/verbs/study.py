@@ -496,14 +496,19 @@ def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) ->
 
 def _estimate(plan: StudyPlan, blocks: int) -> float:
     """Estimate how long searches, trainings and evaluations take [s], judged by one batch of each search."""
-    steps = in_order(map(plan.choosing, plan.rows))
-    searches = [step for step in steps if step.verb == "extract-circuit"]
     settings = plan.settings
     device = "auto" if settings.slurm else settings.places[0]  # of this machine
-    # Without a search, one is probed for the time of a block.
-    probes = [_probe(step, device) for step in searches or [plan.shop.circuits]]
-    searching = sum(probe.seconds for probe in probes) if searches else 0
-    seconds_a_block = probes[0].seconds / probes[0].sample_blocks
+    steps = in_order(map(plan.choosing, plan.rows))
+    searches = [step for step in steps if step.verb == "extract-circuit"]
+    searching = 0.0
+    if searches:
+        probes = [_probe(step, device) for step in searches]
+        searching = sum(probe.seconds for probe in probes)
+        probe = probes[0]
+    else:
+        # Without a search, one is probed for the time of a block.
+        probe = _probe(plan.shop.circuits, device)
+    seconds_a_block = probe.seconds / probe.sample_blocks
 
     samples = _samples_of_a_row(plan)
     forward = 0
@@ -511,7 +516,9 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
         # A row takes about twice the single model's time.
         passes = 10 if "mc_dropout" in row.options else 2
         forward += passes * samples
-    forward += sum(_trained(step) for step in steps if step.verb == "finetune")
+    for step in steps:
+        if step.verb == "finetune":
+            forward += _trained(step)
     return searching + forward * blocks * seconds_a_block
 
 
@@ -519,8 +526,8 @@ def _samples_of_a_row(plan: StudyPlan) -> int:
     """Count the samples that a row is evaluated on or fitted to."""
     settings = plan.settings
     specs = [str(settings.val), str(settings.test)]
-    specs += [parse_ood_set(text).spec for text in settings.ood]
-    specs += [ood_set.spec for ood_set in settings.ood_val_sets()]
+    for ood_set in [*map(parse_ood_set, settings.ood), *settings.ood_val_sets()]:
+        specs.append(ood_set.spec)
     if plan.fitted:
         specs.append(str(plan.fitted["fit"]))
     return sum(_samples(spec, settings.limit) for spec in specs)

@@ -304,14 +304,15 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
     log_determinants = _log_determinants(np.linalg.cholesky(covariances))
     distances = np.empty(len(pairs))
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
-        a, b = pairs[start : start + _PAIRS_AT_ONCE].T
+        end = start + _PAIRS_AT_ONCE
+        a, b = pairs[start:end].T
         factors = np.linalg.cholesky((covariances[a] + covariances[b]) / 2)
         difference = (means[a] - means[b])[:, :, None]
         whitened = np.linalg.solve(factors, difference)[:, :, 0]
         spread = _log_determinants(factors) - (log_determinants[a] + log_determinants[b]) / 2
         bhattacharyya = np.square(whitened).sum(axis=1) / 8 + spread / 2
         # Rounding may leave a distance of zero a little below it.
-        distances[start : start + len(a)] = -2 * np.expm1(-np.maximum(bhattacharyya, 0))
+        distances[start:end] = -2 * np.expm1(-np.maximum(bhattacharyya, 0))
     return distances
 
 
@@ -414,20 +415,22 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
     """
     counts = np.asarray(heads, dtype=np.float64)
     measured = np.asarray(accuracy, dtype=np.float64)
+    most = int(heads[-1])
     if len(counts) < 3:  # no point between the ends of the chord
-        return Knee(int(heads[-1]), None, measured)
+        return Knee(most, None, measured)
     x = (counts - counts[0]) / (counts[-1] - counts[0])
     polynomial = np.polynomial.Polynomial.fit(x, measured, min(degree, len(x) - 1), domain=[0.0, 1.0])
     fitted = polynomial(x)
-    rise = fitted.max() - fitted.min()
+    lowest = fitted.min()
+    rise = fitted.max() - lowest
     if rise <= _NOTHING:
-        return Knee(int(heads[-1]), None, fitted)
-    y = (fitted - fitted.min()) / rise
+        return Knee(most, None, fitted)
+    y = (fitted - lowest) / rise
     slope = y[-1] - y[0]
     above = (y - y[0] - slope * x) / np.hypot(1.0, slope)
     best = int(above.argmax())
     if above[best] <= _NOTHING:
-        return Knee(int(heads[-1]), None, fitted)
+        return Knee(most, None, fitted)
     return Knee(int(heads[best]), float(above[best]), fitted)
 
 
