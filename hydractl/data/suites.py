@@ -55,7 +55,7 @@ class SuiteMember:
 
 
 @dataclass(frozen=True)
-class OodSuite:
+class OodBenchmark:
     """The sets of one benchmark.
 
     Attributes:
@@ -128,9 +128,9 @@ def _parts(
     return parts
 
 
-def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> OodSuite:
+def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
     val_ood = _openood(benchmark, "openimage_o", None, _LARGE, "val_openimage_o")
-    return OodSuite(
+    return OodBenchmark(
         samples="images",
         members=(
             val_ood,
@@ -147,9 +147,9 @@ def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping
     )
 
 
-def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Sequence[str]]) -> OodSuite:
+def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
     val_ood = _openood(benchmark, "tin", None, _CLASSIC, "val_tin")
-    return OodSuite(
+    return OodBenchmark(
         samples="images",
         members=(
             val_ood,
@@ -172,7 +172,7 @@ _CUSTOMER_REVIEWS = SuiteMember(
 )
 _NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
 
-SUITES: dict[str, OodSuite] = {
+SUITES: dict[str, OodBenchmark] = {
     "openood-imagenet": _imagenet(
         "imagenet",
         test=45_000,
@@ -197,7 +197,7 @@ SUITES: dict[str, OodSuite] = {
     ),
     "openood-cifar100": _cifar("cifar100", other="cifar10", classes=100, shifted={}),
     "openood-cifar10": _cifar("cifar10", other="cifar100", classes=10, shifted={"cifar10c": ("test_cifar10c",)}),
-    "sst2-paper": OodSuite(
+    "sst2-paper": OodBenchmark(
         samples="texts",
         members=(
             SuiteMember("yelp", NEAR, ("yelp", "yelp_polarity"), "Yelp review polarity (Zhang et al. 2015)"),
@@ -317,7 +317,7 @@ def id_list_of(spec: str) -> str | None:
     return _words_of_list(path)
 
 
-def _words_of_part(suite: OodSuite, part: str) -> str | None:
+def _words_of_part(suite: OodBenchmark, part: str) -> str | None:
     """Describe the data of ``openood:NAME/PART``; None where they are no ID list."""
     id_set, *shifted = suite.parts[part]
     sentence = _words_of_list(f"/{id_set.files[0]}")
@@ -382,7 +382,7 @@ def _is(members: Collection[SuiteMember]) -> str:
     return "is" if len(members) == 1 else "are"
 
 
-def _wanted(choice: SuiteChoice, suite: OodSuite) -> list[SuiteMember]:
+def _wanted(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
     """Return the sets asked for: all that are tested, or those named."""
     tested = [member for member in suite.members if member.group is not None]
     if choice.official and not any(member.official for member in tested):
@@ -400,7 +400,7 @@ def _wanted(choice: SuiteChoice, suite: OodSuite) -> list[SuiteMember]:
     return wanted
 
 
-def _check_sets(choice: SuiteChoice, suite: OodSuite) -> None:
+def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
     """Refuse sets asked for by name that the suite does not have, or has for validation only."""
     # Of two sets of one name the second is the one to test.
     groups = {member.name: member.group for member in suite.members}
@@ -416,7 +416,7 @@ def _check_sets(choice: SuiteChoice, suite: OodSuite) -> None:
 
 
 def _stand_in(
-    suite: OodSuite, folder: str, specs: dict[SuiteMember, str], missing: dict[SuiteMember, str]
+    suite: OodBenchmark, folder: str, specs: dict[SuiteMember, str], missing: dict[SuiteMember, str]
 ) -> list[str]:
     """Put stand-ins in place of missing sets of their group; returns a sentence for each."""
     notes = []
