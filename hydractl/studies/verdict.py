@@ -258,10 +258,10 @@ def _rivals_text(met: Met) -> str:
     """Name the scores of the single model that a choice was compared with."""
     scores = list(met.rivals)
     if not met.others:
-        return "the single model does with every score"
+        return "the single model with any score"
     if len(scores) == 1:
         return single_with(scores[0])
-    return f"the single model does with any of the scores {', '.join(scores[:-1])} and {scores[-1]}"
+    return f"the single model with any of the scores {', '.join(scores[:-1])} and {scores[-1]}"
 
 
 def _seen_afterwards(tested: Facts, answer: str) -> list[str]:
