@@ -31,7 +31,7 @@ from hydractl.model.laplace import KEY
 from hydractl.model.loading import build_model, load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
-from hydractl.model.stored import check_finite
+from hydractl.model.stored import check_finite_weights
 from hydractl.settings.common import name_for_weights
 from hydractl.verbs.info import INFO_SCHEMA, describe_model
 
@@ -281,7 +281,7 @@ def save(
         if isinstance(what, Mapping):
             return write_json(output, what)
         source = open(what).source
-        check_finite(source.name, source.tensors)
+        check_finite_weights(source.name, source.tensors)
         made = source.description.provenance or provenance("save", 0, [source.sha256], {}, source.bases)
         seen = source.description.seen
         if trained_on is not None:

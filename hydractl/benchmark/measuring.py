@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.benchmark.figures import NOISY, timed
-from hydractl.benchmark.rows import BenchModel, reading, with_ratios
+from hydractl.benchmark.rows import BenchModel, preparation_of, with_ratios
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.errors import HydraError, InputError, NonFiniteError
@@ -61,7 +61,7 @@ class BenchOptions:
     data: Dataset | None = None
 
 
-def measure(
+def measure_rows(
     options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], device: torch.device, log: Log
 ) -> BenchAnswer:
     """Run everything.
@@ -137,17 +137,20 @@ def _measure_dtype(
 def _inputs_of(
     data: Dataset, rows: Sequence[BenchModel], batch_size: int, device: torch.device, dtype: str
 ) -> dict[str, list[Any]]:
-    """The full batches of a data set for each row, on the device; one object for all that prepare samples alike."""
-    made: list[tuple[Any, list[Any]]] = []
-    found = {}
+    """Return the full batches of a data set for each row, on the device: one object for all that prepare alike."""
+    prepared: list[tuple[Any, list[Any]]] = []  # settings of preparing, which cannot be hashed, and batches
+    inputs_of_rows = {}
     for row in rows:
-        family, way = reading(row.model)
-        if way not in [known for known, _ in made]:
-            each = batches(data, family.collate(way), batch_size)
-            whole = [move(one.inputs, device, resolve_dtype(dtype)) for one in each if len(one.indices) == batch_size]
-            made.append((way, whole))
-        found[row.name] = next(own for known, own in made if known == way)
-    return found
+        family, settings = preparation_of(row.model)
+        full_batches = next((inputs for other, inputs in prepared if other == settings), None)
+        if full_batches is None:
+            full_batches = []
+            for batch in batches(data, family.collate(settings), batch_size):
+                if len(batch.indices) == batch_size:
+                    full_batches.append(move(batch.inputs, device, resolve_dtype(dtype)))
+            prepared.append((settings, full_batches))
+        inputs_of_rows[row.name] = full_batches
+    return inputs_of_rows
 
 
 def _served_costs(costs: Sequence[BenchCost], contest: Contest) -> list[BenchCost]:
@@ -204,21 +207,31 @@ class Contest:
         where: str,
         inputs: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        self.models, self.device, self.mode, self.where = models, device, mode, where
+        self.models = models
+        self.device = device
+        self.mode = mode
+        self.where = where
         self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
         self._random = np.random.default_rng(seed)
         if inputs is None:
             drawn = _same_inputs({name: model.example_inputs(batch_size, seed) for name, model in models.items()})
-            inputs = {name: [one] for name, one in drawn.items()}
+            inputs = {name: [batch] for name, batch in drawn.items()}
         self._batches = inputs
-        self._inputs = {name: each[0] for name, each in inputs.items()}
-        # Compiled code is cached by the code of a class, not by object: another batch size starts afresh.
+        self._first_batch = {name: batches_of_model[0] for name, batches_of_model in inputs.items()}
+        self._graphs_before = 0
         if mode is not None:
+            # Compiled code is cached by the code of a class, not by object: another batch size starts afresh.
             torch.compiler.reset()
-        self._graphs_before = 0 if mode is None else _graphs()
-        self.modes = {name: None if isinstance(model, ExportedModel) else mode for name, model in models.items()}
-        modes = self.modes
-        self._calls = {n: model if modes[n] is None else _compile(model, modes[n]) for n, model in models.items()}
+            self._graphs_before = _graphs()
+        self.modes: dict[str, str | None] = {}
+        self._calls: dict[str, Callable[[Any], Tensor]] = {}
+        for name, model in models.items():
+            if mode is None or isinstance(model, ExportedModel):
+                self.modes[name] = None
+                self._calls[name] = model
+            else:
+                self.modes[name] = mode
+                self._calls[name] = _compile(model, mode)
 
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
@@ -234,6 +247,7 @@ class Contest:
             return self._rounds(warmup, rounds, progress)
 
     def _rounds(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
+        """Time the models, which have run before."""
         for _ in range(warmup):
             self._round()
             progress.advance()
@@ -251,22 +265,18 @@ class Contest:
         mode = self.modes[name]
         try:
             if mode is not None:
-                self.models[name](self._inputs[name])  # what a model finds once and keeps is no part of its graph
+                self.models[name](self._first_batch[name])  # what a model computes once and keeps is not in its graph
             output = self._call(name)
-            for _ in range(_RECORDING if self._records else 0):
-                output = self._call(name)
+            if self._records:
+                for _ in range(_RECORDING):
+                    output = self._call(name)
             finite = bool(torch.isfinite(output).all())
         except InputError:  # an exported file that is broken
             raise
         except Exception as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                hint = "use a smaller --batch-size"
-            elif mode is not None:
-                hint = "bench without --compile, or see the whole error with HYDRACTL_DEBUG=1"
-            else:
-                hint = "use another --dtype or --device"
             verb = "run" if mode is None else "be compiled and run"
-            raise HydraError(f"{name} cannot {verb} ({self.where}): {first_line(error)}", hint=hint) from error
+            message = f"{name} cannot {verb} ({self.where}): {first_line(error)}"
+            raise HydraError(message, hint=_failure_hint(error, mode)) from error
         if mode is not None and _graphs() == self._graphs_before:
             raise HydraError(
                 f"{name} was not compiled: torch.compile is switched off ({self.where})",
@@ -298,34 +308,45 @@ class Contest:
             ) from error
 
     def _round(self) -> dict[str, float]:
+        """Time every model once, in an order that is drawn."""
         names = list(self.models)
-        return {names[i]: self._time(names[i]) for i in self._random.permutation(len(names))}
+        seconds = {}
+        for index in self._random.permutation(len(names)):
+            seconds[names[index]] = self._time(names[index])
+        return seconds
 
     def _time(self, name: str) -> float:
+        """Return the seconds of one call of a model, the mean over its batches."""
         self._next_step()
-        call, inputs = self._calls[name], self._batches[name]
+        call = self._calls[name]
+        inputs = self._batches[name]
         wait(self.device)
         start = time.perf_counter()
-        for one in inputs:
-            call(one)
+        for batch in inputs:
+            call(batch)
         wait(self.device)
         return (time.perf_counter() - start) / len(inputs)
 
     @torch.inference_mode()
     def shares(self) -> dict[str, float | None]:
         """Return, by model, the share of its samples that go on in its cascade; None for a model without one."""
-        return {
-            name: None if getattr(model, "cascade", None) is None else self._share(name)
-            for name, model in self.models.items()
-        }
+        shares: dict[str, float | None] = {}
+        for name, model in self.models.items():
+            has_cascade = getattr(model, "cascade", None) is not None
+            shares[name] = self._share(name) if has_cascade else None
+        return shares
 
     def _share(self, name: str) -> float:
-        every = torch.cat([self.models[name].member_logits(one) for one in self._batches[name]], dim=1)
-        return float((every != every[:1]).any(2).any(0).float().mean())
+        """Return the share of a model's samples for which a member answers otherwise than the first."""
+        parts = [self.models[name].member_logits(batch) for batch in self._batches[name]]
+        logits = torch.cat(parts, dim=1)  # [M, N, classes]
+        went_on = (logits != logits[:1]).any(2).any(0)  # [N]: where a sample stops, all have the first one's logits
+        return float(went_on.float().mean())
 
     def _call(self, name: str) -> Tensor:
+        """Call a model on its first batch."""
         self._next_step()
-        return self._calls[name](self._inputs[name])
+        return self._calls[name](self._first_batch[name])
 
     @property
     def _records(self) -> bool:
@@ -348,8 +369,17 @@ class Contest:
         wait(self.device)
         added = torch.cuda.max_memory_allocated(self.device) - before
         model: nn.Module = self.models[name]
-        held = [*model.parameters(), *model.buffers(), *_tensors(self._inputs[name])]
+        held = [*model.parameters(), *model.buffers(), *_tensors(self._first_batch[name])]
         return added + sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def _failure_hint(error: Exception, mode: str | None) -> str:
+    """Suggest what to do about a model that does not run, compiled in a mode or not."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "use a smaller --batch-size"
+    if mode is not None:
+        return "bench without --compile, or see the whole error with HYDRACTL_DEBUG=1"
+    return "use another --dtype or --device"
 
 
 def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
@@ -373,14 +403,26 @@ def _graphs() -> int:
 
 
 def _tensors(inputs: Any) -> list[Tensor]:
-    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+    """Return the tensors of a batch."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    return list(inputs.values())
 
 
 def _same_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """One object for all inputs of one form, so that no model gains by its own copy; token ids are of a vocabulary."""
-    first: dict[Any, Any] = {}
-    forms = {name: tuple(map(_form, _tensors(value))) for name, value in inputs.items()}
-    return {name: first.setdefault(forms[name], value) for name, value in inputs.items()}
+    """Return one object for all inputs of one form, so that no model gains by a copy; token ids are of a vocabulary."""
+    first_of_form: dict[Any, Any] = {}
+    shared = {}
+    for name, value in inputs.items():
+        form = tuple(_form(tensor) for tensor in _tensors(value))
+        shared[name] = first_of_form.setdefault(form, value)
+    return shared
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what tensors of one form have in common: shape and dtype; of token ids the numbers too."""
+    ids = None if tensor.is_floating_point() else tensor.cpu().numpy().tobytes()
+    return (tuple(tensor.shape), tensor.dtype, ids)
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
@@ -415,11 +457,7 @@ def _processor() -> str:
     """Return the model name of the processor; ``platform`` knows no more than the architecture on Linux."""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        if match := re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE):
+        match = re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE)
+        if match:
             return match[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    ids = None if tensor.is_floating_point() else tensor.cpu().numpy().tobytes()
-    return (tuple(tensor.shape), tensor.dtype, ids)

@@ -23,9 +23,9 @@ from hydractl.metrics.cascade import Cascade, stored_cascade
 from hydractl.model.cost import cost_of, parameters, staged_macs, total_cost, weight_bytes
 from hydractl.model.loading import ModelArgument, find_models, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
-from hydractl.model.runtime import move, pooled_log_probs
+from hydractl.model.runtime import log_mean_softmax, move
 from hydractl.model.source import ModelOptions, Source, member_source, with_max_length
-from hydractl.model.stored import check_finite, zeroed
+from hydractl.model.stored import check_finite_weights, zeroed
 from hydractl.report.texts import input_text
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"
@@ -148,7 +148,7 @@ def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contes
     return [exported[text] if text in exported else next(found) for text in texts]
 
 
-def rows_of(
+def bench_rows(
     models: Sequence[Contestant], compare: Sequence[str], *, whole_last_block: bool = False
 ) -> list[BenchModel]:
     """Return the rows of a bench in order: each MODEL, and after it what is made of it.
@@ -209,7 +209,7 @@ def input_of(model: Contestant) -> BenchInput:
     if isinstance(model, ExportedFile):
         example = model.example_inputs()
     else:
-        family, preprocess = reading(model)
+        family, preprocess = preparation_of(model)
         example = family.example_inputs(preprocess, 1, 0)
     if isinstance(example, Tensor):
         return BenchInput(image=list(example.shape[1:]))
@@ -217,7 +217,7 @@ def input_of(model: Contestant) -> BenchInput:
     return BenchInput(tokens=ids.shape[1])
 
 
-def reading(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
+def preparation_of(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
     """Return the family that prepares the samples of a model, and its settings for that."""
     if isinstance(model, ExportedFile):
         return model.family, model.preprocess
@@ -338,7 +338,7 @@ class StockModel(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``, by the library's own forward."""
-        return pooled_log_probs(self._logits(inputs)[None])
+        return log_mean_softmax(self._logits(inputs)[None])
 
     def _logits(self, inputs: Any) -> Tensor:
         """Compute logits ``[B, classes]``."""
@@ -383,7 +383,7 @@ def unsliced(source: Source) -> Source | None:
 
 def build_stock(source: Source, device: str, dtype: str) -> StockModel:
     """Read the weights and build the library's own model."""
-    check_finite(source.name, source.tensors)
+    check_finite_weights(source.name, source.tensors)
     return StockModel(source, resolve_device(device), resolve_dtype(dtype))
 
 

@@ -17,7 +17,7 @@ from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.expressions.data_sets import AUTO
 from hydractl.log import Log
-from hydractl.model.matching import check_labels, named_by_data
+from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source, with_labels
 
 
@@ -116,7 +116,7 @@ def _open_id_sets(
             seed=options.seed,
             reads={source.name: source.description.reads},
         )
-        check_labels(dataset, source)
+        check_labels_are_classes(dataset, source)
         report_classes(dataset, log)
         sets[_name("id", index)] = dataset
     return sets

@@ -20,7 +20,7 @@ from hydractl.evaluation.sets import FIT, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES
-from hydractl.model.loading import ModelArgument, find_models, with_classes
+from hydractl.model.loading import ModelArgument, find_models, with_class_names
 from hydractl.model.source import ModelOptions, split_model
 
 
@@ -114,7 +114,7 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
         arguments = find_models(others, replace(opening, labels=None, bodies=True))
         probed = _classes_of_fit(arguments[0], options.data, opening.labels)
     elif others and data is not None:
-        arguments = with_classes(find_models(others, opening), data, options.data.limit)
+        arguments = with_class_names(find_models(others, opening), data, options.data.limit)
     running = (RunningModel(argument, options.run, options.fit, log, probed) for argument in arguments)
     rows = [predicted[place] if place in predicted else next(running) for place in range(len(texts))]
     names = [row.name for row in rows]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.reading import first_line
-from hydractl.model.runtime import HydraModel, calibrated, pooled_log_probs
+from hydractl.model.runtime import HydraModel, calibrated, log_mean_softmax
 
 OUTPUTS = ("probabilities", "member_logits")
 """What a graph gives, by name."""
@@ -104,7 +104,7 @@ def graph_outputs(model: HydraModel, inputs: NamedTensors) -> dict[str, Tensor]:
     logits = model.member_logits(inputs[_PIXELS] if is_images else inputs)
     probabilities = logits.softmax(-1).mean(0)
     if model.calibration is not None:
-        probabilities = calibrated(pooled_log_probs(logits), model.calibration).exp()
+        probabilities = calibrated(log_mean_softmax(logits), model.calibration).exp()
     return {"probabilities": probabilities, "member_logits": logits}
 
 

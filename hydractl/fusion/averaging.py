@@ -19,7 +19,7 @@ from hydractl.data.base import Dataset
 from hydractl.families.base import MERGEABLE
 from hydractl.files.checkpoint import read_piece
 from hydractl.fusion.plan import PIECE, FusionPlan, plan_fusion
-from hydractl.fusion.selfcheck import EFFECT, self_check, three_digits
+from hydractl.fusion.selfcheck import EFFECT, self_check, to_three_digits
 from hydractl.log import Log
 from hydractl.metrics.samples import samples_of
 from hydractl.model.cost import parameters
@@ -38,7 +38,7 @@ MOVED = 1.0
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class MembersRunOptions:
     """Options of running the members on data, under the names of the command line."""
 
     device: str
@@ -48,7 +48,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedFusion:
     """A fusion that is decided and checked.
 
     Attributes:
@@ -62,7 +62,9 @@ class Checked:
     averaging: dict[str, Any] | None
 
 
-def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.device, seed: int, log: Log) -> Checked:
+def plan_checked(
+    sources: Sequence[Source], merge: Sequence[str], device: torch.device, seed: int, log: Log
+) -> CheckedFusion:
     """Plan a fusion and check it; with ``auto``, decide whether members are averaged or kept whole.
 
     Args:
@@ -81,23 +83,26 @@ def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.
         log.warn(warning)
     check = self_check(plan, sources, device, seed, log)
     if not plan.averaged:
-        return Checked(plan, check, None)
+        return CheckedFusion(plan, check, None)
     distance = distances(plan, sources)
     harmful = max(distance) > APART or max(check.get("merge_log_p", [0.0])) > MOVED
-    averaging = {
+    kept_whole = auto and harmful
+    averaging: dict[str, Any] = {
         "asked": "auto" if auto else list(merge),
         "parts": list(plan.description.merge or ()),
-        "done": not (auto and harmful),
+        "done": not kept_whole,
         "harmful": harmful,
         "distance": distance,
         "limits": {"distance": APART, "log_p": MOVED},
-        **{key: check[key] for key in EFFECT if key in check},
-        "parameters": parameters(plan.tensors),
     }
-    if averaging["done"]:
-        return Checked(plan, check, averaging)
-    plan = plan_fusion(sources, [])
-    return Checked(plan, self_check(plan, sources, device, seed, log), averaging)
+    for key in EFFECT:
+        if key in check:
+            averaging[key] = check[key]
+    averaging["parameters"] = parameters(plan.tensors)
+    if kept_whole:
+        plan = plan_fusion(sources, [])
+        check = self_check(plan, sources, device, seed, log)
+    return CheckedFusion(plan, check, averaging)
 
 
 def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
@@ -106,29 +111,33 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
     The root mean square, over elements, of ``|w - mean| / |w|`` of each tensor: in one norm over all of them the ones
     of layer norms, which independent models have in common, would hide the rest.
     """
-    squares, elements = np.zeros(len(sources)), 0
+    squares = np.zeros(len(sources))
+    elements = 0
     for name in plan.averaged:
         count = plan.tensors.info(name).numel
         squares += count * _relative_squares(name, count, sources)
         elements += count
-    return [three_digits(value) for value in np.sqrt(squares / max(1, elements)).tolist()]
+    distance = np.sqrt(squares / max(1, elements))
+    return [to_three_digits(value) for value in distance.tolist()]
 
 
 def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.ndarray:
     """Compute ``|w - mean|^2 / |w|^2`` of one tensor in each member, ``[M]``; 0 where nothing differs."""
-    apart, size = np.zeros(len(sources)), np.zeros(len(sources))
+    apart = np.zeros(len(sources))
+    size = np.zeros(len(sources))
     for start in range(0, count, PIECE):
-        own = [read_piece(one.tensors, name, start, min(start + PIECE, count)).double() for one in sources]
-        weights = torch.stack(own)
+        stop = min(start + PIECE, count)
+        pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
+        weights = torch.stack(pieces)
         size += weights.square().sum(1).numpy()
-        if any(not torch.equal(own[0], other) for other in own[1:]):
+        if any(not torch.equal(pieces[0], other) for other in pieces[1:]):
             apart += (weights - weights.mean(0)).square().sum(1).numpy()
     return np.divide(apart, size, out=(apart > 0).astype(float), where=size > 0)
 
 
 @torch.no_grad()
 def measure_on(
-    dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: RunOptions, log: Log
+    dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: MembersRunOptions, log: Log
 ) -> dict[str, Any]:
     """Measure what averaging does to accuracy on labelled data.
 
@@ -143,23 +152,38 @@ def measure_on(
     models: list[Runnable] = [fused]
     if plan.averaged:  # else the members are those of the fused model, as its self-check has found
         models.insert(0, ModelArgument("members", members).build(run.device, run.dtype))
-    totals, parameter = np.zeros((len(models), len(members) + 3)), next(fused.parameters())
+    totals = np.zeros((len(models), len(members) + 3))
+    parameter = next(fused.parameters())
     with log.progress("members on data", len(dataset), "samples") as progress:
         for batch in batches(dataset, fused.preprocess, run.batch_size, workers=run.workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
             labels = known(batch.labels).numpy()
             totals += [_sums(model.member_logits(inputs), labels) for model in models]
             progress.advance(len(labels))
-    n, pairs = len(dataset), max(1, len(members) * (len(members) - 1) // 2)
-    rows = [
-        {"members": own[:-3].tolist(), "ensemble": own[-3], "mi": round(own[-2], 6), "disagreement": own[-1] / pairs}
-        for own in totals / n
-    ]
-    return {"data": dataset.fingerprint(), "n": n, "before": rows[0], "after": rows[-1]}
+    n = len(dataset)
+    pairs = max(1, len(members) * (len(members) - 1) // 2)
+    before = _measured(totals[0] / n, pairs)
+    after = _measured(totals[-1] / n, pairs)
+    return {"data": dataset.fingerprint(), "n": n, "before": before, "after": after}
+
+
+def _measured(means: np.ndarray, pairs: int) -> dict[str, Any]:
+    """Name the means over samples of what :func:`_sums` adds up, of members that are so many pairs."""
+    return {
+        "members": means[:-3].tolist(),
+        "ensemble": means[-3],
+        "mi": round(means[-2], 6),
+        "disagreement": means[-1] / pairs,
+    }
 
 
 def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
-    """Sum over a batch: right answers of each member and of their mean, mutual information, pairs that disagree."""
+    """Sum over a batch: right answers of each member and of their mean, mutual information, pairs that disagree.
+
+    Args:
+        logits: ``[M, B, classes]``.
+        labels: ``[B]``.
+    """
     samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
     alone = (samples.votes == labels).sum(1).tolist()
     return [*alone, samples.total("correct"), samples.mean("mi") * len(labels), samples.total("differing_pairs")]

@@ -14,7 +14,7 @@ from hydractl.data.base import Dataset
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import TensorSource
 from hydractl.files.description import Description
-from hydractl.fusion.averaging import RunOptions
+from hydractl.fusion.averaging import MembersRunOptions
 from hydractl.log import Log
 from hydractl.metrics.cascade import fit_cheapest_cascade
 from hydractl.model.cost import staged_macs
@@ -36,10 +36,10 @@ def fit_cascade(
     dataset: Dataset,
     outside: Mapping[str, Dataset],
     options: CascadeOptions,
-    run: RunOptions,
+    run: MembersRunOptions,
     log: Log,
 ) -> dict[str, Any]:
-    """The cascade of a fused model, as its file holds it.
+    """Fit the cascade of a fused model, and return it as its file holds it.
 
     Args:
         description, tensors: of the model.
@@ -56,26 +56,28 @@ def fit_cascade(
     """
     model = HydraModel(description, tensors, resolve_device(run.device), resolve_dtype(run.dtype))
     model.cascade = None
-    inside = _member_logits(model, "ID", dataset, run, log)
-    apart = {name: _member_logits(model, name, data, run, log)[0] for name, data in outside.items()}
-    labels = np.asarray(dataset.labels)[inside[1]]
+    logits, rows = _member_logits(model, "ID", dataset, run, log)
+    logits_outside = {}
+    for name, data in outside.items():
+        logits_outside[name], _ = _member_logits(model, name, data, run, log)
+    labels = np.asarray(dataset.labels)[rows]
     costs = staged_macs(description, tensors)
     score, allowed = options.cascade_score, options.cascade_loss
-    found = fit_cheapest_cascade(inside[0], labels, apart, score, allowed, costs)
-    if found is None:
+    fitted = fit_cheapest_cascade(logits, labels, logits_outside, score, allowed, costs)
+    if fitted is None:
         raise InputError(
             f"--cascade: no sample may stop at the first member for a loss of {options.cascade_loss:g}",
             hint="allow more (--cascade-loss), let another score decide (--cascade-score), or give more samples",
         )
-    first, rest = costs[found.cascade.member]
+    first, rest = costs[fitted.cascade.member]
     return {
-        "member": found.cascade.member,
-        "score": found.cascade.score,
-        "value": found.cascade.value,
+        "member": fitted.cascade.member,
+        "score": fitted.cascade.score,
+        "value": fitted.cascade.value,
         "loss": options.cascade_loss,
-        "losses": {name: {"value": loss.value, "upper": loss.upper} for name, loss in found.losses.items()},
-        "share": found.share,
-        "macs": first + found.share * rest,
+        "losses": {name: {"value": loss.value, "upper": loss.upper} for name, loss in fitted.losses.items()},
+        "share": fitted.share,
+        "macs": first + fitted.share * rest,
         "first_macs": first,
         "rest_macs": rest,
         "fitted_on": _about(dataset),
@@ -84,21 +86,23 @@ def fit_cascade(
 
 
 def _about(data: Dataset) -> dict[str, Any]:
+    """Return what a document says of the data that something was fitted to."""
     return {"spec": data.spec, "n": len(data), "fingerprint": data.fingerprint()}
 
 
 @torch.no_grad()
 def _member_logits(
-    model: HydraModel, name: str, data: Dataset, run: RunOptions, log: Log
+    model: HydraModel, name: str, data: Dataset, run: MembersRunOptions, log: Log
 ) -> tuple[np.ndarray, list[int]]:
-    """Logits ``[M, N, C]``, float32 or float64, and which samples they are of."""
-    parameter, wide = next(model.parameters()), torch.float64 if run.dtype == "float64" else torch.float32
+    """Return the logits ``[M, N, C]``, float32 or float64, and which samples they are of."""
+    parameter = next(model.parameters())
+    wide = torch.float64 if run.dtype == "float64" else torch.float32
     rows: list[int] = []
-    found = []
+    logits = []
     with log.progress(f"cascade on {name}", len(data), "samples") as progress:
         for batch in batches(data, model.preprocess, run.batch_size, workers=run.workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            found.append(model.member_logits(inputs).to("cpu", wide).numpy())
+            logits.append(model.member_logits(inputs).to("cpu", wide).numpy())
             rows += batch.indices
             progress.advance(len(batch.indices))
-    return np.concatenate(found, axis=1), rows
+    return np.concatenate(logits, axis=1), rows

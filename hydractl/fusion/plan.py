@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import MERGEABLE, attention_names, read_heads
-from hydractl.files.checkpoint import read_piece, shapes_only
+from hydractl.families.base import MERGEABLE, Stages, attention_names, read_heads
+from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import OF_KEYS, PER_HEAD, HeadWeights
+from hydractl.model.chain import Chain
 from hydractl.model.matching import label_differences, length_hint, preprocess_differences
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -72,13 +73,16 @@ class FusedTensors:
         self, sources: Sequence[Source], averaged: Sequence[str], equal: Sequence[str], unions: Sequence[HeadUnion]
     ) -> None:
         self.sources = [source.tensors for source in sources]
-        self._site_of = {name: site for site in unions for name in site.names}
+        self._union_of: dict[str, HeadUnion] = {}
+        for union_of_site in unions:
+            self._union_of.update(dict.fromkeys(union_of_site.names, union_of_site))
         self._averaged = set(averaged)
-        once = {*averaged, *equal, *self._site_of}
-        self._where: dict[str, tuple[int | None, str]] = {name: (None, name) for name in once}
+        stored_once = {*averaged, *equal, *self._union_of}
+        # Where a stored tensor comes from: the member, None for all of them, and its stock name.
+        self._where: dict[str, tuple[int | None, str]] = {name: (None, name) for name in stored_once}
         for member, source in enumerate(self.sources):
             for name in source.names():
-                if name not in once:
+                if name not in stored_once:
                     self._where[member_name(name, member)] = (member, name)
         # The tensors of one site are asked for in a row, so one site in memory is enough.
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
@@ -86,7 +90,11 @@ class FusedTensors:
     def elements(self, stock: Sequence[str]) -> int:
         """Count the stored elements of what bears these names in the library's own model."""
         wanted = set(stock)
-        return sum(self.info(name).numel for name, (_, own) in self._where.items() if own in wanted)
+        elements = 0
+        for name, (_, stock_name) in self._where.items():
+            if stock_name in wanted:
+                elements += self.info(name).numel
+        return elements
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -94,21 +102,25 @@ class FusedTensors:
 
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape."""
-        if name in self._site_of:
-            return self._site_of[name].infos[name]
+        if name in self._union_of:
+            return self._union_of[name].infos[name]
         member, stock = self._where[name]
         return self.sources[member or 0].info(stock)
 
     def read(self, name: str) -> Tensor:
         """Read a tensor; averages are taken in float64 and rounded once, so equal members stay exactly as they are."""
-        site = self._site_of.get(name)
-        if site is not None:
-            if self._cached is None or self._cached[0] is not site:
-                self._cached = (site, site.read())
+        union_of_site = self._union_of.get(name)
+        if union_of_site is not None:
+            if self._cached is None or self._cached[0] is not union_of_site:
+                self._cached = (union_of_site, union_of_site.read())
             return self._cached[1][name]
         member, stock = self._where[name]
-        if member is not None or stock not in self._averaged:
-            return self.sources[member or 0].read(stock)
+        if member is None and stock in self._averaged:
+            return self._mean(stock)
+        return self.sources[member or 0].read(stock)
+
+    def _mean(self, name: str) -> Tensor:
+        """Compute the mean over members of a tensor."""
         info = self.info(name)
         mean = torch.empty(info.shape, dtype=torch_dtype(info))
         flat = mean.view(-1)
@@ -117,7 +129,7 @@ class FusedTensors:
             piece = flat[start : start + PIECE]
             total = torch.zeros(len(piece), dtype=torch.float64)
             for source in self.sources:
-                total += read_piece(source, stock, start, start + len(piece)).to(torch.float64)
+                total += read_piece(source, name, start, start + len(piece)).to(torch.float64)
             piece.copy_(total / len(self.sources))
         return mean
 
@@ -146,48 +158,74 @@ def plan_fusion(
         raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {', '.join(MERGEABLE)}")
     merged = [part for part in MERGEABLE if part in merge]
     check_members(sources)
-    first = sources[0]
-    known = next((s.description for s in sources if s.description.labels is not None), first.description)
-    family, sites = first.family, first.sites
-    names = first.tensors.names()
-    averaged = [n for n in names if family.part(n, sites) in merged]
-    at = {site: attention_names(family, names, sites, site) for site in sites}
     headers_only = headers_only or larger is not None
-    heads: dict[Site, Owners | None] = dict.fromkeys(sites)
+    first = sources[0]
+    names = first.tensors.names()
+    averaged = [name for name in names if first.family.part(name, first.sites) in merged]
+    unions: list[HeadUnion] = []
+    in_attention: set[str] = set()
+    for site in first.sites:
+        names_of_site = attention_names(first.family, names, first.sites, site)
+        in_attention.update(names_of_site)
+        owners: Owners | None = None
+        if larger is not None:
+            if set(names_of_site) <= set(larger.shared):
+                owners = list(_first_owners(sources, site).values())
+        elif not headers_only:
+            owners = common_heads(sources, site)
+        if owners is not None:
+            unions.append(HeadUnion(sources, site, owners))
+    elsewhere = [name for name in names if name not in in_attention and name not in averaged]
+    equal: set[str] = set()
     if larger is not None:
-        heads |= {s: list(_first_owners(sources, s).values()) for s in sites if set(at[s]) <= set(larger.shared)}
+        equal = set(elsewhere) & set(larger.shared)
     elif not headers_only:
-        heads = {site: common_heads(sources, site) for site in sites}
-    unions = [HeadUnion(sources, site, owners) for site, owners in heads.items() if owners is not None]
-    attention = {n for of_site in at.values() for n in of_site}
-    elsewhere = [n for n in names if n not in attention | set(averaged)]
-    equal = set() if headers_only else equal_names(sources, elsewhere)
-    equal |= set() if larger is None else set(elsewhere) & set(larger.shared)
-    shared = sorted({*equal, *(n for site in unions for n in site.names)})
-    own = sorted(set(names).difference(averaged, shared))
-    description = Description(
-        kind="fused",
-        family=first.description.family,
-        family_version=family.version,
-        arch=first.description.arch,
-        config=first.description.config,
-        preprocess=first.description.preprocess,
-        labels=known.labels,
-        prompt=known.prompt,
-        masks=[s.description.mask for s in sources],
-        merge=merged,
-        members=[
-            {**({} if headers_only else {"sha256": s.sha256}), "provenance": dict(s.description.provenance)}
-            for s in sources
-        ],
-        seen=tuple(merged_seen(*(s.description.seen for s in sources))),
-        origin=first.description.origin if len({s.description.origin for s in sources}) == 1 else None,
+        equal = equal_names(sources, elsewhere)
+    shared = set(equal)
+    for union_of_site in unions:
+        shared.update(union_of_site.names)
+    return FusionPlan(
+        description=_fused_description(sources, merged, headers_only),
+        tensors=FusedTensors(sources, averaged, sorted(equal), unions),
+        averaged=averaged,
+        shared=sorted(shared),
+        own=sorted(set(names).difference(averaged, shared)),
+        warnings=[] if headers_only else _warnings(sources),
     )
-    tensors = FusedTensors(sources, averaged, sorted(equal), unions)
-    return FusionPlan(description, tensors, averaged, shared, own, [] if headers_only else _warnings(sources))
+
+
+def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers_only: bool) -> Description:
+    """Return what the fused model says of itself; without the digests of its members where no weights are read."""
+    descriptions = [source.description for source in sources]
+    first = descriptions[0]
+    named = next((description for description in descriptions if description.labels is not None), first)
+    members: list[dict[str, Any]] = []
+    for source in sources:
+        member: dict[str, Any] = {}
+        if not headers_only:
+            member["sha256"] = source.sha256
+        member["provenance"] = dict(source.description.provenance)
+        members.append(member)
+    origins = {description.origin for description in descriptions}
+    return Description(
+        kind="fused",
+        family=first.family,
+        family_version=sources[0].family.version,
+        arch=first.arch,
+        config=first.config,
+        preprocess=first.preprocess,
+        labels=named.labels,
+        prompt=named.prompt,
+        masks=[description.mask for description in descriptions],
+        merge=merged,
+        members=members,
+        seen=tuple(merged_seen(*(description.seen for description in descriptions))),
+        origin=first.origin if len(origins) == 1 else None,
+    )
 
 
 def _warnings(sources: Sequence[Source]) -> list[str]:
+    """Say what is odd about the members but allowed."""
     warnings = []
     if len(sources) == 1:
         warnings.append("one member: the fused model is that member, with no diversity to measure")
@@ -208,7 +246,10 @@ def check_members(sources: Sequence[Source]) -> None:
     """
     if not sources:
         raise UsageError("no members to fuse", hint="hydractl fuse a.st b.st c.st -o hydra.st")
-    problems = [f"{s.name} is itself a fused model" for s in sources if s.description.kind == "fused"]
+    problems = []
+    for source in sources:
+        if source.description.kind == "fused":
+            problems.append(f"{source.name} is itself a fused model")
     first = sources[0]
     for other in sources[1:]:
         problems += [f"{other.name} against {first.name}: {what}" for what in _differences(first, other)]
@@ -217,26 +258,45 @@ def check_members(sources: Sequence[Source]) -> None:
 
 
 def _differences(a: Source, b: Source) -> list[str]:
+    """List in what two members differ and must not: the architecture, and only where that is the same, the rest."""
     first, second = a.description, b.description
-    unknown_agrees = (("number of classes", a.classes, b.classes), ("prompt", first.prompt, second.prompt))
-    pairs: list[tuple[str, Any, Any]] = [
-        ("family", first.family, second.family),
-        ("architecture", first.arch, second.arch),
-        *((name, x, y) for name, x, y in unknown_agrees if None not in (x, y)),
-        ("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size")),
-    ]
-    differences = [f"{name} {y!r}, not {x!r}" for name, x, y in pairs if x != y]
+    differences: list[str] = []
+
+    def compare(what: str, value: object, other: object) -> None:
+        if value != other:
+            differences.append(f"{what} {other!r}, not {value!r}")
+
+    compare("family", first.family, second.family)
+    compare("architecture", first.arch, second.arch)
+    if a.classes is not None and b.classes is not None:  # what is unknown agrees with everything
+        compare("number of classes", a.classes, b.classes)
+    if first.prompt is not None and second.prompt is not None:
+        compare("prompt", first.prompt, second.prompt)
+    compare("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size"))
     if differences:
         return differences
     differences += label_differences(first.labels, second.labels)
     differences += preprocess_differences(first.preprocess, second.preprocess)
     if first.config != second.config:
         differences.append("another configuration of the architecture (compare with: hydractl --info)")
-    differences += [
-        f"tensor {n!r} is {b.tensors.info(n).dtype}, not {a.tensors.info(n).dtype}"
-        for n in a.tensors.names()
-        if n in set(b.tensors.names()) and a.tensors.info(n).dtype != b.tensors.info(n).dtype
-    ][:3]
+    return differences + _dtype_differences(a.tensors, b.tensors)
+
+
+_MOST_DTYPES = 3
+"""How many tensors of another dtype are named."""
+
+
+def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
+    """Name the first tensors that have another dtype in the second model."""
+    differences: list[str] = []
+    names_in_both = set(b.names())
+    for name in a.names():
+        if name not in names_in_both or len(differences) == _MOST_DTYPES:
+            continue
+        dtype = a.info(name).dtype
+        other = b.info(name).dtype
+        if dtype != other:
+            differences.append(f"tensor {name!r} is {other}, not {dtype}")
     return differences
 
 
@@ -260,45 +320,60 @@ def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
     None where a head differs between two members, or what belongs to no head does.
     """
     blocks = [_weights(source, site) for source in sources]
-    kept = [source.description.mask.kept[site.path] for source in sources]
-    first = blocks[0]
-    if not all(_same(first.o_bias, b.o_bias) for b in blocks) or not all(
-        first.extra.keys() == b.extra.keys() and all(_same(first.extra[n], b.extra[n]) for n in b.extra) for b in blocks
-    ):
+    if not all(_same_beside_heads(blocks[0], block) for block in blocks):
         return None
     owners = _first_owners(sources, site)
-    of_keys: dict[int, tuple[int, int]] = {}  # members may have no head in common, and yet one of keys and values
-    for member, heads in enumerate(kept):
-        for position, head in enumerate(heads):
-            place = (member, position)
-            whole = (owners[head], PER_HEAD)
-            keys = (of_keys.setdefault(head // site.sharing, place), OF_KEYS)
-            for (owner, where), names in (whole, keys)[: 2 if site.sharing > 1 else 1]:
-                if owner != member and not _same_head(blocks[owner], where, blocks[member], position, names):
-                    return None
+    key_owners: dict[int, tuple[int, int]] = {}
+    for member, source in enumerate(sources):
+        for position, head in enumerate(source.description.mask.kept[site.path]):
+            owner, place = owners[head]
+            if owner != member and not _same_head(blocks[owner], place, blocks[member], position, PER_HEAD):
+                return None
+            if site.sharing == 1:
+                continue
+            # Members may have no head in common, and yet one of keys and values.
+            owner, place = key_owners.setdefault(head // site.sharing, (member, position))
+            if owner != member and not _same_head(blocks[owner], place, blocks[member], position, OF_KEYS):
+                return None
     return list(owners.values())
 
 
 def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, tuple[int, int]]:
     """Return, for every head that any member has, ascending, the first member that has it and its position there."""
-    kept = [source.description.mask.kept[site.path] for source in sources]
-    owners = {head: (member, i) for member in reversed(range(len(kept))) for i, head in enumerate(kept[member])}
+    owners: dict[int, tuple[int, int]] = {}
+    for member, source in enumerate(sources):
+        for position, head in enumerate(source.description.mask.kept[site.path]):
+            owners.setdefault(head, (member, position))
     return dict(sorted(owners.items()))
 
 
 def _weights(source: Source, site: Site, *, meta: bool = False) -> HeadWeights:
-    names = attention_names(source.family, source.tensors.names(), source.sites, site)
-    tensors = {n: meta_tensor(source.tensors.info(n)) if meta else source.tensors.read(n) for n in names}
+    """Read the heads of a site; their shapes only where ``meta`` is true."""
+    tensors = {}
+    for name in attention_names(source.family, source.tensors.names(), source.sites, site):
+        tensors[name] = meta_tensor(source.tensors.info(name)) if meta else source.tensors.read(name)
     return read_heads(source.family, tensors, site, source.description.mask.kept[site.path])
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b is None or (a is not None and b is not None and torch.equal(a, b))
+    """Return whether two tensors are equal, or both are missing."""
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a, b)
 
 
-def _same_head(a: HeadWeights, head_a: int, b: HeadWeights, head_b: int, names: Sequence[str]) -> bool:
-    one, other = a.select([head_a]), b.select([head_b])
-    return all(_same(getattr(one, name), getattr(other, name)) for name in names)
+def _same_beside_heads(a: HeadWeights, b: HeadWeights) -> bool:
+    """Return whether what belongs to no head is the same in two attentions."""
+    if not _same(a.o_bias, b.o_bias) or a.extra.keys() != b.extra.keys():
+        return False
+    return all(_same(a.extra[name], b.extra[name]) for name in a.extra)
+
+
+def _same_head(a: HeadWeights, position_a: int, b: HeadWeights, position_b: int, names: Sequence[str]) -> bool:
+    """Return whether a head of one attention has the same tensors of these names as a head of another."""
+    head_a = a.select([position_a])
+    head_b = b.select([position_b])
+    return all(_same(getattr(head_a, name), getattr(head_b, name)) for name in names)
 
 
 class HeadUnion:
@@ -314,75 +389,118 @@ class HeadUnion:
     """
 
     def __init__(self, sources: Sequence[Source], site: Site, owners: Owners) -> None:
-        self._sources, self._site, self._owners = sources, site, owners
-        self.names = attention_names(sources[0].family, sources[0].tensors.names(), sources[0].sites, site)
-        shapes = self._joined({n: meta_tensor(sources[0].tensors.info(n)) for n in self.names}, meta=True)
+        self._sources = sources
+        self._site = site
+        self._owners = owners
+        first = sources[0]
+        self.names = attention_names(first.family, first.tensors.names(), first.sites, site)
+        shapes = {name: meta_tensor(first.tensors.info(name)) for name in self.names}
+        self._write_heads(shapes, meta=True)
         self.infos = {name: tensor_info(tensor) for name, tensor in shapes.items()}
 
     def read(self) -> dict[str, Tensor]:
-        """All tensors of the site."""
-        return self._joined({n: self._sources[0].tensors.read(n) for n in self.names}, meta=False)
+        """Read all tensors of the site."""
+        tensors = {name: self._sources[0].tensors.read(name) for name in self.names}
+        self._write_heads(tensors, meta=False)
+        return tensors
 
-    def _joined(self, tensors: dict[str, Tensor], *, meta: bool) -> dict[str, Tensor]:
-        """Return the tensors with the heads of their owners written into them."""
+    def _write_heads(self, tensors: dict[str, Tensor], *, meta: bool) -> None:
+        """Write the heads of their owners into the tensors of the site."""
         members = sorted({member for member, _ in self._owners}) or [0]
         blocks = {member: _weights(self._sources[member], self._site, meta=meta) for member in members}
-        heads = [(blocks[member], position) for member, position in self._owners]
-        kept = union([source.description.mask for source in self._sources], self._site.path)
-        weights = HeadWeights.gathered(heads, self._site.key_heads(kept)) if heads else blocks[0]
+        weights = blocks[members[0]]
+        if self._owners:
+            heads = [(blocks[member], position) for member, position in self._owners]
+            kept = union([source.description.mask for source in self._sources], self._site.path)
+            weights = HeadWeights.gathered(heads, self._site.key_heads(kept))
         self._sources[0].family.write(tensors, self._site, weights)
-        return tensors
 
 
 # --- what of the computation they share -------------------------------------------------------------------------------
 
 
-def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
-    """Describe the parts that run once for all members, for each tower.
+class SharedParts(TypedDict):
+    """The parts of one tower that run once for all members.
 
-    Returns:
-        For each tower its name and number of ``blocks``; ``stem``: whether what comes before them runs once;
-        ``blocks_once``: how many leading blocks do; ``attention_once``: whether the attention behind them does; and
-        ``parts_at``, ``differs``, ``hint``: where members part, in what, and what would make them part later (None
-        where they never do).
+    Attributes:
+        tower: its name.
+        blocks: how many blocks it has.
+        stem: whether what comes before them runs once.
+        blocks_once: how many leading blocks run once.
+        attention_once: whether the attention behind these does.
+        parts_at: where members part; None where they never do, in this and in the next two.
+        differs: in what they differ there.
+        hint: what would make them part later.
     """
+
+    tower: str
+    blocks: int
+    stem: bool
+    blocks_once: int
+    attention_once: bool
+    parts_at: str | None
+    differs: str | None
+    hint: str | None
+
+
+def shared_parts(plan: FusionPlan) -> list[SharedParts]:
+    """Describe the parts that run once for all members, for each tower."""
     model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
-    masks = plan.description.masks
     towers = []
     for chain, stages in zip(model.chains, model.family.stages(model.networks[0]), strict=True):
-        start, count = chain.start, len(chain.sites)
-        part, differs, hint = None, None, None
-        if not start.shared_stem:
-            part = "stem"
-            own = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
-            parts = sorted({model.family.part(name, model.sites) for name in own} & set(MERGEABLE))
-            differs = _tensors(own)
-            hint = "do not train it (finetune --train-last N)"
-            hint = f"average it (--merge {','.join(parts)}), or {hint}" if parts else hint
-        elif start.blocks < count:
-            part = chain.block_paths[start.blocks]
-            own = [name for name in plan.own if name.startswith(stages.prefixes_of(start.blocks))]
-            site = model.sites[chain.sites.start + start.blocks].path
-            heads = any(mask.kept[site] != masks[0].kept[site] for mask in masks)
-            differs = "; ".join([*(["heads"] if heads else []), *([_tensors(own)] if own else [])])
-            hints = ["the same heads (prune --share-sites N --with MASK)"] if heads else []
-            hints += ["weights left as they are (finetune --train-last N)"] if own else []
-            hint = f"members that are the same in more leading blocks: {' and '.join(hints)}"
+        parts_at, differs, hint = None, None, None
+        if not chain.start.shared_stem:
+            parts_at = "stem"
+            differs, hint = _parting_in_stem(plan, model, stages)
+        elif chain.start.blocks < len(chain.sites):
+            parts_at = chain.block_paths[chain.start.blocks]
+            differs, hint = _parting_in_block(plan, model, chain, stages)
         towers.append(
-            {
-                "tower": chain.tower,
-                "blocks": count,
-                "stem": start.shared_stem,
-                "blocks_once": start.blocks,
-                "attention_once": start.pool,
-                "parts_at": part,
-                "differs": differs,
-                "hint": hint,
-            }
+            SharedParts(
+                tower=chain.tower,
+                blocks=len(chain.sites),
+                stem=chain.start.shared_stem,
+                blocks_once=chain.start.blocks,
+                attention_once=chain.start.pool,
+                parts_at=parts_at,
+                differs=differs,
+                hint=hint,
+            )
         )
     return towers
 
 
-def _tensors(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more tensors" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def _parting_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tuple[str, str]:
+    """Return in what members differ before the first block of a tower, and what would change that."""
+    differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
+    parts = {model.family.part(name, model.sites) for name in differing}
+    hint = "do not train it (finetune --train-last N)"
+    mergeable = sorted(parts & set(MERGEABLE))
+    if mergeable:
+        hint = f"average it (--merge {','.join(mergeable)}), or {hint}"
+    return _some_tensors(differing), hint
+
+
+def _parting_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:
+    """Return in what members differ in the first block that is not the same for all, and what would change that."""
+    block = chain.start.blocks
+    site = model.sites[chain.sites.start + block].path
+    kept = [mask.kept[site] for mask in plan.description.masks]
+    differing = [name for name in plan.own if name.startswith(stages.prefixes_of(block))]
+    differences, hints = [], []
+    if any(heads != kept[0] for heads in kept):
+        differences.append("heads")
+        hints.append("the same heads (prune --share-sites N --with MASK)")
+    if differing:
+        differences.append(_some_tensors(differing))
+        hints.append("weights left as they are (finetune --train-last N)")
+    hint = f"members that are the same in more leading blocks: {' and '.join(hints)}"
+    return "; ".join(differences), hint
+
+
+def _some_tensors(names: Sequence[str]) -> str:
+    """Name the first of some tensors, and count the others."""
+    named = ", ".join(names[:_NAMED])
+    if len(names) <= _NAMED:
+        return named
+    return f"{named} and {len(names) - _NAMED} more tensors"

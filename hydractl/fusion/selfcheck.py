@@ -18,9 +18,9 @@ from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
 from hydractl.metrics.rows import diversity_block
 from hydractl.metrics.samples import samples_of
-from hydractl.model.runtime import HydraModel, move, pooled_log_probs
+from hydractl.model.runtime import HydraModel, log_mean_softmax, move
 from hydractl.model.source import Source
-from hydractl.model.stored import check_finite
+from hydractl.model.stored import check_finite_weights
 
 BATCH = 4
 TOLERANCE = 1e-5
@@ -39,8 +39,10 @@ class _Averages:
     """The averaged tensors of a plan, on a device and in the dtype that they have there."""
 
     def __init__(self, plan: FusionPlan, device: torch.device) -> None:
-        self.names, self._tensors = sorted(plan.averaged), plan.tensors
-        self.device, self.dtype = device, storage_dtype(plan.tensors)
+        self.names = sorted(plan.averaged)
+        self.device = device
+        self.dtype = storage_dtype(plan.tensors)
+        self._tensors = plan.tensors
         self._held: dict[str, Tensor] = {}
 
     def in_place(self, tensors: TensorSource) -> LentTensors:
@@ -48,9 +50,14 @@ class _Averages:
 
         A member's own tensors with these are what the fused member must equal.
         """
-        names = set(self.names)
-        infos = {name: tensors.info(name) for name in tensors.names()}
-        return LentTensors(infos, lambda n: self.read(n) if n in names else self.on_device(tensors.read(n)))
+        averaged = set(self.names)
+
+        def read(name: str) -> Tensor:
+            if name in averaged:
+                return self.read(name)
+            return self.on_device(tensors.read(name))
+
+        return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
 
     def read(self, name: str) -> Tensor:
         """Read one average. It stays in memory for all models made of it, unless its weights are in 16 bits."""
@@ -67,11 +74,12 @@ class _Averages:
         self.names.clear()
 
     def on_device(self, tensor: Tensor) -> Tensor:
+        """Move a tensor to the device; floating point numbers also to the dtype."""
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def same_in(self, source: Source) -> bool:
         """Return whether averaging has left all weights of this member as they were."""
-        return all(torch.equal(self.on_device(source.tensors.read(n)), self.read(n)) for n in self.names)
+        return all(torch.equal(self.on_device(source.tensors.read(name)), self.read(name)) for name in self.names)
 
 
 @torch.no_grad()
@@ -95,51 +103,51 @@ def self_check(
         NonFiniteError: when weights of a member are not finite.
     """
     for source in sources:
-        check_finite(source.name, source.tensors)
+        check_finite_weights(source.name, source.tensors)
     averages = _Averages(plan, device)
     inputs, classes, logits = _run_fused(plan, averages, seed)
     together = logits.double()
-    runtime_error, alone = [], []
+    alone: list[Tensor] = []
+    runtime_errors: list[float] = []
     with log.progress("self-check", len(sources), "members") as progress:
         for member, source in enumerate(sources):
-            alone.append(_run_alone(source, averages, inputs, classes))
-            if not alone[-1].isfinite().all():
+            member_alone = _run_alone(source, averages, inputs, classes)
+            if not member_alone.isfinite().all():
                 raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
-            runtime_error.append(float((together[member] - alone[member]).abs().max()))
+            alone.append(member_alone)
+            runtime_errors.append(float((together[member] - member_alone).abs().max()))
             progress.advance()
         gc.collect()  # of the last member
-        same = [averages.same_in(source) for source in sources]
+        unchanged = [averages.same_in(source) for source in sources]
         averages.drop()
-    # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
-    before = torch.stack(
-        [
-            together[member] if same[member] else _run_alone(source, averages, inputs, classes)
-            for member, source in enumerate(sources)
-        ]
-    )
-    scale = max(1.0, float(together.abs().max()))
+    before = []
+    for member, source in enumerate(sources):
+        # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
+        before.append(together[member] if unchanged[member] else _run_alone(source, averages, inputs, classes))
+    max_abs_logit = float(together.abs().max())
+    tolerance = TOLERANCE * max(1.0, max_abs_logit)
     mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)
-    pooled = pooled_log_probs(logits).double().exp()
-    if not all(error <= TOLERANCE * scale for error in runtime_error):  # NaN, which max() may pass over, neither
+    pooled = log_mean_softmax(logits).double().exp()
+    if not all(error <= tolerance for error in runtime_errors):  # NaN, which max() may pass over, neither
         raise HydraError(
-            f"self-check failed: a fused member differs from the member alone by {max(runtime_error):.2e} "
-            f"(allowed {TOLERANCE * scale:.2e})",
+            f"self-check failed: a fused member differs from the member alone by {max(runtime_errors):.2e} "
+            f"(allowed {tolerance:.2e})",
             hint="this is a defect of hydractl or of the machine's arithmetic: nothing was written",
         )
-    result = {
+    result: dict[str, Any] = {
         "inputs": f"{BATCH} random inputs, seed {seed}",
-        "max_abs_logit": three_digits(float(together.abs().max())),
-        "member_max_abs": [_at_most(e) for e in runtime_error],
-        **moved_answers(before, together, TOLERANCE * scale),
-        "pool_max_abs": _at_most(float((pooled - mean_of_softmax).abs().max())),
-        "tolerance": three_digits(TOLERANCE * scale),
-        **{
-            key: value and round(value, 6) for key, value in diversity_block(samples_of(together.cpu().numpy())).items()
-        },
+        "max_abs_logit": to_three_digits(max_abs_logit),
+        "member_max_abs": [_at_most(error) for error in runtime_errors],
     }
+    result |= moved_answers(torch.stack(before), together, tolerance)
+    result["pool_max_abs"] = _at_most(float((pooled - mean_of_softmax).abs().max()))
+    result["tolerance"] = to_three_digits(tolerance)
+    for key, value in diversity_block(samples_of(together.cpu().numpy())).items():
+        result[key] = None if value is None else round(value, 6)
     if sources[0].classes == 0:
-        result = {key: value for key, value in result.items() if key not in _OF_ANSWERS}
-    log.info(f"self-check: fused members equal their models run alone to {max(runtime_error):.1e}")
+        for key in _OF_ANSWERS:
+            result.pop(key, None)
+    log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
     return result
 
 
@@ -150,13 +158,15 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
         For each member ``merge_max_abs``: the largest change of a logit; ``merge_agreement``: the share of inputs whose
         most probable class stays so, but for ties to the tolerance; ``merge_log_p``: the mean change of log p, in nats.
     """
-    was = after.gather(-1, before.argmax(-1, keepdim=True)).squeeze(-1)
-    values = (
-        (after - before).abs().amax((1, 2)),
-        (after.amax(-1) - was <= tolerance).double().mean(1),
-        (after.log_softmax(-1) - before.log_softmax(-1)).abs().mean((1, 2)),
-    )
-    return {key: [three_digits(v) for v in value.tolist()] for key, value in zip(EFFECT, values, strict=True)}
+    # After averaging, the logit of the class that was most probable before: [M, B].
+    logit_of_answer = after.gather(-1, before.argmax(-1, keepdim=True)).squeeze(-1)
+    same_answer = after.amax(-1) - logit_of_answer <= tolerance
+    effect = {
+        "merge_max_abs": (after - before).abs().amax((1, 2)),
+        "merge_agreement": same_answer.double().mean(1),
+        "merge_log_p": (after.log_softmax(-1) - before.log_softmax(-1)).abs().mean((1, 2)),
+    }
+    return {key: [to_three_digits(value) for value in of_members.tolist()] for key, of_members in effect.items()}
 
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, Classes | None, Tensor]:
@@ -167,7 +177,9 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, C
     device, dtype = averages.device, averages.dtype
     fused = float32_model(plan.description, averages.in_place(plan.tensors), device, dtype).with_classes()
     inputs = move(fused.family.example_inputs(plan.description.preprocess, BATCH, seed), device, torch.float32)
-    classes = None if fused.prompted is None else (fused.prompted.labels, fused.prompted.templates)
+    classes: Classes | None = None
+    if fused.prompted is not None:
+        classes = (fused.prompted.labels, fused.prompted.templates)
     return inputs, classes, fused.member_logits(inputs)
 
 
@@ -177,16 +189,20 @@ def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classe
     tensors = averages.in_place(source.tensors)
     model = float32_model(source.description, tensors, averages.device, averages.dtype)
     if classes is not None:
-        model = model.zero_shot(*classes)
+        labels, templates = classes
+        model = model.zero_shot(labels, templates)
     return model.member_logits(inputs)[0].double()
 
 
 def _at_most(error: float) -> float:
     """Return the smallest power of ten that is not below a rounding error; everything under 1e-6 is 1e-6."""
-    return float(f"1e{max(-6, math.ceil(math.log10(error)))}") if error > 0 else 1e-6
+    if error <= 0:
+        return 1e-6
+    exponent = max(-6, math.ceil(math.log10(error)))
+    return float(f"1e{exponent}")
 
 
-def three_digits(value: float) -> float:
+def to_three_digits(value: float) -> float:
     """Round a measured number to three digits, as files hold it: what lies beyond is rounding of the machine."""
     return float(f"{value:.3g}")
 
@@ -196,8 +212,11 @@ def three_digits(value: float) -> float:
 
 def storage_dtype(tensors: TensorSource) -> torch.dtype:
     """Return the dtype to keep weights in that compute in float32: the 16-bit one that all have, else float32."""
-    dtypes = {dtype for name in tensors.names() if (dtype := torch_dtype(tensors.info(name))).is_floating_point}
-    return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(_SIXTEEN_BITS) else torch.float32
+    dtypes = {torch_dtype(tensors.info(name)) for name in tensors.names()}
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
+    if len(floating) == 1 and floating[0] in _SIXTEEN_BITS:
+        return floating[0]
+    return torch.float32
 
 
 def float32_model(

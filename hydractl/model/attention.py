@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from hydractl.heads.relative import Relative
 from hydractl.heads.rotary import Rotary
 from hydractl.model.context import QueryTokens, RunContext, apart, context_of_run
-from hydractl.model.projections import MemberProjections, concatenated
+from hydractl.model.projections import MemberProjections, cat_parts
 from hydractl.model.stacking import StackedProjections
 
 
@@ -185,7 +185,7 @@ class HeadAttention(nn.Module):
                 outputs.append(projections.bias_only(part))
             else:
                 outputs.append(projections.output(heads_of_member))
-        return self._dropped(concatenated(outputs))
+        return self._dropped(cat_parts(outputs))
 
     @staticmethod
     def _show_first_member(observer: Callable[[Tensor], None], heads: Tensor | None, part: Tensor) -> None:
@@ -263,15 +263,15 @@ class HeadAttention(nn.Module):
             return [None] * len(members)
         # q, k and v of each run [B, n, q, head_dim] -> [B, sum of heads, q, head_dim]
         queries, keys, values = zip(*all_runs, strict=True)
-        q = concatenated(queries, dim=1)
-        k = concatenated(keys, dim=1)
-        v = concatenated(values, dim=1)
+        q = cat_parts(queries, dim=1)
+        k = cat_parts(keys, dim=1)
+        v = cat_parts(values, dim=1)
         if meeting.relative is not None:
             added: list[Tensor] = []
             for member, projections in enumerate(members):
                 terms = meeting.relative.of(member)
                 added += projections.relative(runs_of_members[member], terms)
-            mask = meeting.relative.masked(meeting.mask, concatenated(added, dim=1), q.shape[0])
+            mask = meeting.relative.masked(meeting.mask, cat_parts(added, dim=1), q.shape[0])
             meeting = replace(meeting, mask=mask)
         if meeting.of_keys is not None and meeting.of_keys.of_heads:
             numbers = {member: projections.numbers for member, projections in enumerate(members) if projections.heads}

@@ -19,9 +19,9 @@ from hydractl.metrics.threshold import stored_score
 from hydractl.model.detection import stored_detector
 from hydractl.model.machine import slow_format
 from hydractl.model.matching import check_agreement, named_by_data
-from hydractl.model.runtime import HydraModel, pooled_log_probs
+from hydractl.model.runtime import HydraModel, log_mean_softmax
 from hydractl.model.source import ModelOptions, Source, open_sources, split_model, with_labels
-from hydractl.model.stored import check_finite
+from hydractl.model.stored import check_finite_weights
 
 
 def resolve_device(name: str) -> torch.device:
@@ -67,7 +67,7 @@ def build_model(
     source: Source, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False
 ) -> HydraModel:
     """Read the weights of a source and build the model that runs."""
-    check_finite(source.name, source.tensors)
+    check_finite_weights(source.name, source.tensors)
     model = HydraModel(source.description, source.tensors, resolve_device(device), resolve_dtype(dtype))
     model.whole_last_block = whole_last_block
     extra = source.description.extra
@@ -187,7 +187,7 @@ class SequentialEnsemble(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
-        return pooled_log_probs(self.member_logits(inputs))
+        return log_mean_softmax(self.member_logits(inputs))
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Draw random inputs of the right shape on the models' device and dtype."""
@@ -267,7 +267,7 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     return arguments
 
 
-def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | None) -> list[ModelArgument]:
+def with_class_names(arguments: Sequence[ModelArgument], data: str, limit: int | None) -> list[ModelArgument]:
     """Name all classes in the arguments: rows that are measured on the same labels have the same classes.
 
     A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of

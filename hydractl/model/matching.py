@@ -110,7 +110,7 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
         raise InputError(message, hint=hint)
 
 
-def check_labels(dataset: Any, source: Source) -> None:
+def check_labels_are_classes(dataset: Any, source: Source) -> None:
     """Check that labels are classes of the model, also where neither side has names.
 
     Raises:

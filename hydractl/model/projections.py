@@ -290,7 +290,7 @@ class HeadBank(nn.Module):
         for run in runs:
             rows = slice(first_row + run.start * width, first_row + run.stop * width)
             by_run.append(project_all(F.linear, x, self.qkv[rows], _rows_of_bias(bias, rows), kinds, self.head_dim))
-        return [concatenated(of_all_runs, dim=1) for of_all_runs in zip(*by_run, strict=True)]
+        return [cat_parts(of_all_runs, dim=1) for of_all_runs in zip(*by_run, strict=True)]
 
     def trained_bias(self) -> Tensor | None:
         """Return ``qkv_bias``, through which no gradient reaches what the library does not have."""
@@ -335,7 +335,7 @@ def project_all(
     return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
 
 
-def concatenated(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def cat_parts(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Concatenate tensors; of a single one return it itself, not a copy."""
     if len(parts) == 1:
         return parts[0]
@@ -407,7 +407,7 @@ class MemberProjections(nn.Module):
 
     def take(self, attended: Tensor) -> Tensor:
         """Select the member's heads from all attended heads of the bank, ``[B, heads of the bank, q, head_dim]``."""
-        return concatenated([attended[:, run] for run in self.runs], dim=1)
+        return cat_parts([attended[:, run] for run in self.runs], dim=1)
 
     def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
         """Concatenate heads ``[B, h, q, head_dim]`` to ``[B, q, h * head_dim]``, gated where there is a gate."""
@@ -420,7 +420,7 @@ class MemberProjections(nn.Module):
         for run in self.runs:
             rows = self.bank.rows_of(run)
             gates.append(F.linear(x, weight[rows], _rows_of_bias(bias, rows)))
-        return heads * concatenated(gates, dim=-1).sigmoid()
+        return heads * cat_parts(gates, dim=-1).sigmoid()
 
     def output(self, heads: Tensor) -> Tensor:
         """Project concatenated heads ``[B, q, h * head_dim]`` to the residual stream, ``[B, q, d_model]``."""

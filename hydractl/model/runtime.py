@@ -397,7 +397,7 @@ class HydraModel(nn.Module):
 
     def _log_probs(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``."""
-        pooled = pooled_log_probs(self.member_logits(inputs))
+        pooled = log_mean_softmax(self.member_logits(inputs))
         if self.calibration is None:
             return pooled
         return calibrated(pooled, self.calibration)
@@ -553,7 +553,7 @@ def _calibration(description: Description) -> tuple[list[float], list[float]] | 
     return scale, bias
 
 
-def pooled_log_probs(member_logits: Tensor) -> Tensor:
+def log_mean_softmax(member_logits: Tensor) -> Tensor:
     """Return the log of the mean over members of the softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
     logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
     return torch.logsumexp(logits.log_softmax(-1), dim=0) - math.log(member_logits.shape[0])

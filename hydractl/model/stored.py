@@ -300,7 +300,7 @@ def _expected_shapes(
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def check_finite(name: str, tensors: TensorSource) -> None:
+def check_finite_weights(name: str, tensors: TensorSource) -> None:
     """Refuse weights with NaN or infinity, and a file of nothing but zeros.
 
     Raises:

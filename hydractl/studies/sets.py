@@ -18,7 +18,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.fingerprints import Entry, marked, who_saw
 from hydractl.log import Log
-from hydractl.model.matching import check_labels, named_by_data
+from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
 from hydractl.settings.studying import StudySettings
 from hydractl.studies.rows import DEFAULT, NEED_LABELS
@@ -136,8 +136,8 @@ def _opened(settings: StudySettings, source: Source) -> _Sets:
     limit = settings.limit
     val = open_data(str(settings.val), option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
     test = open_data(str(settings.test), option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
-    check_labels(val, named)
-    check_labels(test, named)
+    check_labels_are_classes(val, named)
+    check_labels_are_classes(test, named)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
     if settings.data is not None:
         needed = _needs_labels(settings)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydractl.model.runtime import HydraModel, pooled_log_probs
+from hydractl.model.runtime import HydraModel, log_mean_softmax
 from hydractl.model.source import Source
 
 
@@ -42,7 +42,7 @@ class Together(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``, as :class:`hydractl.model.runtime.HydraModel`."""
-        return pooled_log_probs(self.member_logits(inputs))
+        return log_mean_softmax(self.member_logits(inputs))
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[M, B, classes]`` of a training batch, and labels ``[M, B]`` that they are compared with."""

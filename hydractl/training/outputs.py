@@ -25,7 +25,7 @@ from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters
 from hydractl.model.source import write_model
-from hydractl.model.stored import check_finite
+from hydractl.model.stored import check_finite_weights
 from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
@@ -211,7 +211,7 @@ def _write(
     # Trained weights in the dtype each tensor had.
     typed = {name: tensor.to(torch_dtype(source.tensors.info(name))) for name, tensor in stock.items()}
     tensors: TensorSource = DictTensors(typed)
-    check_finite(f"{source.name} after training", tensors)
+    check_finite_weights(f"{source.name} after training", tensors)
     if source.description.params_nonzero is not None:
         sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
         description = replace(description, extra={**description.extra, "sparse": sparse})

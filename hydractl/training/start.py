@@ -24,7 +24,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import DictTensors, MappedTensors, with_tensors
 from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
-from hydractl.model.matching import check_labels, named_by_data
+from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, with_labels
 from hydractl.model.stored import sliced
@@ -69,7 +69,7 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         return _with_pairs(source, options)
     body = named_by_data(source, options.data.train, options.data.limit)
     source, train_set = _with_classes(body, options)
-    check_labels(train_set, source)
+    check_labels_are_classes(train_set, source)
     labels = _class_names(source, train_set, options.data.train)
     source = replace(source, description=replace(source.description, labels=labels))
     members = (source,) if options.together is None else options.together.sources(source, options.seed)
@@ -158,7 +158,7 @@ def _validation(
     if options.val is None:
         return None
     val_set = _open(options.val, "--val", source, options, labels)
-    check_labels(val_set, source)
+    check_labels_are_classes(val_set, source)
     return without_training_data(GivenSet("--val", val_set), GivenSet("--data", train_set))
 
 

@@ -104,8 +104,8 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
-    from hydractl.benchmark.measuring import BenchOptions, measure
-    from hydractl.benchmark.rows import find_contestants, on_one_input, open_samples, rows_of, with_ratios
+    from hydractl.benchmark.measuring import BenchOptions, measure_rows
+    from hydractl.benchmark.rows import bench_rows, find_contestants, on_one_input, open_samples, with_ratios
     from hydractl.model.cost import COUNTED
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
@@ -116,7 +116,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     settings.check_exported([model.name for model in models if not model.sources], device.type)
     if not settings.unequal_inputs:
         models = on_one_input(models, log)
-    rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
+    rows = bench_rows(models, settings.compare, whole_last_block=settings.whole_last_block)
     names = [row.name for row in rows]
     compared = {row.name for row in rows if row.kind in COMPARED}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
@@ -149,7 +149,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
             for source in row.model.sources:
                 sources[source.name] = source
         announce_reading(sources.values(), log)
-        measured = measure(options, rows, costs, device, log)
+        measured = measure_rows(options, rows, costs, device, log)
         conventions: dict[str, Any] = {**CONVENTIONS, "macs": COUNTED}
         conventions["rounds_measured"] = settings.rounds
         conventions["rounds_warmup"] = settings.warmup

@@ -23,14 +23,14 @@ from hydractl.files.checkpoint import TensorSource, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.fuse_answer import ExportedFileRecord, FittedCascadeRecord, FuseAnswer
-from hydractl.fusion.averaging import AUTO, RunOptions, measure_on, plan_checked
+from hydractl.fusion.averaging import AUTO, MembersRunOptions, measure_on, plan_checked
 from hydractl.fusion.cascade import CascadeOptions, fit_cascade
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, total_cost
 from hydractl.model.loading import build_model, resolve_device
-from hydractl.model.matching import check_labels, named_by_data, refuse_posterior
+from hydractl.model.matching import check_labels_are_classes, named_by_data, refuse_posterior
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.report.fuse_words import (
@@ -94,7 +94,7 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
         if checked.averaging is not None:
             measured["averaging"] = checked.averaging
         if dataset is not None:
-            measured["on_data"] = measure_on(dataset, plan, named, settings.fill(RunOptions), log)
+            measured["on_data"] = measure_on(dataset, plan, named, settings.fill(MembersRunOptions), log)
         if validation is not None:
             measured["cascade"] = validation.fit(settings, plan.description, plan.tensors, log)
             plan = replace(plan, description=validation.noted(plan.description))
@@ -129,7 +129,7 @@ class _Validation:
     def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> dict[str, Any]:
         """Fit the cascade of a model and return what its file says of it."""
         options = settings.fill(CascadeOptions)
-        run_options = settings.fill(RunOptions)
+        run_options = settings.fill(MembersRunOptions)
         return fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
 
     def noted(self, description: Description) -> Description:
@@ -195,7 +195,7 @@ def _opened(
     dataset = open_data(
         spec, option=option, limit=settings.limit, seed=settings.seed, labels=labels, need_labels=True, reads=reads
     )
-    check_labels(dataset, named[0])
+    check_labels_are_classes(dataset, named[0])
     return dataset, named
 
 

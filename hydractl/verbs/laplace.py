@@ -20,7 +20,7 @@ from hydractl.log import Log
 from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
 from hydractl.model.laplace import KEY, last_layers, stored_tensors
 from hydractl.model.loading import build_model
-from hydractl.model.matching import asked_classes, check_labels, named_by_data
+from hydractl.model.matching import asked_classes, check_labels_are_classes, named_by_data
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source, open_source
 from hydractl.settings.laplace import LaplaceSettings
@@ -133,7 +133,7 @@ def _opened(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Datase
     named = named_by_data(source, settings.val, settings.limit, "--val")
     reads, labels = {source.name: source.description.reads}, named.description.labels or []
     val = open_data(settings.val, option="--val", labels=labels, need_labels=True, reads=reads, **how)
-    check_labels(val, named)
+    check_labels_are_classes(val, named)
     found = without_training_data(GivenSet("--val", val), GivenSet("--data", data))
     if found.left_out:
         log.info(found.words("--val", "--data"))

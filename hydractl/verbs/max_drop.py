@@ -21,7 +21,7 @@ from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.model.loading import build_model
-from hydractl.model.matching import check_labels, named_by_data
+from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.runtime import move
 from hydractl.model.source import Source, pruned
 from hydractl.settings.pruning import PruneSettings
@@ -128,7 +128,7 @@ def _samples(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset
         need_labels=True,
         reads={source.name: source.description.reads},
     )
-    check_labels(dataset, source)
+    check_labels_are_classes(dataset, source)
     if settings.val:
         report_classes(dataset, log)
         return dataset, list(range(len(dataset)))

@@ -33,7 +33,7 @@ from hydractl.log import Log
 from hydractl.model.cost import cost_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
 from hydractl.model.source import Source, open_sources, pruned, with_max_length
-from hydractl.model.stored import check_finite
+from hydractl.model.stored import check_finite_weights
 from hydractl.report.texts import signed_change
 from hydractl.settings.pruning import DECIDE, PruneSettings
 from hydractl.verbs.max_drop import Choice, choose_within, from_circuit
@@ -353,7 +353,7 @@ def _write(
     """Write the pruned model and its mask; of a folder, the mask lies in it."""
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
-    check_finite(source.name, source.tensors)
+    check_finite_weights(source.name, source.tensors)
     _warn_of_mask(source, settings, mask, log)
     origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout}, source.lineage)
     description, tensors = pruned(source, mask, layout)

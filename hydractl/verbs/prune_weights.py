@@ -20,7 +20,7 @@ from hydractl.log import Log
 from hydractl.model.cost import cost_of, nonzero_parameters, parameters
 from hydractl.model.matching import asked_classes, sites_of
 from hydractl.model.source import Source, need_classifier, with_max_length, write_model
-from hydractl.model.stored import check_finite
+from hydractl.model.stored import check_finite_weights
 from hydractl.settings.pruning import NEED_DATA, PruneSettings
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
@@ -104,7 +104,7 @@ def _plan(source: Source, settings: PruneSettings) -> _Plan:
 
 def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output, log: Log) -> dict[str, Any]:
     """Write the model without its lowest weights; return its cost and its digest."""
-    check_finite(source.name, source.tensors)
+    check_finite_weights(source.name, source.tensors)
     masks, measured_on, used = _chosen(source, settings, plan, log)
     tensors = _with_zeros(source, masks)
     log.info(

@@ -21,10 +21,10 @@ from hydractl.heads.mask import HeadScores
 from hydractl.heads.selection import site_budget
 from hydractl.log import Log
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
-from hydractl.model.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
+from hydractl.model.matching import asked_classes, check_labels_are_classes, known, named_by_data, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source, need_classifier, open_sources
-from hydractl.model.stored import StoredHeads, check_finite
+from hydractl.model.stored import StoredHeads, check_finite_weights
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -133,7 +133,7 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
 
 def _stored_heads(source: Source, settings: Scoring) -> Any:
     """Return what stands in for a model of which nothing runs: it reads the weights of one site after another."""
-    check_finite(source.name, source.tensors)
+    check_finite_weights(source.name, source.tensors)
     resolve_device(settings.device)
     return StoredHeads(source.tensors, source.description, source.family, resolve_dtype(settings.dtype))
 
@@ -166,7 +166,7 @@ def with_data(
         reads={source.name: source.description.reads},
     )
     report_classes(dataset, log)
-    check_labels(dataset, source)
+    check_labels_are_classes(dataset, source)
     model = build_model(source, settings.device, settings.dtype)
     count = min(settings.samples, len(dataset))
     if count < settings.samples:

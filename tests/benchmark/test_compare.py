@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hydractl.benchmark.rows import StockModel, rows_of, stock_cost, unsliced
+from hydractl.benchmark.rows import StockModel, bench_rows, stock_cost, unsliced
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion
@@ -194,7 +194,7 @@ def test_members_taken_apart_are_the_members_of_the_fused_model(variant: str, me
 def test_copies_of_a_deep_ensemble_share_no_memory() -> None:
     source = source_of(shared_stock("class-token"), "class-token")
     _, hydra = fused("class-token", [])
-    rows = rows_of([ModelArgument("base", [source]), ModelArgument("hydra", [hydra])], ["deep"])
+    rows = bench_rows([ModelArgument("base", [source]), ModelArgument("hydra", [hydra])], ["deep"])
     deep = next(row for row in rows if row.kind == "deep").build("cpu", "float32")
     places = [parameter.data_ptr() for parameter in deep.parameters() if parameter.numel()]
     assert len(places) == len(set(places)) and deep.members == 3

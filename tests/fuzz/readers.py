@@ -56,10 +56,10 @@ def _vit() -> Any:
 def _model(path: Path) -> None:
     """A checkpoint or a folder, with its numbers."""
     from hydractl.model.source import open_source
-    from hydractl.model.stored import check_finite
+    from hydractl.model.stored import check_finite_weights
 
     source = open_source(str(path))
-    check_finite(source.name, source.tensors)
+    check_finite_weights(source.name, source.tensors)
 
 
 def _state_dict(path: Path) -> None:

@@ -28,7 +28,7 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import parameters, weight_bytes
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source, pruned
-from hydractl.model.stored import StoredHeads, check_finite
+from hydractl.model.stored import StoredHeads, check_finite_weights
 from tests.pico import mask_of, prune_source, shared_stock, source_of
 from tests.running import run
 from tests.spread import ONE_OF_EACH
@@ -386,7 +386,7 @@ def test_one_pass_hashes_and_finds_what_is_not_finite(
     assert scan.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert scan.not_finite == ["a", "c", "d"]
     with pytest.raises(Exception, match=r"^m: tensor 'a' holds NaN or infinity$"):
-        check_finite("m", file)
+        check_finite_weights("m", file)
     for name, tensor in tensors.items():
         assert torch.equal(torch.nan_to_num(file.read(name)), torch.nan_to_num(tensor))
         if tensor.numel():
