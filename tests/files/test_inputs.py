@@ -121,5 +121,5 @@ def test_a_model_may_be_replaced_by_what_is_made_of_it(here: Path) -> None:
     assert main(["fuse", "m0.st", "m1.st", "-o", "m0.st", "--force", "-q"]) == 0
     assert main(["prune", "m1.st", "--method", "random", "--keep", "1", "-o", "m1.st", "-q"]) == 5  # but not unasked
     hydractl.prune("m1.st", method="random", keep=1, output="m1.st", force=True)
-    with pytest.raises(OutputError, match="is the input of --data"):
+    with pytest.raises(OutputError, match="is the input of data"):
         hydractl.evaluate("vit.st", data="t.npz", output="t.npz", force=True)
