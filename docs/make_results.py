@@ -17,8 +17,8 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
 ``benchmarks/verdict_rules.py`` writes, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
-``docs/results/seeds.json``, which ``examples/seeds.py`` writes; between ``<!-- cifar10: PART ... -->`` and
-``<!-- end -->`` the same of ``seeds-cifar10.json``. A test fails where a page differs from what this makes.
+``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of ``seeds-cifar10.json``, and
+``elsewhere:`` of ``seeds-elsewhere.json``. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -450,6 +450,11 @@ def cifar10(part: str, *names: str) -> str:
     return over_seeds("seeds-cifar10.json", part, *names)
 
 
+def elsewhere(part: str, *names: str) -> str:
+    """One table of the trainings on Fashion-MNIST on another machine, likewise."""
+    return over_seeds("seeds-elsewhere.json", part, *names)
+
+
 def over_seeds(file: str, part: str, *names: str) -> str:
     """One table of a file that ``examples/seeds.py`` wrote."""
     document = json.loads((DOCS / "results" / file).read_text(encoding="utf-8"))
@@ -703,6 +708,13 @@ SENTENCES = {
         training image of CIFAR-10, which a study refuses to test on: it is left out. The deep ensemble is one, of
         these trainings. Nothing is trained after pruning.
     """,
+    "elsewhere": """
+        Rounding differs between machines, and a training makes much of it: the same {trainings} seeds trained on
+        another machine gave other models, with a mean AUROC of the single model of {single msp} with MSP and {single
+        mahalanobis} with `mahalanobis`. Against it, under the same score, `whole-late@4` gained {whole-late@4 msp -
+        single msp} with MSP and {whole-late@4 mahalanobis - single mahalanobis} with `mahalanobis`, the three
+        circuits {circuits msp - single msp} and {circuits mahalanobis - single mahalanobis}.
+    """,
     "first": """
         Over {trainings} trainings of this recipe ([all figures](docs/numbers/seeds.md), mean ± standard deviation),
         the score `mahalanobis` instead of MSP gains {single mahalanobis - single msp} of AUROC and costs next to
@@ -737,6 +749,7 @@ KINDS = {
     "rules": rules,
     "seeds": seeds,
     "cifar10": cifar10,
+    "elsewhere": elsewhere,
 }
 """What makes a table, by the first word of the place where it stands."""
 
