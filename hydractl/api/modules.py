@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from hydractl.errors import UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import DictTensors
 from hydractl.model.source import ModelOptions, Source, open_source, open_tensors
 
@@ -42,7 +42,17 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
             f"a {type(module).__name__} does not say what its architecture is",
             hint="name it: hydractl.open(module, arch='open_clip:ViT-B-32'), or arch='timm:NAME?img_size=32'",
         )
-    return open_tensors(DictTensors(module.state_dict()), named, _NAME)
+    tensors = DictTensors(module.state_dict())
+    if arch is not None:
+        return open_tensors(tensors, arch, _NAME)
+    try:
+        return open_tensors(tensors, named, _NAME)
+    except InputError as error:
+        raise InputError(
+            f"the {type(module).__name__} says that it is {named}, and has other weights",
+            hint=f"name the arguments that it was made with, as in arch='{named}&depth=6'",
+            problems=error.problems,
+        ) from error
 
 
 def _is_of_transformers(module: nn.Module) -> bool:
@@ -57,8 +67,13 @@ def _save_pretrained(module: Any, processor: Any, folder: Path) -> None:
 
 
 def _architecture_of_timm(module: nn.Module) -> str | None:
-    """Return what a module of timm is, as far as it says so itself: its name and its number of classes."""
+    """Return what a module of timm is, as far as it says so itself: its name, number of classes and size of images."""
     published = getattr(module, "pretrained_cfg", None)
     if not isinstance(published, dict) or not published.get("architecture"):
         return None
-    return f"timm:{published['architecture']}?num_classes={getattr(module, 'num_classes', 0)}"
+    named = f"timm:{published['architecture']}?num_classes={getattr(module, 'num_classes', 0)}"
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    published_size = tuple(published.get("input_size", ()))[1:]
+    if size is not None and tuple(size) != published_size and size[0] == size[1]:
+        named += f"&img_size={size[0]}"
+    return named

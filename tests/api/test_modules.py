@@ -43,8 +43,19 @@ def test_a_module_of_timm(of_timm: torch.nn.Module) -> None:
         assert torch.allclose(module(inputs), of_timm(inputs).log_softmax(-1), atol=1e-5)
     pruned = hydractl.prune(opened, method="magnitude", keep=2)
     assert pruned.description.mask.counts() == [2, 2]
-    with pytest.raises(hydractl.errors.InputError):  # its name alone stands for another size
-        hydractl.open(of_timm)
+    with pytest.raises(hydractl.errors.InputError, match="has other weights") as refusal:
+        hydractl.open(of_timm)  # its name alone stands for another width
+    assert refusal.value.hint is not None
+    assert "arch='timm:vit_tiny_patch16_224?num_classes=5&img_size=16&depth=6'" in refusal.value.hint
+
+
+def test_a_module_of_timm_says_its_size_of_images() -> None:
+    torch.manual_seed(0)
+    module = timm.create_model("test_vit", num_classes=5, img_size=64).eval()
+    opened = hydractl.open(module)
+    inputs = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(opened.load("cpu")(inputs), module(inputs).log_softmax(-1), atol=1e-5)
 
 
 def test_a_module_of_transformers() -> None:
