@@ -195,7 +195,15 @@ class Rows:
             work = {"macs": self.macs[name], "mac_ratio": self.macs[name] / self.macs["single"]}
             memory = {"peak_memory_bytes": contest.peak_memory_bytes[name], "operators": self.operators[name]}
             found.append(
-                {"model": name, "batch_size": batch, "dtype": self.dtype, "mode": mode, **work, **figures, **memory}
+                {
+                    "model": name,
+                    "batch_size": batch,
+                    "dtype": self.dtype,
+                    "mode": mode,
+                    **work,
+                    **figures.to_json(),
+                    **memory,
+                }
             )
         return found
 

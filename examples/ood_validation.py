@@ -23,7 +23,7 @@ from hydractl.data.pseudo_ood import KINDS
 def sources(val: str, real: list[str]) -> dict[str, str]:
     """The OOD validation sets by name: nothing but accuracy, those that fit the data, all of them mixed, real ones."""
     kind = open_data(val, limit=2).kind
-    made = [name for name, one in KINDS.items() if one.of == kind]
+    made = [name for name, one in KINDS.items() if one.samples == kind]
     sign = "&" if "?" in val else "?"
     named = dict(text.split("=", 1) for text in real)
     return {name: f"{val}{sign}ood={name}" for name in [*made, "auto"]} | named

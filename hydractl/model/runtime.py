@@ -375,7 +375,9 @@ class HydraModel(nn.Module):
         Args:
             inputs: what :attr:`preprocess` gives.
             pixel_values: images ``[B, C, H, W]``, by the name that transformers has for them.
-            input_ids, attention_mask, token_type_ids: tokens ``[B, T]``, likewise.
+            input_ids: numbers of tokens ``[B, T]``, likewise.
+            attention_mask: 1 for tokens and 0 for padding, ``[B, T]``.
+            token_type_ids: of which of two texts a token is, ``[B, T]``.
             labels: the numbers of the true classes, ``[B]``.
 
         Returns:

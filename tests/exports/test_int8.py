@@ -106,7 +106,7 @@ def test_exported_files_are_rows_of_a_bench(made: tuple[Path, dict[str, Any]]) -
     assert len(alone["results"]) == 3
     with pytest.raises(UsageError, match="in float32 and as they were written: h.onnx"):
         hydractl.bench(files[:2], dtype="bfloat16", device="cpu")
-    with pytest.raises(UsageError, match="deep needs one single model as the first MODEL; h.onnx is an exported file"):
+    with pytest.raises(UsageError, match="needs one single model as the first model; h.onnx is an exported file"):
         hydractl.bench([files[1], files[0]], compare="deep", device="cpu")
 
 
