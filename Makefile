@@ -138,7 +138,7 @@ fuzz: $(READY)
 	$(RUN) -m tests.fuzz.campaign --jobs $(JOBS) --count $(or $(COUNT),100000)
 
 demo: $(DEMO)/base.st
-	$(RUN) -m hydractl study $(DEMO)/base.st --data builtin:digits/train --val builtin:digits/val \
+	$(RUN) -m hydractl study $(DEMO)/base.st --train builtin:digits/train --val builtin:digits/val \
 	  --ood-val builtin:symbols --test builtin:digits/test \
 	  --ood letters:near=builtin:letters --ood photos:far=builtin:photos -o $(DEMO)/study
 
@@ -164,8 +164,8 @@ bench: demo
 
 $(DEMO)/base.st: | $(READY)
 	mkdir -p $(DEMO)
-	$(RUN) -m hydractl finetune '$(DEMO_MODEL)' --data builtin:digits/train --val builtin:digits/val --epochs 40 \
-	  --lr 2e-3 --warmup 0.1 --weight-decay 0.05 --label-smoothing 0.05 --resume -o $@
+	$(RUN) -m hydractl finetune '$(DEMO_MODEL)' --train builtin:digits/train --val builtin:digits/val --epochs 40 \
+	  --lr 2e-3 --weight-decay 0.05 --config '{warmup: 0.1, label_smoothing: 0.05}' --resume -o $@
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -48,7 +48,7 @@ def search(asked: argparse.Namespace, folder: Path, name: str, more: list[str]) 
     from hydractl.cli.app import main
 
     path = folder / f"{name.replace(', ', '-').replace(' ', '-').replace(':', '-')}.json"
-    given = ["--data", asked.data, "--ood", asked.ood, "--limit", str(asked.limit), "--objective", asked.objective]
+    given = ["--val", asked.data, "--ood-val", asked.ood, "--limit", str(asked.limit), "--objective", asked.objective]
     how = ["--budget", str(asked.budget), "--batch-size", str(asked.batch_size), "--device", "cpu", "-q", "--force"]
     if main(["extract-circuit", asked.model, *given, *how, *more, "-o", str(path)]):
         sys.exit(f"{name} failed")

@@ -27,8 +27,10 @@ from hydractl.cli.app import main as hydractl
 MODEL = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=64&patch_size=8&embed_dim=96&depth=6&num_heads=3&num_classes=10"
 )
-TRAIN = ["--data", "builtin:digits/train?take=512", "--batch-size", "64"]
-CIRCUITS = [*("--data", "builtin:digits/val", "--ood", "builtin:symbols"), *("--limit", "100", "--budget", "6")]
+SAMPLES = "builtin:digits/train?take=512"
+TRAIN = ["--train", SAMPLES, "--batch-size", "64"]
+PRUNE = ["--data", SAMPLES, "--batch-size", "64"]
+CIRCUITS = [*("--val", "builtin:digits/val", "--ood-val", "builtin:symbols"), *("--limit", "100", "--budget", "6")]
 NAMES = ("0", "1", "2")
 
 Command = Sequence[str]
@@ -40,7 +42,7 @@ def trained(name: str, *options: str, start: str = "base.st") -> Command:
 
 
 def seeded(name: str, *options: str) -> list[Command]:
-    """The commands of three trainings, of which ``--members 3`` would start each in a process of its own."""
+    """The commands of three trainings, of which ``--ensemble deep:3`` would start each in a process of its own."""
     return [trained(f"{name}.{m}", *options, "--seed", m) for m in NAMES]
 
 
@@ -53,29 +55,32 @@ def ways() -> dict[str, list[Command]]:
     """The commands of every way, by the name of its row and of the file it ends with."""
     counted = {way: [f"{way}.{m}.st" for m in (1, 2, 3)] for way in ("snapshots", "swag", "packed", "mimo", "heads")}
     seeds = {way: [f"{way}.{m}.st" for m in NAMES] for way in ("deep", "lora", "batch-ensemble")}
-    average = ["--schedule", "constant", "--swa", "0.25,3"]
+    constant = ["--schedule", "constant"]
     none = ["--merge", "none"]
     pruned = {way: [f"{way}.{m}.tuned.st" for m in NAMES] for way in ("taylor", "circuits")}
     return {
         "single": [trained("single")],
         "deep": [*seeded("deep", "--init", "random"), fused("deep", seeds["deep"], *none)],
-        "snapshots": [trained("snapshots", "--snapshots", "3"), fused("snapshots", counted["snapshots"], *none)],
-        "swa": [trained("swa", *average)],
-        "swag": [trained("swag", *average, "--swag", "3,3"), fused("swag", counted["swag"], *none)],
-        "lora": [*seeded("lora", "--lora", "4,8"), fused("lora", seeds["lora"])],
+        "snapshots": [
+            trained("snapshots", "--ensemble", "snapshots:3"),
+            fused("snapshots", counted["snapshots"], *none),
+        ],
+        "swa": [trained("swa", *constant, "--ensemble", "swa:0.25,3")],
+        "swag": [trained("swag", *constant, "--ensemble", "swag:3,3,0.25,3"), fused("swag", counted["swag"], *none)],
+        "lora": [*seeded("lora", "--ensemble", "lora:4,8"), fused("lora", seeds["lora"])],
         "batch-ensemble": [
-            *seeded("batch-ensemble", "--batch-ensemble", "0.1"),
+            *seeded("batch-ensemble", "--ensemble", "batch-ensemble:0.1"),
             fused("batch-ensemble", seeds["batch-ensemble"], *none),
         ],
         "packed": [
-            trained("packed", "--init", "random", "--packed", "3,2"),
+            trained("packed", "--init", "random", "--ensemble", "packed:3,2"),
             fused("packed", counted["packed"], *none),
         ],
-        "mimo": [trained("mimo", "--mimo", "3"), fused("mimo", counted["mimo"])],
-        "heads": [trained("heads", "--classifiers", "3"), fused("heads", counted["heads"])],
+        "mimo": [trained("mimo", "--ensemble", "mimo:3"), fused("mimo", counted["mimo"])],
+        "heads": [trained("heads", "--ensemble", "classifiers:3"), fused("heads", counted["heads"])],
         "laplace": [["laplace", "base.st", *TRAIN, "-o", "laplace.st"]],
         "oba": [
-            ["prune", "base.st", "--weights", "0.9", "--method", "oba", *TRAIN, "--samples", "128", "-o", "oba.0.st"],
+            ["prune", "base.st", "--weights", "0.9", "--method", "oba", *PRUNE, "--samples", "128", "-o", "oba.0.st"],
             trained("oba", start="oba.0.st"),
         ],
         "taylor, pruned": [
@@ -85,7 +90,7 @@ def ways() -> dict[str, list[Command]]:
                     "base.st",
                     "--method",
                     "taylor",
-                    *TRAIN,
+                    *PRUNE,
                     "--scope",
                     "global",
                     "--remove",

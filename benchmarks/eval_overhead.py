@@ -84,7 +84,7 @@ def main() -> None:
         ood = images(Path(folder, "ood.npz"), options.samples, 2)
         for text in options.model:
             settings = EvalSettings(
-                model=[text], data=data, ood=[f"noise:far={ood}"], batch_size=options.batch_size, output=os.devnull
+                model=[text], test=data, ood=[f"noise:far={ood}"], batch_size=options.batch_size, output=os.devnull
             )
             settings.check()
             plan = plan_of(settings, Log())

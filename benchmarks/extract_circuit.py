@@ -176,10 +176,11 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
     preparation.work = evaluator.work + (sum(map(len, datasets)) * len(model.sites) if bounds else 0)
     heads = [(i, head) for i, site in enumerate(model.sites) for head in range(site.heads)]
     search = GreedySearch(evaluator, heads, bounds=bounds)
+    candidates = search.heads
 
     def step(removed: list[Head]) -> tuple[Head, float]:
         evaluator.begin(removed)
-        left = [head for head in heads if head not in removed]
+        left = [head for head in candidates if head not in removed]
         found = search.choose([objective], len(removed) + 1, left)[objective]
         return found.head, found.counts.key(objective)
 

@@ -83,7 +83,7 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
 
     settings = FinetuneSettings(
         model=[arguments.model],
-        data="none",
+        train="none",
         steps=10**6,
         batch_size=arguments.batch_size,
         device=arguments.device,

@@ -58,7 +58,7 @@ def exported(models: list[str], formats: str) -> list[str]:
         word, end = {"onnx": ("onnx", ".onnx"), "onnx-int8": ("int8", ".int8.onnx"), "pt2": ("pt2", ".pt2")}[one]
         for name, path in paths:
             file = Path(path).with_suffix(end)
-            hydractl("fuse", path, "--export", one, "-o", file, "--force", "-q")
+            hydractl("export", path, "--format", one, "-o", file, "--force", "-q")
             found.append(f"{name}-{word}={file}")
     return found
 

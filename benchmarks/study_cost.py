@@ -7,7 +7,8 @@ BEFORE is a folder with another version of the source (``git worktree add ../bef
 source that this script is part of, or that of --after. Each round runs the same study with both, in an order drawn by
 --seed, each in a process of its own and into a new folder. Its time is that of the processor, user and system, which
 other work on the machine disturbs less than the clock. The ratio is the median over rounds of after over before in the
-same round. --study are the options of the study, else those of ``make demo``, all default rows.
+same round. --study are the options of the study, else those of ``make demo``, all default rows; --study-before are
+those that the source before takes, where it calls them something else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 DIGITS = (
-    "--data builtin:digits/train --val builtin:digits/val --ood-val builtin:symbols --test builtin:digits/test "
+    "--train builtin:digits/train --val builtin:digits/val --ood-val builtin:symbols --test builtin:digits/test "
     "--ood letters:near=builtin:letters --ood photos:far=builtin:photos"
 )
 
@@ -57,18 +58,20 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--after", type=Path, default=HERE)
     parser.add_argument("--study", default=DIGITS)
+    parser.add_argument("--study-before", default=None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)
     sides = {"before": arguments.before.resolve(), "after": arguments.after.resolve()}
+    options = {"before": arguments.study_before or arguments.study, "after": arguments.study}
     rounds: list[dict[str, float]] = []
     print("| round | before | after | after over before |\n|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1, arguments.rounds + 1):
             order = dice.sample(sorted(sides), len(sides))
-            taken = {side: study(sides[side], arguments.model, arguments.study, Path(folder, side)) for side in order}
+            taken = {side: study(sides[side], arguments.model, options[side], Path(folder, side)) for side in order}
             rounds.append({side: taken[side] for side in sides})
             ratio = taken["after"] / taken["before"]
             print(f"| {number} | {taken['before']:.1f} s | {taken['after']:.1f} s | {ratio:.3f} |", flush=True)

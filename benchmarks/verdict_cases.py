@@ -40,7 +40,7 @@ class Family:
         heads: of the model, at all sites together.
         fit: training samples that OOD scores on features are fitted to.
         search, search_ood: what circuits are searched with.
-        val, val_ood: what a rule decides on.
+        val, ood_val: what a rule decides on.
         test, ood: what its decision is measured on.
         options: of every command.
     """
@@ -50,7 +50,7 @@ class Family:
     search: str
     search_ood: str
     val: str
-    val_ood: dict[str, str]
+    ood_val: dict[str, str]
     test: str
     ood: dict[str, str]
     options: str = ""
@@ -68,7 +68,7 @@ class Recipe:
 
 # --- models and data --------------------------------------------------------------------------------------------------
 
-_TRAINED = "--warmup 0.05 --weight-decay 0.05 --batch-size 64"
+_TRAINED = "--weight-decay 0.05 --batch-size 64"
 
 
 def vit(size: int, patch: int, channels: int, width: int, heads: int) -> str:
@@ -93,20 +93,20 @@ CLIP = (
 
 def fashion(part: str, epochs: int, seed: int, rate: str = "2e-3", start: str = FASHION) -> Recipe:
     """Return a ViT on a part of Fashion-MNIST."""
-    return Recipe("fashion", start, f"--data {part} --epochs {epochs} --lr {rate} --seed {seed} {_TRAINED}")
+    return Recipe("fashion", start, f"--train {part} --epochs {epochs} --lr {rate} --seed {seed} {_TRAINED}")
 
 
 def cifar(part: str, epochs: int, seed: int, rate: str = "1e-3", start: str = CIFAR) -> Recipe:
     """Return a ViT on a part of CIFAR-10."""
     return Recipe(
-        "cifar", start, f"--data {part} --epochs {epochs} --lr {rate} --seed {seed} --augment flip {_TRAINED}"
+        "cifar", start, f"--train {part} --epochs {epochs} --lr {rate} --seed {seed} --augment flip {_TRAINED}"
     )
 
 
 def digits(epochs: int, seed: int, rate: str = "2e-3") -> Recipe:
     """Return a ViT on scikit-learn's digits, as in ``make demo``."""
-    training = f"--data builtin:digits/train --epochs {epochs} --lr {rate} --warmup 0.1 --weight-decay 0.05"
-    return Recipe("digits", DIGITS, f"{training} --label-smoothing 0.05 --seed {seed}")
+    training = f"--train builtin:digits/train --epochs {epochs} --lr {rate} --weight-decay 0.05 --seed {seed}"
+    return Recipe("digits", DIGITS, f"{training} --config '{{warmup: 0.1, label_smoothing: 0.05}}'")
 
 
 RECIPES = {
@@ -123,7 +123,7 @@ RECIPES = {
     "clip": Recipe(
         "clip",
         CLIP,
-        "--data builtin:digits/train --epochs 30 --lr 1e-3 --warmup 0.1 --weight-decay 0.05 --seed 0",
+        "--train builtin:digits/train --epochs 30 --lr 1e-3 --config '{warmup: 0.1}' --weight-decay 0.05 --seed 0",
     ),
     "fashion-fast": fashion("train.npz?take=10000", 4, 12, "1e-2"),
     "digits-1": digits(40, 1),
@@ -132,7 +132,7 @@ RECIPES = {
     "minilm-noisy": Recipe(
         "sst2",
         "checkpoints/minilm-sst2",
-        "--data noisy.jsonl.gz --steps 60 --lr 5e-5 --batch-size 32 --max-length 40 --seed 0",
+        "--train noisy.jsonl.gz --steps 60 --lr 5e-5 --batch-size 32 --max-length 40 --seed 0",
     ),
     "fashion-2": fashion("train.npz?take=20000", 4, 2),
     "cifar-few": cifar("train.npz?take=1000", 20, 11),
@@ -146,7 +146,7 @@ _DIGITS = {
     "search": "builtin:digits/val?part=1/2",
     "search_ood": "builtin:symbols?part=1/2",
     "val": "builtin:digits/val?part=2/2",
-    "val_ood": {
+    "ood_val": {
         "symbols": "builtin:symbols?part=2/2",
         "made": "builtin:digits/val?part=2/2&ood=auto",
         "blind": "builtin:digits/val?part=1/2&corruption=brightness&severity=1",
@@ -167,7 +167,7 @@ FAMILIES = {
         search="val.npz?take=400",
         search_ood="grey10.npz?from=1500&take=400",
         val="val.npz?from=500&take=1500",
-        val_ood={
+        ood_val={
             "photographs": "grey10.npz?take=1500",
             "made": "val.npz?from=500&take=1500&ood=auto",
             "symbols": "builtin:symbols",
@@ -187,7 +187,7 @@ FAMILIES = {
         search="val.npz?take=300",
         search_ood="fashion.npz?from=700&take=300",
         val="val.npz?from=300&take=700",
-        val_ood={
+        ood_val={
             "fashion": "fashion.npz?take=700",
             "made": "val.npz?from=300&take=700&ood=auto",
             "mixture": "val.npz?from=300&take=700&ood=mixture",
@@ -209,7 +209,7 @@ FAMILIES = {
         search="sst2_train.jsonl.gz?take=100",
         search_ood="agnews_val.jsonl.gz?from=500&take=100",
         val="sst2_train.jsonl.gz?from=100&take=500",
-        val_ood={
+        ood_val={
             "agnews": "agnews_val.jsonl.gz?take=500",
             "made": "sst2_train.jsonl.gz?from=100&take=500&ood=auto",
             "blind": "sst2_train.jsonl.gz?from=1000&take=500",
@@ -337,7 +337,7 @@ def train(recipe: Recipe, place: Place, source: Path) -> str:
     if recipe.training is None:
         return start
     words = shlex.split(recipe.training)
-    where = words.index("--data") + 1
+    where = words.index("--train") + 1
     words[where] = place.spec(words[where])
     output = place.folder / "base.st"
     more = [] if "--max-length" in words else place.options()
@@ -350,7 +350,7 @@ def rows_of(model: str, place: Place) -> Iterator[tuple[str, str]]:
     family, folder = place.family, place.folder
     third, sixth, twelfth = (max(1, round(family.heads / part)) for part in (3, 6, 12))
     tower = ["--tower", "visual"] if "open_clip:" in RECIPES[folder.name].start else []
-    data = ["--data", place.spec(family.search), "--ood", place.spec(family.search_ood)]
+    data = ["--val", place.spec(family.search), "--ood-val", place.spec(family.search_ood)]
     search = [*data, "--objective", "acc,ood,avg", "--budget", str(third), "--approx", "lazy:3", "--batch-size", "100"]
     if not all((folder / f"circuit.{objective}.json").exists() for objective in ("acc", "ood", "avg")):
         hydractl(
@@ -390,12 +390,12 @@ def predicted(row: str, model: str, place: Place) -> Path:
     """Return the predictions of a row on all its sets, with every score on features."""
     family = place.family
     output = place.folder / f"{row}.pred.st"
-    words = ["--data", place.spec(family.test), "--val", place.spec(family.val)]
+    words = ["--test", place.spec(family.test), "--val", place.spec(family.val)]
     for name, spec in family.ood.items():
         words += ["--ood", f"{name}={place.spec(spec)}"]
-    for name, spec in family.val_ood.items():
-        words += ["--val-ood", f"val.{name}={place.spec(spec)}"]
-    words += ["--fit", place.spec(family.fit), "--ood-score", "all", "--predictions", str(output)]
+    for name, spec in family.ood_val.items():
+        words += ["--ood-val", f"val.{name}={place.spec(spec)}"]
+    words += ["--train", place.spec(family.fit), "--ood-score", "all", "--predictions", str(output)]
     hydractl("eval", model, *words, *place.options(), "-o", f"{place.folder}/{row}.eval.json")
     return output
 

@@ -38,8 +38,8 @@ STEPS = 400
 COMMANDS = {
     "prune": f"prune {MODEL} --method taylor --keep 1 --data data.npz -o pruned.st",
     "fuse": "fuse pruned.st pruned.st -o fused.st",
-    "eval": "eval pruned.st --data test.npz --ood noise=ood.npz --ood-score msp,energy -o eval.json",
-    "study": f"study {MODEL} --data data.npz --val val.npz --ood-val made=auto --test test.npz "
+    "eval": "eval pruned.st --test test.npz --ood noise=ood.npz --ood-score msp,energy -o eval.json",
+    "study": f"study {MODEL} --train data.npz --val val.npz --ood-val made=auto --test test.npz "
     "--ood noise=ood.npz --rows single,taylor --no-timed -o study",
 }
 

@@ -7,7 +7,7 @@ A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: ro
 score, ``verdict`` for its sentences, ``conclusion`` for those before the model to use.
 Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
 stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes, and by seed those of
-``joint-circuits.json``, which ``examples/joint_circuits.py`` writes; between ``<!-- cascade: NAME -->`` and
+``joint-circuits.json``, whose commands were removed since; between ``<!-- cascade: NAME -->`` and
 ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
 bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
 ``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of

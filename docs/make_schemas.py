@@ -9,9 +9,11 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from hydractl.files.bench_answer import BenchAnswer
+from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord, ScoresAnswer
 from hydractl.files.documents import Form, schema_of
 from hydractl.files.eval_answer import EvalAnswer
+from hydractl.files.export_answer import ExportAnswer
 from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.predictions_header import PredictionsRecord
 from hydractl.files.records import Record
@@ -22,8 +24,10 @@ FOLDER = Path(__file__).with_name("schemas")
 
 RECORDS: tuple[type[Record], ...] = (
     BenchAnswer,
+    CalibrateAnswer,
     CircuitAnswer,
     EvalAnswer,
+    ExportAnswer,
     FuseAnswer,
     MaskRecord,
     PredictionsRecord,

@@ -27,6 +27,7 @@ SMALL = (
 )
 TEMPLATES = ("the digit {}", "a {}", "the number {}, written by hand", "a {} in white on black", "someone wrote a {}")
 PROMPT = "The digit {label}."
+WARMUP = ("--config", "{warmup: 0.1}")
 
 
 def make_pairs(spec: str, templates: list[str]) -> str:
@@ -60,8 +61,8 @@ def study(arguments: argparse.Namespace) -> None:
     base = arguments.model
     if base is None:
         base = f"{RUNS}/base.st"
-        how = "--loss contrastive --epochs 30 --batch-size 125 --lr 2e-3 --weight-decay 0.05 --warmup 0.1 -q"
-        hydractl("finetune", SMALL, "--data", pairs, *how.split(), "-o", base)
+        how = "--loss contrastive --epochs 30 --batch-size 125 --lr 2e-3 --weight-decay 0.05 -q"
+        hydractl("finetune", SMALL, "--train", pairs, *how.split(), *WARMUP, "-o", base)
     models = [f"base={base}"]
     tuned = []
     for seed in "012":
@@ -69,11 +70,11 @@ def study(arguments: argparse.Namespace) -> None:
         how = f"--method taylor --tower visual --scope global --remove {arguments.remove} --samples 128 --seed {seed}"
         hydractl("prune", base, *how.split(), "--data", arguments.train, *asked, "-o", cut)
         tuned.append(f"{RUNS}/tuned{seed}.st")
-        how = f"--recipe clip-locked-image --warmup 0.1 --seed {seed} -q {arguments.tuning}"
-        hydractl("finetune", cut, "--data", pairs, *how.split(), "-o", tuned[-1])
+        how = f"--recipe clip-locked-image --seed {seed} -q {arguments.tuning}"
+        hydractl("finetune", cut, "--train", pairs, *how.split(), *WARMUP, "-o", tuned[-1])
         models += [f"cut{seed}={cut}", f"tuned{seed}={tuned[-1]}"]
     hydractl("fuse", *tuned, *asked, "-o", f"{RUNS}/hydra.st")
-    hydractl("eval", *models, f"hydra={RUNS}/hydra.st", "--data", arguments.test, *asked, "-o", f"{RUNS}/eval.json")
+    hydractl("eval", *models, f"hydra={RUNS}/hydra.st", "--test", arguments.test, *asked, "-o", f"{RUNS}/eval.json")
 
 
 def run() -> None:

@@ -29,10 +29,10 @@ from hydractl.metrics.samples import Samples, samples_of
 from hydractl.model.cost import dense_macs, macs, staged_macs
 from hydractl.model.source import open_source
 
-SEARCH = "--data val.npz?part=1/2 --ood cifar10.npz?part=1/2 --limit 600"
+SEARCH = "--val val.npz?part=1/2 --ood-val cifar10.npz?part=1/2 --limit 600"
 SETS = (
-    "--data test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --val val.npz?part=2/2 "
-    "--val-ood cifar10=cifar10.npz?part=2/2 --val-ood auto"
+    "--test test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --val val.npz?part=2/2 "
+    "--ood-val cifar10=cifar10.npz?part=2/2 --ood-val auto"
 )
 MEMBERS = {
     "whole-avg@4": ["vit.st", "avg@4.st"],
@@ -127,7 +127,7 @@ class Study:
         """Cost and test AUROC for shares of the ID validation samples that go on, with the first member of the fit."""
         found = fit_cheapest_cascade(*self.sets["val", "val"], {}, SCORE, 1.0, self.costs)  # type: ignore[arg-type]
         assert found is not None
-        fitted = self.row(LOSSES[1], {"cifar10": self.sets["val_ood", "cifar10"][0]})
+        fitted = self.row(LOSSES[1], {"cifar10": self.sets["ood_val", "cifar10"][0]})
         member = found.cascade.member if fitted is None else fitted["member"]
         alone = samples_of(self.sets["val", "val"][0][member : member + 1], score=SCORE, pairs=False).score
         made = []
@@ -165,7 +165,7 @@ def main() -> None:
     studies = {}
     for name in MEMBERS:
         study = Study(name)
-        real = {"cifar10": study.sets["val_ood", "cifar10"][0]}
+        real = {"cifar10": study.sets["ood_val", "cifar10"][0]}
         full = {own: study.full.values[key] for own, key in KEYS.items()}
         rows = [study.row(allowed, real) for allowed in LOSSES]
         without = study.row(LOSSES[1], {})

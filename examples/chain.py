@@ -101,7 +101,7 @@ def run(study: Study) -> None:
     base, more = study.base, shlex.split(study.everywhere)
     if study.pretraining:
         base = f"{study.runs}/base.st"
-        data = ["--data", study.train, "--val", study.val]
+        data = ["--train", study.train, "--val", study.val]
         hydractl(
             "finetune", study.base, *data, *over(study.everywhere, study.pretraining), *again(study), "-o", base, "-q"
         )
@@ -121,7 +121,7 @@ def run(study: Study) -> None:
             models.append(f"ensemble-{kind}={'+'.join(members)}")
     ood = [word for spec in study.ood_test for word in ("--ood", spec)]
     measure = over(study.everywhere, study.evaluation)
-    hydractl("eval", *models, "--data", study.test, *ood, *measure, "-o", f"{study.runs}/eval.json")
+    hydractl("eval", *models, "--test", study.test, *ood, *measure, "-o", f"{study.runs}/eval.json")
     if study.timed:
         hydractl("bench", *models, *over(study.everywhere, study.bench), "-o", f"{study.runs}/bench.json")
         show(study.runs)
@@ -149,14 +149,14 @@ def deep(study: Study, base: str) -> list[str]:
     for seed in SEEDS[len(members) :]:
         members.append(f"{study.runs}/deep{seed}.st")
         how = [*over(study.everywhere, study.deep), "--seed", seed, *again(study)]
-        hydractl("finetune", study.base, "--data", study.train, "--val", study.val, *how, "-o", members[-1], "-q")
+        hydractl("finetune", study.base, "--train", study.train, "--val", study.val, *how, "-o", members[-1], "-q")
     return members
 
 
 def circuits(study: Study, base: str) -> list[str]:
     """Three members by what their circuits keep best: accuracy, OOD detection, both."""
     more = shlex.split(study.everywhere)
-    data = ["--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES)]
+    data = ["--val", study.val, "--ood-val", study.ood_val, "--objective", ",".join(OBJECTIVES)]
     how = ["--budget", str(study.remove), *over(study.everywhere, study.search)]
     if not all((study.runs / f"circuit.{objective}.json").exists() for objective in OBJECTIVES):
         hydractl("extract-circuit", base, *data, *how, *again(study), "-o", f"{study.runs}/circuit.json", "-q")
@@ -172,7 +172,7 @@ def tuned(study: Study, pruned: str, path: str) -> str:
     """The pruned member after fine-tuning, or as it is."""
     if not study.tuning:
         return pruned
-    data = ["--data", study.train, "--val", study.val]
+    data = ["--train", study.train, "--val", study.val]
     hydractl(
         "finetune",
         pruned,

@@ -27,7 +27,7 @@ from intervals import first_good_score
 from matplotlib.figure import Figure
 
 from hydractl.evaluation.predictions.reading import LogitsBatch, Predictions, read_predictions
-from hydractl.evaluation.sets import VAL, VAL_OOD
+from hydractl.evaluation.sets import OOD_VAL, VAL
 from hydractl.fusion.plan import plan_fusion
 from hydractl.metrics.bootstrap import Resampled, draw, mean_over_sets, paired_differences
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -74,21 +74,21 @@ KINDS = {
     "fashion": Kind(
         "vit.st",
         4,
-        "--data val.npz?part=1/2 --ood cifar10.npz?part=1/2 --limit 1000",
-        "--data test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --val val.npz?part=2/2 "
-        "--val-ood cifar10=cifar10.npz?part=2/2 --val-ood made=val.npz?ood=auto&part=2/2 --fit train.npz?part=1/11 "
+        "--val val.npz?part=1/2 --ood-val cifar10.npz?part=1/2 --limit 1000",
+        "--test test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --val val.npz?part=2/2 "
+        "--ood-val cifar10=cifar10.npz?part=2/2 --ood-val made=val.npz?ood=auto&part=2/2 --train train.npz?part=1/11 "
         "--batch-size 256",
-        "--data train.npz --val val.npz?part=1/2 --limit 6400 --epochs 1 --batch-size 64 --lr 5e-4",
-        "--data train.npz --val val.npz?part=1/2 --epochs 1 --batch-size 64 --lr 1e-3",
+        "--train train.npz --val val.npz?part=1/2 --limit 6400 --epochs 1 --batch-size 64 --lr 5e-4",
+        "--train train.npz --val val.npz?part=1/2 --epochs 1 --batch-size 64 --lr 1e-3",
     ),
     "clip": Kind(
         "clip.st",
         4,
-        "--data builtin:digits/val?part=1/2 --ood builtin:symbols?part=1/2 --limit 100 --tower visual",
-        "--data builtin:digits/test --ood letters:near=builtin:letters --ood photos:far=builtin:photos "
-        "--val builtin:digits/val?part=2/2 --val-ood symbols=builtin:symbols?part=2/2 "
-        "--val-ood made=builtin:digits/val?ood=auto&part=2/2 --fit builtin:digits/train --batch-size 256",
-        "--data builtin:digits/train --val builtin:digits/val?part=1/2 --epochs 3 --batch-size 32 --lr 2e-4",
+        "--val builtin:digits/val?part=1/2 --ood-val builtin:symbols?part=1/2 --limit 100 --tower visual",
+        "--test builtin:digits/test --ood letters:near=builtin:letters --ood photos:far=builtin:photos "
+        "--val builtin:digits/val?part=2/2 --ood-val symbols=builtin:symbols?part=2/2 "
+        "--ood-val made=builtin:digits/val?ood=auto&part=2/2 --train builtin:digits/train --batch-size 256",
+        "--train builtin:digits/train --val builtin:digits/val?part=1/2 --epochs 3 --batch-size 32 --lr 2e-4",
         more="--prompt 'The digit {label}.'",
     ),
 }
@@ -301,7 +301,7 @@ def study(kind: Kind) -> None:
     makers = {"pruned": maker.pruned_rows, "tuned": maker.tuned_rows}
     for name, made in (makers | ({"longer": maker.longer_rows} if kind.longer else {})).items():
         for row, found in predicted(kind, name, list(made())).items():
-            rows[row] = figures(row, measure_row(found, None, (VAL, VAL_OOD)), measure_row(found, None))
+            rows[row] = figures(row, measure_row(found, None, (VAL, OOD_VAL)), measure_row(found, None))
         write(rows)
 
 

@@ -29,7 +29,7 @@ def split(data: Path, folder: Path) -> None:
 
 def study(data: Path, folder: Path) -> Study:
     """Members as pruned, without fine-tuning, and the single model."""
-    training = "--epochs 2 --batch-size 64 --lr 2e-3 --warmup 0.05 --weight-decay 0.05"
+    training = "--epochs 2 --batch-size 64 --lr 2e-3 --weight-decay 0.05"
     return Study(
         runs=RUNS / "pruned",
         base=(

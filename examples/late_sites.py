@@ -23,11 +23,11 @@ from hydractl.studies.measured_rows import fitted_temperature, measure_row
 
 VAL = "val.npz?part=2/2"
 SETS = {
-    "choose": ["--data", VAL, "--ood", "cifar10=cifar10.npz?part=2/2", "--ood", "made=val.npz?ood=auto&part=2/2"],
-    "test": ["--data", "test.npz", "--ood", "cifar100:far=cifar100.npz", "--ood", "mnist:far=mnist.npz"],
+    "choose": ["--test", VAL, "--ood", "cifar10=cifar10.npz?part=2/2", "--ood", "made=val.npz?ood=auto&part=2/2"],
+    "test": ["--test", "test.npz", "--ood", "cifar100:far=cifar100.npz", "--ood", "mnist:far=mnist.npz"],
 }
-FITTED = ["--fit", "train.npz?part=1/11", "--ood-score", "all", "--allow-seen"]
-SEARCH = ["--data", "val.npz?part=1/2", "--limit", "1000", "--resume", "-q"]
+FITTED = ["--train", "train.npz?part=1/11", "--ood-score", "all", "--allow-seen"]
+SEARCH = ["--val", "val.npz?part=1/2", "--limit", "1000", "--resume", "-q"]
 STUDIED = ("single", "taylor", "circuits", "whole-avg@4", "whole-three@4")
 DEPTH, REMOVED = 6, 4
 LATE = {1: 3, 2: REMOVED, 3: REMOVED, 4: REMOVED, DEPTH: REMOVED}
@@ -48,7 +48,7 @@ def fused(name: str, *models: str) -> str:
 
 def made() -> dict[str, str]:
     """The models that the study has not made, by name."""
-    ood = ["--ood", "val.npz?ood=jigsaw&part=1/2", "--objective", ",".join(OBJECTIVES)]
+    ood = ["--ood-val", "val.npz?ood=jigsaw&part=1/2", "--objective", ",".join(OBJECTIVES)]
     if not Path("recipe/jigsaw.avg.json").exists():
         hydractl("extract-circuit", "vit.st", *SEARCH, *ood, "--budget", "8", "-o", "recipe/jigsaw.json")
     circuits = [member(f"jigsaw-{one}@8", f"recipe/jigsaw.{one}.json", 8) for one in OBJECTIVES]
@@ -61,7 +61,7 @@ def made() -> dict[str, str]:
     }
     for sites, count in LATE.items():
         numbers = ",".join(str(site) for site in range(DEPTH - sites, DEPTH))
-        search = ["--ood", "cifar10.npz?part=1/2", "--objective", "avg", "--budget", str(count), "--sites", numbers]
+        search = ["--ood-val", "cifar10.npz?part=1/2", "--objective", "avg", "--budget", str(count), "--sites", numbers]
         circuit = f"recipe/late{sites}.json"
         hydractl("extract-circuit", "vit.st", *SEARCH, *search, "-o", circuit)
         models[f"late{sites}"] = fused(f"late{sites}", "vit.st", member(f"late{sites}.pruned", circuit, count))

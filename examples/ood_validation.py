@@ -17,13 +17,13 @@ from chain import hydractl
 from intervals import difference, markdown, mult_adds, rows_of, value_at
 
 from hydractl.data import open_data
-from hydractl.data.pseudo_ood import KINDS
+from hydractl.data.pseudo_ood import PSEUDO_OOD_KINDS
 
 
 def sources(val: str, real: list[str]) -> dict[str, str]:
     """The OOD validation sets by name: nothing but accuracy, those that fit the data, all of them mixed, real ones."""
     kind = open_data(val, limit=2).kind
-    made = [name for name, one in KINDS.items() if one.samples == kind]
+    made = [name for name, one in PSEUDO_OOD_KINDS.items() if one.samples == kind]
     sign = "&" if "?" in val else "?"
     named = dict(text.split("=", 1) for text in real)
     return {name: f"{val}{sign}ood={name}" for name in [*made, "auto"]} | named
@@ -46,7 +46,7 @@ def main() -> None:
     models, gains = [f"single={asked.model}"], {}
     for name, spec in sources(asked.val, asked.real).items():
         circuit, pruned, fused = (f"{asked.runs}/{name}.{ending}" for ending in ("json", "st", "fused.st"))
-        data = ["--data", asked.val, "--ood", spec, "--budget", asked.budget, "--resume"]
+        data = ["--val", asked.val, "--ood-val", spec, "--budget", asked.budget, "--resume"]
         hydractl("extract-circuit", asked.model, *data, *shlex.split(asked.search), "-q", "-o", circuit)
         hydractl("prune", asked.model, "--circuit", circuit, "-q", "-o", pruned)
         hydractl("fuse", asked.model, pruned, "-q", "-o", fused)
@@ -55,7 +55,7 @@ def main() -> None:
         gains[name] = [one["two_u"] / (2 * one["n_id"] * one["n_ood"]) for one in (found["base"], found["removed"][-1])]
     sets = [word for spec in asked.ood for word in ("--ood", spec)]
     evaluation = asked.runs / "eval.json"
-    hydractl("eval", *models, "--data", asked.data, *sets, *shlex.split(asked.evaluation), "-q", "-o", str(evaluation))
+    hydractl("eval", *models, "--test", asked.data, *sets, *shlex.split(asked.evaluation), "-q", "-o", str(evaluation))
     rows = rows_of(evaluation)
     names = list(rows[0]["ood"])
     keys = ("id.accuracy", *(f"ood.{name}.auroc" for name in names), "ood_avg.auroc")

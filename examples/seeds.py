@@ -54,7 +54,7 @@ class Recipe:
 FASHION_MNIST = Recipe(
     training=fashion_mnist.TRAINING,
     study=f"{fashion_mnist.STUDY} --no-timed",
-    tests="--data test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --fit 'train.npz?part=1/11'",
+    tests="--test test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --train 'train.npz?part=1/11'",
 )
 CIFAR10_MODEL = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=32&patch_size=8"
@@ -64,14 +64,14 @@ CIFAR10_TESTS = "--ood 'cifar100:near=cifar100.npz?without=254' --ood mnist:far=
 """OOD test sets. One image of CIFAR-100 is a training image of CIFAR-10, which a study refuses to test on."""
 CIFAR10 = Recipe(
     training=(
-        f"finetune '{CIFAR10_MODEL}' --data train.npz --val val.npz --epochs 12 --batch-size 64 --lr 1e-3 "
-        "--warmup 0.05 --weight-decay 0.05 --augment flip --resume"
+        f"finetune '{CIFAR10_MODEL}' --train train.npz --val val.npz --epochs 12 --batch-size 64 --lr 1e-3 "
+        "--weight-decay 0.05 --augment flip --resume"
     ),
     study=(
-        "--data train.npz --val val.npz --ood-val fashion=fashion.npz --ood-val made=auto --test test.npz "
+        "--train train.npz --val val.npz --ood-val fashion=fashion.npz --ood-val made=auto --test test.npz "
         f"{CIFAR10_TESTS} --search-samples 1000 --no-timed"
     ),
-    tests=f"--data test.npz {CIFAR10_TESTS} --fit 'train.npz?part=1/10'",
+    tests=f"--test test.npz {CIFAR10_TESTS} --train 'train.npz?part=1/10'",
 )
 
 

@@ -47,7 +47,7 @@ def circuits(study: Study, shared: int) -> list[str]:
     base, common = f"{study.runs}/base.st", f"{study.runs}/circuit.avg.json"
     if not all((folder / f"circuit.{o}.json").exists() for o in OBJECTIVES):
         folder.mkdir(parents=True, exist_ok=True)
-        data = ["--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES)]
+        data = ["--val", study.val, "--ood-val", study.ood_val, "--objective", ",".join(OBJECTIVES)]
         how = ["--share-from", common, "--share-sites", str(shared), *shlex.split(study.search), "--resume", "-q"]
         hydractl("extract-circuit", base, *data, "--budget", str(study.remove), *how, "-o", f"{folder}/circuit.json")
     for objective in OBJECTIVES:
@@ -158,7 +158,7 @@ def main() -> None:
             models.append(f"{kind}-{shared}={fused}")
     ood = [word for spec in study.ood_test for word in ("--ood", spec)]
     evaluation = RUNS / "eval.json"
-    hydractl("eval", *models, "--data", study.test, *ood, *shlex.split(study.evaluation), "-o", str(evaluation))
+    hydractl("eval", *models, "--test", study.test, *ood, *shlex.split(study.evaluation), "-o", str(evaluation))
     rows = {row["name"]: row for row in rows_of(evaluation)}
     show(rows, overlaps)
     draw(rows, asked.figure)

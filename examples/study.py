@@ -23,11 +23,11 @@ MODEL = (
     "&embed_dim=64&depth=6&num_heads=4&mlp_ratio=2&num_classes=10"
 )
 TRAINING = (
-    f"finetune '{MODEL}' --data train.npz --val val.npz --epochs 4 --batch-size 64 --lr 2e-3 --warmup 0.05 "
+    f"finetune '{MODEL}' --train train.npz --val val.npz --epochs 4 --batch-size 64 --lr 2e-3 "
     "--weight-decay 0.05 --resume"
 )
 STUDY = (
-    "--data train.npz --val val.npz --ood-val cifar10=cifar10.npz --ood-val made=auto --test test.npz "
+    "--train train.npz --val val.npz --ood-val cifar10=cifar10.npz --ood-val made=auto --test test.npz "
     "--ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --search-samples 1000"
 )
 

@@ -55,7 +55,7 @@ def main() -> None:
             ood_val=arguments.ood_val,
             ood_test=arguments.ood,
             remove=arguments.remove,
-            pretraining="--epochs 30 --lr 1e-3 --warmup 0.1 --weight-decay 0.05" if arguments.small else "",
+            pretraining="--epochs 30 --lr 1e-3 --config '{warmup: 0.1}' --weight-decay 0.05" if arguments.small else "",
             everywhere=shlex.join(asked),
             samples=128 if arguments.small else 512,
             scoring="--tower visual",

@@ -12,16 +12,20 @@ from hydractl import errors
 from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
-    from hydractl.api.models import HydraModel, Model, load, open, save
-    from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Push, Scores, Study
+    from hydractl.api.models import Calibrated, HydraModel, Model, load, open, save
+    from hydractl.api.progress import show_progress
+    from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Exports, Push, Scores, Study
     from hydractl.api.verbs import (
+        available,
         bench,
+        calibrate,
         evaluate,
         export,
         extract_circuit,
         finetune,
         fuse,
         laplace,
+        make_report,
         prune,
         push,
         score,
@@ -30,17 +34,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Benchmark",
+    "Calibrated",
     "Circuit",
     "Circuits",
     "Document",
     "Evaluation",
+    "Exports",
     "HydraModel",
     "Model",
     "Push",
     "Scores",
     "Study",
     "__version__",
+    "available",
     "bench",
+    "calibrate",
     "errors",
     "evaluate",
     "export",
@@ -49,28 +57,35 @@ __all__ = [
     "fuse",
     "laplace",
     "load",
+    "make_report",
     "open",
     "prune",
     "push",
     "save",
     "score",
+    "show_progress",
     "study",
 ]
-_RESULTS = ("Benchmark", "Circuit", "Circuits", "Document", "Evaluation", "Push", "Scores", "Study")
-_MODELS = ("HydraModel", "Model", "load", "open", "save")
+_RESULTS = ("Benchmark", "Circuit", "Circuits", "Document", "Evaluation", "Exports", "Push", "Scores", "Study")
+_MODELS = ("Calibrated", "HydraModel", "Model", "load", "open", "save")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Torch is imported with it, which takes seconds: `hydractl --help` must not wait for it.
     from importlib import import_module
 
+    if name not in __all__:
+        verb = import_module("hydractl.settings.registry").verb_called(name)
+        if verb is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module("hydractl.api.verbs").function_of_verb(verb)
+    # Torch is imported with it, which takes seconds: `hydractl --help` must not wait for it.
     home = "verbs"
     if name in _RESULTS:
         home = "results"
     elif name in _MODELS:
         home = "models"
+    elif name == "show_progress":
+        home = "progress"
     return getattr(import_module(f"hydractl.api.{home}"), name)
 
 

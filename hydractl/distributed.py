@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.errors import HydraError, UsageError
 from hydractl.log import Log
@@ -36,7 +36,7 @@ class Processes:
     size = 1
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in the order of their ranks, in every process.
+        """Return the values of all processes, in the order of their ranks, in every process.
 
         All processes call it equally often, and each waits for the last.
 
@@ -59,7 +59,7 @@ class Processes:
         """
 
     def exchanging(self) -> AbstractContextManager[None]:
-        """Around what exchanges tensors by torch's own means.
+        """Return the context for what exchanges tensors by torch's own means.
 
         Raises:
             HydraError: as of :meth:`gather`.
@@ -67,8 +67,10 @@ class Processes:
         return contextlib.nullcontext()
 
     def quieted(self, log: Log) -> Log:
-        """The log as it is in rank 0, one that is silent in the others: warnings too would come once for each."""
-        return log if self.rank == 0 else Log()
+        """Return the log in rank 0 and a silent one in the others, whose warnings would repeat those of rank 0."""
+        if self.rank == 0:
+            return log
+        return Log()
 
     def close(self) -> None:
         """Leave the others; closing again is safe."""
@@ -81,9 +83,9 @@ class Processes:
 
 
 def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
-    """The processes that ``torchrun`` started this one among, by its environment; without it one, and no torch.
+    """Return the processes that ``torchrun`` started this one among, by its environment; without it one, and no torch.
 
-    To be called before torch is imported: only then does torch keep what it says about lost connections to itself.
+    It must be called before torch is imported: only then does torch keep to itself what it says of lost connections.
 
     Args:
         timeout_s: how long to wait for the others, in seconds. It must be more than one of them may take longer than
@@ -104,7 +106,8 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     backend = "cpu:gloo,cuda:nccl" if nccl and torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
-        store = next(torch.distributed.rendezvous("env://", rank, size, timeout=timeout))[0]
+        meeting = torch.distributed.rendezvous("env://", rank, size, timeout=timeout)
+        store, _, _ = next(meeting)
         # torchrun may keep its store when it starts all processes again, with the addresses of those that have gone.
         store = torch.distributed.PrefixStore(f"restart {_restarts()}", store)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -118,16 +121,17 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
 
 
 def alone() -> bool:
-    """Whether this process is no part of a team that ``torchrun`` started.
+    """Return whether this process is no part of a team that ``torchrun`` started.
 
     Raises:
         UsageError: for an environment that makes no sense.
     """
-    return _place()[1] == 1
+    _, size = _place()
+    return size == 1
 
 
 def restarted() -> bool:
-    """Whether ``torchrun --max-restarts`` has started this process again, after one of a team had failed."""
+    """Return whether ``torchrun --max-restarts`` has started this process again, after one of a team had failed."""
     return _restarts() not in ("", "0")
 
 
@@ -136,24 +140,37 @@ def _restarts() -> str:
 
 
 def local_device(device: str) -> str:
-    """The device of this process: ``cuda`` and ``auto`` are a GPU of its own for each process of a machine.
+    """Return the device of this process: for ``cuda`` and ``auto`` a GPU of its own for each process of a machine.
 
     Raises:
         UsageError: for more processes than GPUs.
     """
-    if device not in ("cuda", "auto") or _place()[1] == 1:
+    if device not in ("cuda", "auto") or alone():
         return device
     import torch
 
-    index, there = _number("LOCAL_RANK"), torch.cuda.device_count()
-    if not there:
+    index = _number("LOCAL_RANK")
+    gpus = torch.cuda.device_count()
+    if not gpus:
         return device
-    if index >= there:
+    if index >= gpus:
         raise UsageError(
-            f"process {index} has no GPU of its own: there are {there}",
-            hint=f"start {there} processes on this machine, or give --device cpu",
+            f"process {index} has no GPU of its own: there are {gpus}",
+            hint=f"start {gpus} processes on this machine, or give --device cpu",
         )
     return f"cuda:{index}"
+
+
+class _Message(NamedTuple):
+    """What one process sends.
+
+    Attributes:
+        length: bytes of its value.
+        data: the value as JSON, cut or filled with zeros to the room that there is.
+    """
+
+    length: int
+    data: bytes
 
 
 class _Group(Processes):
@@ -167,16 +184,16 @@ class _Group(Processes):
 
     def gather(self, value: Any) -> list[Any]:
         data = _encode(value)
-        parts = self._exchange(data)
-        longest = max(length for length, _ in parts)
+        messages = self._exchange(data)
+        longest = max(message.length for message in messages)
         if longest > self._room:
             # All see the same lengths, so all make the same room, and it is enough the next time.
             self._room = 2 * longest
-            parts = self._exchange(data)
-        return [json.loads(part[:length]) for length, part in parts]
+            messages = self._exchange(data)
+        return [json.loads(message.data[: message.length]) for message in messages]
 
-    def _exchange(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The length of each process's value, and as much of it as there is room for, in one collective."""
+    def _exchange(self, data: bytes) -> list[_Message]:
+        """Return the value of each process, as much of it as there is room for, by one collective."""
         import torch
         import torch.distributed
 
@@ -185,8 +202,12 @@ class _Group(Processes):
         mine[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         theirs = [torch.empty_like(mine) for _ in range(self.size)]
         self._finish(torch.distributed.all_gather, theirs, mine)
-        received = [message.numpy().tobytes() for message in theirs]
-        return [(int.from_bytes(message[:_LENGTH], "big"), message[_LENGTH:]) for message in received]
+        messages = []
+        for tensor in theirs:
+            received = tensor.numpy().tobytes()
+            length = int.from_bytes(received[:_LENGTH], "big")
+            messages.append(_Message(length, received[_LENGTH:]))
+        return messages
 
     def add(self, numbers: Tensor) -> None:
         import torch.distributed
@@ -208,7 +229,8 @@ class _Group(Processes):
         try:
             yield
         except RuntimeError as error:
-            if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+            is_of_connection = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+            if not is_of_connection:
                 raise
             self.close()
             hint = "run the same command with --resume"
@@ -239,7 +261,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _place() -> tuple[int, int]:
-    """The rank of this process and the number of processes."""
+    """Return the rank of this process and the number of processes."""
     if os.environ.get("WORLD_SIZE", "") in ("", "1"):
         return 0, 1
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
@@ -248,7 +270,8 @@ def _place() -> tuple[int, int]:
             f"WORLD_SIZE is set, but not {', '.join(missing)}",
             hint="start several processes with torchrun, or unset WORLD_SIZE",
         )
-    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    rank = _number("RANK")
+    size = _number("WORLD_SIZE")
     if rank >= size:
         raise UsageError(f"RANK is {rank}, but WORLD_SIZE {size}", hint="ranks count from 0")
     return rank, size
@@ -256,6 +279,7 @@ def _place() -> tuple[int, int]:
 
 def _number(name: str) -> int:
     text = os.environ.get(name, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    if not is_number:
         raise UsageError(f"{name} is {text!r}, not a number", hint="torchrun sets it")
     return int(text)

@@ -18,12 +18,14 @@ _DEEPEST = 64
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """A value of an untrusted file as it stands in a message: escaped, and cut where it is long."""
+    """Return a value of an untrusted file as it stands in a message: escaped, and cut where it is long."""
     try:
         text = repr(value)
     except RecursionError:
         text = f"a nested {type(value).__name__}"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    if len(text) <= limit:
+        return text
+    return text[: limit - 3] + "..."
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
@@ -67,9 +69,8 @@ def parse_json(text: str | bytes, origin: str) -> Any:
             raise RecursionError
         return document
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{origin} is not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}"
-        ) from None
+        problem = error.msg.removesuffix(" at")
+        raise InputError(f"{origin} is not JSON: {problem} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise InputError(f"{origin} is nested too deeply to be a hydractl file") from None
     except UnicodeEncodeError:
@@ -79,7 +80,7 @@ def parse_json(text: str | bytes, origin: str) -> Any:
 
 
 def _is_deeper(document: Any, most: int) -> bool:
-    """Whether lists and objects lie more than so many deep in each other."""
+    """Return whether lists and objects are nested more than so many levels deep."""
     level = [document]
     for _ in range(most + 1):
         inner: list[Any] = []
@@ -132,7 +133,7 @@ def read_json_file(path: str | Path) -> Any:
 
 
 def canonical_json(document: Any) -> str:
-    """The one JSON text of a document: sorted keys, no spaces, no NaN."""
+    """Return a document as JSON in its only spelling: sorted keys, no spaces, no NaN."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -147,7 +148,8 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
     lines = []
     keys_gone = [key for key in there if key not in now]
     for key in (*now, *keys_gone):
-        if key in there and key in now and canonical_json(there[key]) == canonical_json(now[key]):
+        in_both = key in there and key in now
+        if in_both and canonical_json(there[key]) == canonical_json(now[key]):
             continue
         before = shown(there[key]) if key in there else "nothing"
         after = shown(now[key]) if key in now else "nothing"
@@ -159,9 +161,15 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
 
 
 def json_bytes(document: Any) -> bytes:
-    """A JSON document as the bytes hydractl writes: UTF-8, two spaces, keys in the given order, no NaN.
+    """Return a JSON document as the bytes hydractl writes: UTF-8, two spaces, keys in the given order, no NaN.
 
     A file name that is not UTF-8 holds half characters: they are spelled as ``\\udcff``, for no reader takes them.
     """
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    return (_HALF.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text) + "\n").encode("utf-8")
+    written = _HALF.sub(_spelled, text)
+    return f"{written}\n".encode()
+
+
+def _spelled(half: re.Match[str]) -> str:
+    """Return half a character spelled out behind a backslash, which JSON writes twice."""
+    return f"\\\\u{ord(half[0]):04x}"

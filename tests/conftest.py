@@ -39,6 +39,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # is imported after this file, and by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", THREADS)
 
+# What reaches the disk counts when the machine fails, which no test makes it do; to wait for it takes milliseconds a
+# file. That it is asked for, and in which order, is seen in files/test_atomic.py.
+os.fsync = os.fstat  # type: ignore[assignment]
+
 # Before torch is imported, too. See TESTS_ROUNDING there.
 rounding.start()
 

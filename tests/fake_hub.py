@@ -34,7 +34,10 @@ class Hub:
     def sha(self, repo: str, number: int = -1) -> str:
         """The name of a commit: a hash of its place and its files."""
         number %= len(self.commits[repo])
-        text = repr((repo, number, sorted((n, hashlib.sha256(b).hexdigest()) for n, b in self.files(repo, number))))
+        digests = []
+        for name, content in self.files(repo, number):
+            digests.append((name, hashlib.sha256(content).hexdigest()))
+        text = repr((repo, number, digests))
         return hashlib.sha1(text.encode()).hexdigest()
 
     def files(self, repo: str, number: int = -1) -> list[tuple[str, bytes]]:

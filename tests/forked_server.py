@@ -26,7 +26,9 @@ from hydractl.cli.app import main
 PRELOADED = (
     *("hydractl.evaluation.measuring", "hydractl.families.timm", "hydractl.verbs.bench", "hydractl.verbs.eval"),
     *("hydractl.verbs.extract_circuit", "hydractl.verbs.finetune", "hydractl.verbs.fuse", "hydractl.verbs.prune"),
-    *("hydractl.verbs.score", "open_clip", "transformers.models.bert.modeling_bert"),
+    *("hydractl.verbs.info", "hydractl.verbs.score", "hydractl.families.hf", "hydractl.report.pictures"),
+    *("open_clip", "transformers.models.bert.modeling_bert", "matplotlib.backends.backend_agg"),
+    *("matplotlib.backends.backend_svg", "PIL.ImageFile", "pydantic.type_adapter", "rich.table"),
 )
 
 
@@ -71,6 +73,7 @@ def tell(asking: socket.socket, number: int) -> None:
 
 def serve(path: str) -> None:
     """Fork a copy for every request, and answer with its id, and with its exit code when it has ended."""
+    os.fsync = os.fstat  # type: ignore[assignment]  # as in conftest.py
     ended, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)

@@ -47,8 +47,8 @@ MUTATIONS = (
     Mutation(
         "ties among heads",
         "hydractl/heads/selection.py",
-        "return sorted(heads, key=lambda head:",
-        "return sorted(reversed(list(heads)), key=lambda head:",
+        "return sorted(heads, key=importance)",
+        "return sorted(reversed(list(heads)), key=importance)",
         "tests/heads/test_selection.py",
     ),
     Mutation(
@@ -61,8 +61,8 @@ MUTATIONS = (
     Mutation(
         "a candidate given up that another machine may prefer",
         "hydractl/circuit/winners.py",
-        "        surely = surest_standing(objective, trial)\n",
-        "        surely = highest_standing(objective, trial)\n",
+        "        sure = surest_standing(objective, trial)\n",
+        "        sure = highest_standing(objective, trial)\n",
         "tests/circuit/test_winners.py",
     ),
     Mutation(
@@ -146,8 +146,8 @@ MUTATIONS = (
     Mutation(
         "a row without heads",
         "hydractl/studies/rows.py",
-        "return min(max(1, round(part * self.total)), self.total - 1)",
-        "return min(max(1, round(part * self.total)), self.total)",
+        "return min(about, self.total - 1)",
+        "return min(about, self.total)",
         "tests/studies/test_steps.py",
     ),
     # --- training -----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ MUTATIONS = (
     Mutation(
         "the last cycle",
         "hydractl/methods/snapshots.py",
-        "return start, min(self.steps_per_cycle, self.length.total - start)",
+        "return start, min(self.steps_per_cycle, steps_left)",
         "return start, self.steps_per_cycle",
         "tests/methods/test_snapshots.py -k cycles",
     ),
@@ -210,7 +210,7 @@ MUTATIONS = (
     Mutation(
         "a state whose tensors changed places",
         "hydractl/training/checkpointing.py",
-        '        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\\n".encode())\n',
+        "        digest.update(title.encode())\n",
         "",
         "tests/training/test_resume.py -k damaged",
     ),
@@ -310,8 +310,8 @@ MUTATIONS = (
     Mutation(
         "the rounding of a mixture",
         "hydractl/data/pseudo_ood.py",
-        "(pixels.astype(np.uint16) + other + 1) // 2",
-        "(pixels.astype(np.uint16) + other) // 2",
+        "return ((total + 1) // 2).astype(np.uint8)",
+        "return (total // 2).astype(np.uint8)",
         "tests/data/test_pseudo_ood.py",
     ),
     Mutation(
@@ -320,6 +320,77 @@ MUTATIONS = (
         "        if fortran:\n            return None\n",
         "",
         "tests/data/test_arrays.py",
+    ),
+    # --- choosing, data in memory, options ----------------------------------------------------------------------------
+    Mutation(
+        "near ties of scores",
+        "hydractl/evaluation/choosing.py",
+        "if best - mean < NEAR_TIE]",
+        "if best - mean <= 0]",
+        "tests/evaluation/test_calibrate.py",
+    ),
+    Mutation(
+        "the threshold of another score than the one chosen",
+        "hydractl/evaluation/choosing.py",
+        "fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen), read)",
+        "fitted = fit_on_validation(model, sets, options.fit, RowScores(scores.leading), read)",
+        "tests/evaluation/test_calibrate.py",
+    ),
+    Mutation(
+        "labels that a data set changes when it is read",
+        "hydractl/data/held.py",
+        'changes_labels = getattr(dataset, "target_transform", None) is not None',
+        "changes_labels = False",
+        "tests/api/test_data_in_memory.py",
+    ),
+    Mutation(
+        "class names of a torch data set",
+        "hydractl/data/held.py",
+        "return HeldSamples(samples, labels, list(names))",
+        "return HeldSamples(samples, labels)",
+        "tests/api/test_data_in_memory.py",
+    ),
+    Mutation(
+        "a shared name before the name it has now",
+        "hydractl/settings/suggestions.py",
+        "_ALIKE = 0.65",
+        "_ALIKE = 0.5",
+        "tests/settings/test_suggestions.py",
+    ),
+    Mutation(
+        "the format that an ending names",
+        "hydractl/settings/exporting.py",
+        "            if name.endswith(ending):\n                return kind\n",
+        "            if name.endswith(ending):\n                break\n",
+        "tests/exports/test_export.py",
+    ),
+    Mutation(
+        "the interval of a small share",
+        "hydractl/metrics/confidence.py",
+        "spread / (4 * total))",
+        "spread / (2 * total))",
+        "tests/metrics/test_confidence.py",
+    ),
+    Mutation(
+        "a range that an argument of a method has",
+        "hydractl/methods/base.py",
+        "if self.at_least is not None and value < self.at_least:",
+        "if self.at_least is not None and value < 0:",
+        "tests/methods/test_arguments.py",
+    ),
+    Mutation(
+        "a progress bar that a program asked to be silent",
+        "hydractl/api/progress.py",
+        "    if _asked is not None:\n        return _asked\n",
+        "    if _asked:\n        return True\n",
+        "tests/api/test_progress.py",
+    ),
+    Mutation(
+        "a requirement of the last row that is reported",
+        "hydractl/verbs/report.py",
+        "unmet = unmet_in(rows, settings.requirements(), skip_first=False)\n    names",
+        "unmet = unmet_in(rows[:-1], settings.requirements(), skip_first=False)\n    names",
+        "tests/report/test_eval_runs.py",
     ),
 )
 
@@ -343,9 +414,10 @@ def is_caught(mutation: Mutation) -> bool:
         folder = Path(temporary)
         for name in COPIED:
             source = ROOT / name
-            copy = shutil.copytree if source.is_dir() else shutil.copy2
-            options = {"ignore": LEFT_OUT} if source.is_dir() else {}
-            copy(source, folder / name, **options)
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=LEFT_OUT)
+            else:
+                shutil.copy2(source, folder / name)
         mutated(mutation, folder)
         command = f'"{sys.executable}" -m pytest -n 0 -x -p no:cacheprovider {mutation.tests}'
         environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
@@ -353,18 +425,23 @@ def is_caught(mutation: Mutation) -> bool:
             command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
         )
     if done.returncode not in (0, 1):  # no test was run, or pytest itself failed
-        sys.exit(f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        said = done.stdout[-2000:] + done.stderr[-2000:]
+        sys.exit(f"{mutation.name}: pytest ended with {done.returncode}\n{said}")
     return done.returncode == 1
 
 
 def main(words: list[str]) -> int:
     """Try the defects, and name those that survive. Returns how many they are."""
-    chosen = [one for one in MUTATIONS if not words or any(word in one.name for word in words)]
+    chosen = MUTATIONS
+    if words:
+        chosen = tuple(mutation for mutation in MUTATIONS if any(word in mutation.name for word in words))
     survivors = 0
     for mutation in chosen:
         caught = is_caught(mutation)
-        survivors += not caught
-        print(f"{'caught' if caught else 'SURVIVED'}: {mutation.name} ({mutation.tests})", flush=True)
+        if not caught:
+            survivors += 1
+        answer = "caught" if caught else "SURVIVED"
+        print(f"{answer}: {mutation.name} ({mutation.tests})", flush=True)
     print(f"{len(chosen) - survivors} of {len(chosen)} caught")
     return survivors
 

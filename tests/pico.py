@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors
+from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.heads.mask import Head, HeadMask
 from hydractl.model.source import Source, open_source, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
@@ -577,8 +577,27 @@ def logits(model: Any, batch: Any) -> torch.Tensor:
 
 def mask_of(source: Source, kept: Sequence[Sequence[int]]) -> HeadMask:
     """A mask from the kept heads of each site."""
-    heads = {s.path: s.heads for s in source.sites}
-    return HeadMask(heads, {path: tuple(k) for path, k in zip(heads, kept, strict=True)})
+    heads = {site.path: site.heads for site in source.sites}
+    kept_at = {site.path: tuple(numbers) for site, numbers in zip(source.sites, kept, strict=True)}
+    return HeadMask(heads, kept_at)
+
+
+def removed_heads(kept: Mapping[str, Sequence[int]], heads: int = 3) -> list[Head]:
+    """The heads that are not kept, of sites that have as many each."""
+    removed = []
+    for path, numbers in kept.items():
+        removed += [(path, head) for head in range(heads) if head not in numbers]
+    return removed
+
+
+def same_tensors(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    """Whether both hold the same names and, under each, the same bits."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def tensors_of(source: TensorSource) -> dict[str, torch.Tensor]:
+    """All tensors of a file, or of what stands for one."""
+    return {name: source.read(name) for name in source.names()}
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -62,31 +62,31 @@ prune model --method random --keep 1 --seed 2 --layout zeroed -o r2.st
 prune model --mask a.mask.json -o zeroed/
 prune model --method magnitude --keep 2 --share-sites 1 --with a.mask.json -o shared.st
 prune a.st --method magnitude --keep 1 --scope site -o twice.st
-extract-circuit model --data val.X --ood ood.X --objective acc,ood,avg --keep 2 -o circuit.json --dry-run --json
-extract-circuit model --data val.X --ood ood.X --objective acc,ood,avg --keep 2 -o circuit.json
-extract-circuit model --data val.X --algorithm headmap --keep 2 -o headmap.json
-extract-circuit model --data val.X --objective nll,brier --budget 2 -o loss.json --no-bounds
-extract-circuit model --data val.X --ood ood.X --approx lazy:2 --budget 2 --check-against circuit.avg.json
-extract-circuit model --data val.X --ood ood.X --ood-score energy --sites 1-2 --start-mask a.mask.json --budget 4 \
+extract-circuit model --val val.X --ood-val ood.X --objective acc,ood,avg --keep 2 -o circuit.json --dry-run --json
+extract-circuit model --val val.X --ood-val ood.X --objective acc,ood,avg --keep 2 -o circuit.json
+extract-circuit model --val val.X --algorithm headmap --keep 2 -o headmap.json
+extract-circuit model --val val.X --objective nll,brier --budget 2 -o loss.json --no-bounds
+extract-circuit model --val val.X --ood-val ood.X --approx lazy:2 --budget 2 --check-against circuit.avg.json
+extract-circuit model --val val.X --ood-val ood.X --ood-score energy --sites 1-2 --start-mask a.mask.json --budget 4 \
   -o s.json
 prune model --circuit circuit.avg.json --keep 2 -o c.st
 prune model --circuit circuit.acc.json --sample-from 3 --remove 2 --seed 1 -o c1.st
-finetune a.st --data train.X --steps 3 --batch-size 4 -o a.tuned.st --log beside
-finetune a.st --data train.X --val val.X --epochs 2 --lr 0.001 -o a.best.st --json
-finetune a.st --data train.X --steps 2 --lora 2,4 -o a.lora.st
-finetune a.st --data train.X --steps 2 --optimizer sgd --train-last 1 -o last.st
-finetune a.st --data train.X --epochs 1 -o dry.st --dry-run --json
+finetune a.st --train train.X --steps 3 --batch-size 4 -o a.tuned.st --log beside
+finetune a.st --train train.X --val val.X --epochs 2 --lr 0.001 -o a.best.st --json
+finetune a.st --train train.X --steps 2 --ensemble lora:2,4 -o a.lora.st
+finetune a.st --train train.X --steps 2 --optimizer sgd --train-last 1 -o last.st
+finetune a.st --train train.X --epochs 1 -o dry.st --dry-run --json
 fuse a.st b.st c.st -o hydra.st --json
 fuse a.st r1.st --merge none -o none.st
 fuse a.st r1.st --merge mlp,norm -o part.st
 fuse a.st r1.st -o dry.st --dry-run --json
-eval one=model hydra.st seq=a.st+b.st --data test.X --ood near:near=near.X --ood far:far=far.X -o eval.json
-eval hydra.st --data test.X --ood far=far.X --ood-score mi --predictions hydra.pred.st -o mi.eval.json
+eval one=model hydra.st seq=a.st+b.st --test test.X --ood near:near=near.X --ood far:far=far.X -o eval.json
+eval hydra.st --test test.X --ood far=far.X --ood-score mi --predictions hydra.pred.st -o mi.eval.json
 eval hydra.pred.st --ood-score entropy --bootstrap 20 --json
-eval one=model hydra.st --data test.X --dry-run --json
+eval one=model hydra.st --test test.X --dry-run --json
 bench model hydra.st --batch-size 1,2 --rounds 2 --warmup 0 -o bench.json --json
-bench --from fixed.json --plot bench.svg
-bench --from fixed.json --json
+report fixed.json --plots bench.svg
+report fixed.json --json
 --info a.mask.json b.mask.json c.mask.json --json
 --info a.st b.st --json
 """
@@ -97,57 +97,59 @@ score model --method cahp --data cal.X -o cahp.scores.json
 prune model --method cahp --data cal.X -o cahp.st
 prune model --method gate --keep 2 --data cal.X --order sequential -o gate.st
 prune model --method magnitude --keep 2
-extract-circuit model --data val.X --ood ood.X --share-from circuit.avg.json --share-sites 1 --keep 2 -o share.json
-finetune a.st --data train.X --epochs 2 --snapshots 2 -o snap.st
-finetune a.st --data train.X --steps 2 --batch-ensemble 0.1 -o batch.st
-finetune a.st --data train.X --steps 2 --members 2 -o deep.st
-finetune a.st r1.st --data train.X --val val.X --steps 2 --lr 0.01,0.001 -o tuned/ --json
-finetune a.st --data train.X --steps 2 --init head --reset-head --label-smoothing 0.1 --freeze norm -o head.st
-finetune a.st --data train.X --recipe default --epochs 1 --dropout 0.1 --accumulate 2 -o recipe.st
+extract-circuit model --val val.X --ood-val ood.X --share-from circuit.avg.json --share-sites 1 --keep 2 -o share.json
+finetune a.st --train train.X --epochs 2 --ensemble snapshots:2 -o snap.st
+finetune a.st --train train.X --steps 2 --ensemble batch-ensemble:0.1 -o batch.st
+finetune a.st --train train.X --steps 2 --ensemble deep:2 -o deep.st
+finetune a.st r1.st --train train.X --val val.X --steps 2 --lr 0.01,0.001 -o tuned/ --json
+finetune a.st --train train.X --steps 2 --init head --reset-head --config '{label_smoothing: 0.1}' \
+  --freeze norm -o head.st
+finetune a.st --train train.X --recipe default --epochs 1 --dropout 0.1 --accumulate 2 -o recipe.st
 fuse a.st deep.0.st deep.1.st -o tuned-hydra.st
-fuse hydra.st --export onnx,pt2 --json
-eval one=model h=hydra.st --data test.X --ood far:far=far.X --bootstrap 20 -o r.json --report r.html \
-  --plots p --card h.md
-eval hydra.st --data test.X --val val.X --val-ood o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 \
-  --calibrated cal.st --allow-seen -o cal.eval.json
-eval cal.st --data test.X --ood far=far.X --predictions cal.jsonl -o applied.json
-eval cal.st --data test.X --temperature none --threshold 0.5 --predictions cal.csv --json
-eval hydra.st --data test.X --val val.X --temperature vector --conformal 0.2 --conformal-score aps \
+export hydra.st --format onnx,pt2 --json
+eval one=model h=hydra.st --test test.X --ood far:far=far.X --bootstrap 20 -o r.json
+report r.json --html r.html --plots p --card h.md
+eval hydra.st --test test.X --val val.X --ood-val o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 \
+  --allow-seen -o cal.eval.json
+calibrate hydra.st --val val.X --ood-val o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 -o cal.st --json
+eval cal.st --test test.X --ood far=far.X --predictions cal.jsonl -o applied.json
+eval cal.st --test test.X --temperature none --threshold 0.5 --predictions cal.csv --json
+eval hydra.st --test test.X --val val.X --temperature vector --conformal 0.2 --conformal-score aps \
   --threshold id:0.1 --json
-eval a.st --data test.X --ood far=far.X --predictions a.pred.st --json
-eval b.st --data test.X --ood far=far.X --predictions b.pred.st --json
+eval a.st --test test.X --ood far=far.X --predictions a.pred.st --json
+eval b.st --test test.X --ood far=far.X --predictions b.pred.st --json
 eval one=a.pred.st deep=a.pred.st+b.pred.st --ood-score variance --bootstrap 20 -o joined.json
-eval hydra.st --data test.X --mc-dropout 0.1 --samples 3 --ood far=far.X --ood-score energy --json
-eval --from eval.json --report again.html --json
-eval one=model hydra.st --data test.X --require id.accuracy>=2 --json
+eval hydra.st --test test.X --mc-dropout 0.1 --passes 3 --ood far=far.X --ood-score energy --json
+report eval.json --html again.html --json
+eval one=model hydra.st --test test.X --require id.accuracy>=2 --json
 bench model hydra.st --compare stock,members,deep --rounds 1 --warmup 0 --dry-run --json
 score --data cal.X --method taylor -v
-finetune model --data train.X --steps 2 --packed 2,2 -o packed.st
-finetune model --data train.X --steps 2 --mimo 2 -o mimo.st
-finetune model --data train.X --steps 2 --classifiers 2 -o classifiers.st
-finetune a.st --data train.X --steps 4 --swa 0.5,2 --lr-floor 0.1 -o swa.st
-finetune a.st --data train.X --steps 4 --swa 0.5,2 --lr-floor 0.1 --swag 2,2 -o swag.st
-laplace model --data train.X --val val.X -o laplace.st --json
+finetune model --train train.X --steps 2 --ensemble packed:2,2 -o packed.st
+finetune model --train train.X --steps 2 --ensemble mimo:2 -o mimo.st
+finetune model --train train.X --steps 2 --ensemble classifiers:2 -o classifiers.st
+finetune a.st --train train.X --steps 4 --ensemble swa:0.5,2 --config '{lr_floor: 0.1}' -o swa.st
+finetune a.st --train train.X --steps 4 --ensemble swag:2,2,0.5,2 --config '{lr_floor: 0.1}' -o swag.st
+laplace model --train train.X --val val.X -o laplace.st --json
 eval packed=packed.1.st+packed.2.st mimo=mimo.1.st+mimo.2.st laplace=laplace.st \
-  --data test.X --ood far=far.X -o ways.json
-fuse model a.st --cascade many.X --cascade-ood o=many-ood.X -o cascade.st --json
-eval cascade.st --data test.X --ood far=far.X -o cascade.json
-eval one=model hydra.st --data test.X --ood far=far.X --fit train.X \
+  --test test.X --ood far=far.X -o ways.json
+fuse model a.st --cascade --val many.X --ood-val o=many-ood.X -o cascade.st --json
+eval cascade.st --test test.X --ood far=far.X -o cascade.json
+eval one=model hydra.st --test test.X --ood far=far.X --train train.X \
   --ood-score mahalanobis,rmd,knn,vim,react,ash --knn-k 3 -o scores.json
-eval model hydra.st --data test.X --fit train.X --probe knn --json
-eval model --data test.X --fit train.X --val val.X --probe linear --json
+eval model hydra.st --test test.X --train train.X --probe knn --json
+eval model --test test.X --train train.X --val val.X --probe linear --json
 push hydra.st hf:me/hydra --dry-run --json
-study model --data train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \
+study model --train train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \
   --rows whole-avg,circuits,taylor --no-timed -o study --dry-run --json
-study model --data train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \
+study model --train train.X --val many.X --ood-val o=many-ood.X --test test.X --ood far:far=far.X --bootstrap 100 \
   --rows whole-avg,circuits,taylor --no-timed -o study
 """
 
 IMAGES = """
-eval model --data folder/ --labels labels.txt -o folder.json
-eval model --data list.txt?root=folder --labels labels.txt --label-map names.json --predictions list.csv --json
-eval model --data test.X --corruptions fog,gaussian_noise --severities 1,5 -o corrupted.json
-finetune a.st --data train.X --augment crop:0.5,flip,randaugment --steps 2 -o augmented.st
+eval model --test folder/ --labels labels.txt -o folder.json
+eval model --test list.txt?root=folder --labels labels.txt --label-map names.json --predictions list.csv --json
+eval model --test test.X --corruptions fog,gaussian_noise --severities 1,5 -o corrupted.json
+finetune a.st --train train.X --augment crop:0.5,flip,randaugment --steps 2 -o augmented.st
 prune timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5 \
   --method random --keep 2 --seed 4 -o random.st
 prune model/model.safetensors --arch \
@@ -157,27 +159,28 @@ prune model/model.safetensors --arch \
 
 PAIRS = """
 prune model --method taylor --keep 2 --data pairs.tsv -o pairs.st
-eval hydra.st --data pairs.tsv --max-length 12 --predictions pairs.jsonl --json
-fuse hydra.st --export pt2 --json
+eval hydra.st --test pairs.tsv --max-length 12 --predictions pairs.jsonl --json
+export hydra.st --format pt2 --json
 """
 
 TOWERS = """
 prune model --method magnitude --keep 2 --tower visual --scope site -o visual.st
 prune model --method taylor --keep 2 --tower text --data cal.X -o text.st
-finetune a.st --data captions:captions.jsonl --loss contrastive --steps 2 --batch-size 4 -o contrastive.st
-fuse visual.st text.st --export onnx -o towers.st
-eval model --data test.X --labels other.txt --prompt "a {}" --json
-eval model --data test.X --ood far=far.X --fit train.X --ood-score vilu,msp --json
+finetune a.st --train captions:captions.jsonl --loss contrastive --steps 2 --batch-size 4 -o contrastive.st
+fuse visual.st text.st -o towers.st
+export towers.st
+eval model --test test.X --labels other.txt --prompt "a {}" --json
+eval model --test test.X --ood far=far.X --train train.X --ood-score vilu,msp --json
 """
 
 REAL = """
 score model --method taylor --data sst2_train.jsonl.gz --samples 16 -o taylor.scores.json
 prune model --scores taylor.scores.json --keep 8 -o a.st
 prune model --method magnitude --keep 8 -o b.st
-extract-circuit model --data sst2_train.jsonl.gz --ood trec.jsonl.gz --limit 8 --budget 1 -o circuit.json
-finetune a.st --data sst2_train.jsonl.gz --limit 16 --steps 2 --train-last 1 -o tuned.st
+extract-circuit model --val sst2_train.jsonl.gz --ood-val trec.jsonl.gz --limit 8 --budget 1 -o circuit.json
+finetune a.st --train sst2_train.jsonl.gz --limit 16 --steps 2 --train-last 1 -o tuned.st
 fuse a.st b.st -o hydra.st --json
-eval one=model hydra.st --data sst2_test.jsonl.gz --ood trec=trec.jsonl.gz --limit 16 -o eval.json
+eval one=model hydra.st --test sst2_test.jsonl.gz --ood trec=trec.jsonl.gz --limit 16 -o eval.json
 """
 
 MESSAGES = """
@@ -193,15 +196,15 @@ prune damaged.st --method magnitude --keep 2 -o w.st
 prune weights.bin --method magnitude --keep 2 -o w.st
 score model --method taylor --data missing.npz -o w.json
 score model --method taylor --data ood.X -o w.json
-extract-circuit model --data val.X --keep 2
-finetune a.st --data train.X --steps 2 --epochs 2 --lr -1
+extract-circuit model --val val.X --keep 2
+finetune a.st --train train.X --steps 2 --epochs 2 --lr -1
 fuse a.st -o w.st
 fuse a.st other.st -o w.st
-eval hydra.st --data val.X
-eval a.st --data test.X --require nonsense>=1
-eval a.st --data test.X --ood far=far.X --threshold ood:0.9
+eval hydra.st --test val.X
+eval a.st --test test.X --require nonsense>=1
+eval a.st --test test.X --ood far=far.X --threshold ood:0.9
 bench missing.st other.st
-bench --from eval.json
+report damaged.st
 --info model
 --info damaged.st
 prnue
@@ -372,7 +375,7 @@ def run(arguments: list[str]) -> Record:
         sys.exit("interrupted: nothing is recorded")
     answer, said = (stream.getvalue().replace(f"{os.getcwd()}/", "") for stream in (out, err))
     marked = [line for line in said.splitlines() if line.startswith(("warning:", "error:", "hint:", "  - "))]
-    measured = arguments[0] == "bench" and not {"--dry-run", "--from"} & {*arguments}
+    measured = arguments[0] == "bench" and "--dry-run" not in arguments
     return {"exit": code, "said": marked, "answer": text_record(answer, measured)}
 
 
@@ -520,16 +523,18 @@ def limited(record: Record, only: str | None) -> Record:
     """The record of one case; its messages and the help are left out."""
     if only is None:
         return record
-    found = {name: entry for name, entry in record["artefacts"].items() if name.startswith((f"{only}/", f"{only} $"))}
-    return {"artefacts": found, "messages": {}, "help": {}}
+    starts = (f"{only}/", f"{only} $")
+    of_case = {name: entry for name, entry in record["artefacts"].items() if name.startswith(starts)}
+    return {"artefacts": of_case, "messages": {}, "help": {}}
 
 
 def compare(old: Record, new: Record, most: int = 20) -> int:
     """Prints what is not the same; the number of artefacts that are not."""
     count = 0
     for kind in ("artefacts", "messages", "help"):
-        for name in [*old[kind], *(name for name in new[kind] if name not in old[kind])]:
-            before, after = ({name: side[kind][name]} if name in side[kind] else {} for side in (old, new))
+        for name in dict.fromkeys([*old[kind], *new[kind]]):
+            before = {name: old[kind][name]} if name in old[kind] else {}
+            after = {name: new[kind][name]} if name in new[kind] else {}
             lines = list(differences(before, after))
             count += bool(lines)
             for line in lines[:most]:

@@ -31,6 +31,16 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def control_characters(text: str, allowed: str = "\n") -> list[str]:
+    """The characters of a text that a terminal would obey."""
+    found = []
+    for character in text:
+        number = ord(character)
+        if (number < 0x20 and character not in allowed) or 0x7F <= number < 0xA0:
+            found.append(character)
+    return found
+
+
 def tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint."""
     from hydractl.files.checkpoint import FileTensors

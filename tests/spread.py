@@ -30,12 +30,21 @@ def spread(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[
     The points are taken in turn, far from each other, so that all of them occur where there are enough cases.
     """
     points = list(product(*others))
-    stride = next(n for n in range(round(len(points) * 0.618), 2 * len(points)) if gcd(n, len(points)) == 1)
-    cases = [value for value in first for _ in range(each)]
-    return [(value, *points[number * stride % len(points)]) for number, value in enumerate(cases)]
+    stride = round(len(points) * 0.618)
+    while gcd(stride, len(points)) != 1:  # or some points would never occur
+        stride += 1
+    cases = []
+    for value in first:
+        for _ in range(each):
+            place = len(cases) * stride % len(points)
+            cases.append((value, *points[place]))
+    return cases
 
 
 def marked_long(cases: Iterable[Any]) -> list[Any]:
     """The same cases, which only the long run has."""
-    each = (case if isinstance(case, tuple) else (case,) for case in cases)
-    return [pytest.param(*case, marks=pytest.mark.long) for case in each]
+    marked = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marked.append(pytest.param(*values, marks=pytest.mark.long))
+    return marked

@@ -15,6 +15,7 @@ import torch
 
 import hydractl
 from tests.forked import Forked
+from tests.pico import removed_heads
 from tests.running import run
 
 BASE = (
@@ -22,8 +23,8 @@ BASE = (
     "&embed_dim=48&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
 )
 VAL = ["--data", "builtin:digits/val", "--limit", "60"]
-TEST = ["--data", "builtin:digits/test", "--limit", "60"]
-OOD = ["--ood", "builtin:symbols"]
+TEST = ["--test", "builtin:digits/test", "--limit", "60"]
+SEARCH = ["--val", "builtin:digits/val", "--limit", "60", "--ood-val", "builtin:symbols"]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +34,12 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = os.getcwd()
     os.chdir(folder)
     try:
-        train = ["--data", "builtin:digits/train", "--epochs", "8", "--batch-size", "32", "--lr", "4e-3", "-q"]
+        train = ["--train", "builtin:digits/train", "--epochs", "8", "--batch-size", "32", "--lr", "4e-3", "-q"]
         run("finetune", BASE, *train, "--val", "builtin:digits/val", "-o", "base.st")
         for seed in range(3):
             taylor = ["--method", "taylor", "--keep", "2", "--data", "builtin:digits/train", "--samples", "64"]
             run("prune", "base.st", *taylor, "--seed", str(seed), "-o", f"t{seed}.st")
-        run("extract-circuit", "base.st", *VAL, *OOD, "--objective", "acc,ood,avg", "--budget", "3", "-o", "c.json")
+        run("extract-circuit", "base.st", *SEARCH, "--objective", "acc,ood,avg", "--budget", "3", "-o", "c.json")
         for objective in ("acc", "ood", "avg"):
             run("prune", "base.st", "--circuit", f"c.{objective}.json", "-o", f"{objective}.st")
         run("fuse", "t0.st", "t1.st", "t2.st", "-o", "hydra.st")
@@ -66,7 +67,7 @@ def digest(path: str) -> str:
 
 def test_the_base_learned_digits(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    run("eval", "base.st", "--data", "builtin:digits/test", "--json")
+    run("eval", "base.st", "--test", "builtin:digits/test", "--json")
     assert document(capsys)["models"][0]["id"]["accuracy"] > 0.8
 
 
@@ -75,7 +76,7 @@ def test_eval_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
     sets = ["--ood", "letters:near=builtin:letters", "--ood", "photos:far=builtin:photos", "--ood", "x=builtin:symbols"]
     run("eval", "base.st", "hydra=hydra.st", "deep=t0.st+t1.st+t2.st", *TEST, *sets, "--json")
     answer = document(capsys)
-    assert answer["schema"] == "hydractl.eval/1"
+    assert answer["schema"] == "hydractl.eval/2"
     single, hydra, deep = answer["models"]
     assert [single["name"], hydra["name"], deep["name"]] == ["base", "hydra", "deep"]
     assert set(single["id"]) == {"n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"}
@@ -118,8 +119,8 @@ def test_the_same_commands_give_the_same_bytes_under_another_hash_seed() -> None
     commands = {
         "score.json": ["score", "base.st", "--method", "taylor", *data, "--samples", "40"],
         "prune.st": ["prune", "base.st", "--method", "gate", "--scope", "global", "--keep", "2", *data],
-        "circuit.json": ["extract-circuit", "base.st", *data, *OOD, "--budget", "1"],
-        "finetune.st": ["finetune", "t0.st", *data, "--steps", "3"],
+        "circuit.json": ["extract-circuit", "base.st", *SEARCH, "--budget", "1"],
+        "finetune.st": ["finetune", "t0.st", "--train", *data[1:], "--steps", "3"],
         "fuse.st": ["fuse", "t0.st", "t1.st", "t2.st"],
         "eval.json": ["eval", "hydra.st", *TEST, "--ood", "b=builtin:letters", "--ood", "a=builtin:photos"],
     }
@@ -182,7 +183,7 @@ def test_circuit_budgets_are_nested_and_sampling_follows_the_seed() -> None:
     def removed(*options: str) -> set[tuple[str, int]]:
         run("prune", "base.st", "--circuit", "c.avg.json", *options, "-o", "p.st", "--force", "-q")
         sites = json.loads(Path("p.mask.json").read_text())["sites"]
-        return {(site, h) for site, e in sites.items() for h in range(e["heads"]) if h not in e["kept"]}
+        return set(removed_heads({path: site["kept"] for path, site in sites.items()}))
 
     assert removed("--remove", "1") < removed("--remove", "2") < removed("--remove", "3")
     assert removed("--keep", "2") == removed("--remove", "3") == removed()
@@ -195,10 +196,12 @@ def test_shared_sites_take_the_heads_of_the_other_mask() -> None:
     share = ["--share-sites", "2", "--with", "t0.mask.json"]
     taylor = ["--method", "random", "--keep", "1", "--seed", "5"]
     run("prune", "base.st", *taylor, *share, "-o", "s.st")
-    first, shared = (json.loads(Path(f).read_text())["sites"] for f in ("t0.mask.json", "s.mask.json"))
-    sites = list(first)
-    assert [shared[s]["kept"] for s in sites[:2]] == [first[s]["kept"] for s in sites[:2]]
-    assert len(shared[sites[2]]["kept"]) == 1
+    first = json.loads(Path("t0.mask.json").read_text())["sites"]
+    shared = json.loads(Path("s.mask.json").read_text())["sites"]
+    *earlier, last = first
+    for path in earlier:
+        assert shared[path]["kept"] == first[path]["kept"]
+    assert len(shared[last]["kept"]) == 1
     run("prune", "base.st", "--circuit", "c.avg.json", "--remove", "3", *share, "-o", "g.st", code=0)
     total = sum(len(e["kept"]) for e in json.loads(Path("g.mask.json").read_text())["sites"].values())
     assert total == 6
@@ -227,14 +230,14 @@ def test_zeroed_and_sliced_layouts_are_the_same_model() -> None:
 
 
 def test_finetuning_keeps_pruned_heads_absent_and_changes_the_rest() -> None:
-    run("finetune", "t0.st", "--data", "builtin:digits/train", "--limit", "64", "--steps", "2", "-o", "f.st")
+    run("finetune", "t0.st", "--train", "builtin:digits/train", "--limit", "64", "--steps", "2", "-o", "f.st")
     before, after = hydractl.load("t0.st", device="cpu"), hydractl.load("f.st", device="cpu")
     assert before.description.mask == after.description.mask
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 
 def test_train_last_freezes_the_leading_blocks() -> None:
-    few = ["--data", "builtin:digits/train", "--limit", "64", "--steps", "2", "--train-last", "1"]
+    few = ["--train", "builtin:digits/train", "--limit", "64", "--steps", "2", "--train-last", "1"]
     run("finetune", "t0.st", *few, "-o", "f.st")
     before = hydractl.load("t0.st", device="cpu").stock_tensors()
     after = hydractl.load("f.st", device="cpu").stock_tensors()
@@ -250,7 +253,7 @@ def test_unlabelled_data_and_predictions(capsys: pytest.CaptureFixture[str]) -> 
 
     np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
     capsys.readouterr()
-    run("eval", "hydra.st", "--data", "plain.npz", "--predictions", "p.jsonl", "--json")
+    run("eval", "hydra.st", "--test", "plain.npz", "--predictions", "p.jsonl", "--json")
     assert document(capsys)["models"][0]["id"] == {"n": 3}
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     assert len(lines) == 3 and set(lines[0]) == {"id", "label", "predicted", "confidence", "entropy", "mi", "ood_score"}
@@ -289,14 +292,14 @@ def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> N
     answers = model(model.preprocess([digits[i] for i in range(300)])).argmax(1).numpy()
     zeros = np.flatnonzero((digits.labels == 0) & (answers == 0))[:8]
     np.savez("zeros.npz", x=np.stack([np.asarray(digits[i]) for i in zeros]), y=np.zeros(8, dtype=np.int64))
-    few = ["--data", "zeros.npz", "--objective", "acc", "--budget", "2"]
+    few = ["--val", "zeros.npz", "--objective", "acc", "--budget", "2"]
     found = warned("extract-circuit", "base.st", *few, "-o", "z.json")
     assert "all 8 samples are of one class, 0" in found
     assert "acc: the score is at its maximum, 1, in the first" in found and "--objective nll" in found
-    seen = ["eval", "base.st", "--data", "zeros.npz", "--allow-seen", "-o", "z.eval.json"]
+    seen = ["eval", "base.st", "--test", "zeros.npz", "--allow-seen", "-o", "z.eval.json"]
     assert "all 8 samples are of one class, 0" in warned(*seen)
     np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
-    plain = ["eval", "base.st", "--data", "plain.npz", "-o", "p.eval.json"]
+    plain = ["eval", "base.st", "--test", "plain.npz", "-o", "p.eval.json"]
     assert "plain.npz has no labels: accuracy and calibration are not measured" in warned(*plain)
     assert "it needs labels, and the data have none" in warned(*plain, "--require", "id.accuracy>=0", code=2)
     assert "has no labels" not in warned(*plain, "--force", "--predictions", "p.jsonl")
@@ -314,12 +317,12 @@ def test_runs_that_differ_by_their_seed_alone_have_names_of_their_own(capsys: py
         assert Path(f"{name}.st").is_file() and Path(f"{name}.mask.json").is_file()
     assert Path("base.random.scores.json").is_file() and Path("base.random.seed1.scores.json").is_file()
     capsys.readouterr()
-    run("finetune", "t0.st", "--data", "builtin:digits/train", "--limit", "9", "--seed", "2", "--dry-run", "--json")
+    run("finetune", "t0.st", "--train", "builtin:digits/train", "--limit", "9", "--seed", "2", "--dry-run", "--json")
     assert document(capsys)["output"] == "t0.tuned.seed2.st"
 
 
 def test_the_plan_of_a_search_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    run("extract-circuit", "base.st", *VAL, *OOD, "--budget", "3", "-o", "new.json", "--dry-run")
+    run("extract-circuit", "base.st", *SEARCH, "--budget", "3", "-o", "new.json", "--dry-run")
     out = capsys.readouterr().out
     assert "3 of 9 heads" in out and "about " in out and "new.json" in out and "sample_blocks" not in out
 
@@ -353,8 +356,8 @@ def test_dry_runs_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     commands = [
         ["score", "base.st", "--method", "taylor", *VAL],
         ["prune", "base.st", "--method", "taylor", "--keep", "2", *VAL],
-        ["extract-circuit", "base.st", *VAL, *OOD, "--budget", "3"],
-        ["finetune", "base.st", *VAL],
+        ["extract-circuit", "base.st", *SEARCH, "--budget", "3"],
+        ["finetune", "base.st", "--train", *VAL[1:]],
         ["fuse", "t0.st", "t1.st", "-o", "new.st"],
         ["eval", "base.st", *TEST],
         ["bench", "base.st", "hydra.st"],
@@ -370,8 +373,8 @@ def test_dry_runs_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ["score", "base.st", "--method", "random", "-o", "taken.json"],
         ["prune", "base.st", "--method", "random", "--keep", "2", "-o", "t0.st"],
-        ["extract-circuit", "base.st", *VAL, *OOD, "--budget", "1", "-o", "taken.json"],
-        ["finetune", "base.st", *VAL, "-o", "t0.st"],
+        ["extract-circuit", "base.st", *SEARCH, "--budget", "1", "-o", "taken.json"],
+        ["finetune", "base.st", "--train", *VAL[1:], "-o", "t0.st"],
         ["fuse", "t0.st", "t1.st", "-o", "hydra.st"],
         ["eval", "base.st", *TEST, "-o", "taken.json"],
         ["bench", "base.st", "-o", "taken.json"],
@@ -396,9 +399,10 @@ def test_errors_keep_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
     run("fuse", "hydra.st", "t0.st", "-o", "x.st", code=3)
     run("prune", "base.st", "--method", "magnitude", "--keep", "9", code=2)
     run("prune", "hydra.st", "--method", "magnitude", "--keep", "1", code=3)
-    run("eval", "base.st", "--data", "nowhere.npz", code=3)
-    run("extract-circuit", "base.st", *VAL, *OOD, "--budget", "10", code=2)
-    run("extract-circuit", "base.st", *VAL, "--ood", "builtin:digits/val", "--budget", "1", "-o", "n.json", code=3)
+    run("eval", "base.st", "--test", "nowhere.npz", code=3)
+    run("extract-circuit", "base.st", *SEARCH, "--budget", "10", code=2)
+    same = [*SEARCH[:4], "--ood-val", "builtin:digits/val", "--budget", "1"]
+    run("extract-circuit", "base.st", *same, "-o", "n.json", code=3)
     assert "Traceback" not in capsys.readouterr().err
     assert not [name for name in os.listdir(".") if "hydractl-tmp" in name]
 
@@ -407,7 +411,7 @@ def test_info_describes_every_file(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     run("--info", "base.st", "hydra.st", "t0.mask.json", "c.avg.json")
     text = capsys.readouterr().out
-    for word in ("dense", "fused", "hydractl.mask/1", "hydractl.circuit/1", "■"):
+    for word in ("dense", "fused", "hydractl.mask/1", "hydractl.circuit/2", "■"):
         assert word in text
 
 
@@ -428,7 +432,7 @@ def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str])
         [
             "finetune",
             "t0.st",
-            "--data",
+            "--train",
             "builtin:digits/train",
             "--limit",
             "64",

@@ -58,7 +58,7 @@ def test_every_row_is_made_and_nothing_twice(
     options["finetune"] |= {"batch_size": 12}
     options["x-study"]["base"] = TINY
     members = options["x-study"]["members"]
-    members |= {"taylor": "--method taylor --keep 2", "mc-dropout": "--mc-dropout 0.1 --samples 2"}
+    members |= {"taylor": "--method taylor --keep 2", "mc-dropout": "--mc-dropout 0.1 --passes 2"}
     options["x-study"]["pretraining"] = "--epochs 1"
     members |= {"deep": "--init random --epochs 1", "snapshots": "--epochs 2"}
     Path("hydra.yaml").write_text(yaml.safe_dump(options))

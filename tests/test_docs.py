@@ -49,7 +49,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("cal", "test", "mnist"):
         pixels = random.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(12) % 3)
-    assert main(["finetune", BASE, "--data", "train/", "--steps", "1", "-o", "vit.st", "-q"]) == 0
+    assert main(["finetune", BASE, "--train", "train/", "--steps", "1", "-o", "vit.st", "-q"]) == 0
     return tmp_path
 
 
@@ -79,7 +79,7 @@ def test_the_steps_of_the_readme(workplace: Path, shell: Shell) -> None:
         ("auroc>=0.85", "auroc>=0"),
         ("--bootstrap 1000", "--bootstrap 20"),
         ("'ratio<=2'", "'ratio<=1000' --rounds 2"),
-        ("--cascade val/", "--cascade val/ --cascade-loss 1"),
+        ("--cascade --val val/", "--cascade --val val/ --cascade-loss 1"),
     ):
         ours = ours.replace(text, replacement)
     shell(ours, workplace)

@@ -1,4 +1,4 @@
-"""The commands beside published figures, and those of the benchmarks, are taken by today's option parsers."""
+"""The commands of all pages, and those of the benchmarks, are taken by today's option parsers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from hydractl.settings.verbs import SETTINGS
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 PAGES = [*sorted((ROOT / "docs" / "numbers").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+OTHER_PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_PROGRAMS = ("cd", "seq", "make", "nvidia-smi")
 PASSED_ON = {
-    "--search": ["extract-circuit", "MODEL", "--data", "VAL", "--ood", "OOD", "--budget", "1"],
+    "--search": ["extract-circuit", "MODEL", "--val", "VAL", "--ood-val", "OOD", "--budget", "1"],
     "--study": ["study", "MODEL", "-o", "FOLDER"],
-    "--evaluation": ["eval", "MODEL", "--data", "TEST"],
+    "--evaluation": ["eval", "MODEL", "--test", "TEST"],
 }
 """Options of scripts whose value is options of a verb -> the start of that command."""
 
@@ -65,6 +66,31 @@ def pages_commands() -> list[tuple[str, list[str]]]:
     return commands
 
 
+def commands_in_scripts(text: str) -> Iterator[list[str]]:
+    """Yield the words of the hydractl commands in a page's shell blocks; a loop has the first of its values."""
+    variables: dict[str, str] = {}
+    for block in re.findall(r"^ *```(?:sh|console)\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for name, value in re.findall(r"\bfor (\w+) in ([^\s;]+)", line):
+                variables[name] = value
+            for name, _, value in re.findall(r"^(\w+)=(['\"])(.*)\2$", line):
+                variables[name] = value
+            for command in re.findall(r"\bhydractl ([^;]*)", line.partition(" && ")[0]):
+                filled = re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[1]), command)
+                words = shlex.split(filled, comments=True)
+                if words and words[0] in SETTINGS:
+                    yield words
+
+
+def test_the_commands_of_other_pages_are_those_of_today(tmp_path: Path) -> None:
+    checked = 0
+    for page in OTHER_PAGES:
+        for words in commands_in_scripts(page.read_text(encoding="utf-8")):
+            parse_verb(words, tmp_path)
+            checked += 1
+    assert checked > 100
+
+
 def parse_verb(words: list[str], folder: Path) -> None:
     """Read a command line up to its settings."""
     request = _parse(words, Answer(io.StringIO(), warn=lambda message: None))
@@ -81,12 +107,13 @@ def parse_script(script: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
         asked.append(parse(parser, *args, **options))
         raise Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-    monkeypatch.setattr(sys, "argv", [str(script), *words])
-    monkeypatch.syspath_prepend(str(script.parent))
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    with pytest.raises(Parsed):
-        runpy.run_path(str(script), run_name="__main__")
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        patch.setattr(sys, "argv", [str(script), *words])
+        patch.syspath_prepend(str(script.parent))
+        patch.syspath_prepend(str(ROOT / "examples"))
+        with pytest.raises(Parsed):
+            runpy.run_path(str(script), run_name="__main__")
     return asked[0]
 
 
@@ -96,14 +123,11 @@ def script_of(path: str) -> Path:
     return ROOT / name if (ROOT / name).is_file() else ROOT / "examples" / "comparison" / name
 
 
-@pytest.mark.parametrize(("page", "words"), pages_commands(), ids=lambda part: part if isinstance(part, str) else "")
-def test_the_command_is_one_of_today(
-    page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check_command(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "hydractl":
-        parse_verb(words[1:], tmp_path)
+        parse_verb(words[1:], folder)
     elif words[:2] == ["python", "-c"]:
-        compile(words[2], page, "exec")
+        compile(words[2], "command", "exec")
     elif words[0] == "python":
         script = script_of(words[1])
         if "parse_args" not in script.read_text(encoding="utf-8"):  # it reads nothing but names of files
@@ -111,9 +135,18 @@ def test_the_command_is_one_of_today(
         parse_script(script, words[2:], monkeypatch)
         for option, start in PASSED_ON.items():
             if option in words:
-                parse_verb([*start, *shlex.split(words[words.index(option) + 1])], tmp_path)
+                parse_verb([*start, *shlex.split(words[words.index(option) + 1])], folder)
     else:
         assert words[0] in OTHER_PROGRAMS
+
+
+COMMANDS = pages_commands()
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in COMMANDS}))
+def test_the_commands_of_a_page_are_those_of_today(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (words for name, words in COMMANDS if name == page):
+        check_command(words, tmp_path, monkeypatch)
 
 
 def test_every_way_of_the_ensembles_costs_is_a_command_of_today(tmp_path: Path) -> None:
@@ -130,7 +163,6 @@ def test_commands_are_read_as_a_shell_reads_them() -> None:
 
 
 def test_there_are_commands() -> None:
-    commands = pages_commands()
-    assert {words[0] for _, words in commands} >= {"hydractl", "python"}
-    assert len(commands) > 40
-    assert {page for page, _ in commands} >= {script.stem for script in BENCHMARKS}
+    assert {words[0] for _, words in COMMANDS} >= {"hydractl", "python"}
+    assert len(COMMANDS) > 40
+    assert {page for page, _ in COMMANDS} >= {script.stem for script in BENCHMARKS}

@@ -37,17 +37,17 @@ def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: 
     with np.load(images / "fashion_mnist_train.npz") as whole:
         for name, part in (("train", slice(0, 4000)), ("val", slice(4000, 4400))):
             np.savez(f"{name}.npz", x=whole["x"][part], y=whole["y"][part], classes=whole["classes"])
-    train = ["--data", "train.npz", "--val", "val.npz", "--epochs", "4", "--lr", "3e-3", "-q"]
+    train = ["--train", "train.npz", "--val", "val.npz", "--epochs", "4", "--lr", "3e-3", "-q"]
     run("finetune", BASE, *train, "-o", "base.st")
-    ood = ["--ood", f"{images / 'cifar100_test.npz'}", "--limit", "200", "--batch-size", "200"]
-    search = ["--data", "val.npz", *ood, "--objective", "acc,ood,avg", "--budget", "3"]
+    ood = ["--ood-val", f"{images / 'cifar100_test.npz'}", "--limit", "200", "--batch-size", "200"]
+    search = ["--val", "val.npz", *ood, "--objective", "acc,ood,avg", "--budget", "3"]
     run("extract-circuit", "base.st", *search, "-o", "c.json", "-q")
     members = []
     for objective in ("acc", "ood", "avg"):
         run("prune", "base.st", "--circuit", f"c.{objective}.json", "-o", f"{objective}.st")
         members.append(f"{objective}.st")
     run("fuse", *members, "-o", "hydra.st")
-    test = ["--data", str(images / "fashion_mnist_test.npz"), "--limit", "500"]
+    test = ["--test", str(images / "fashion_mnist_test.npz"), "--limit", "500"]
     sets = [f"mnist:far={images / 'mnist_test.npz'}", f"cifar:far={images / 'cifar10_test.npz'}"]
     models = ["base.st", "hydra.st", f"deep={'+'.join(members)}"]
     run("eval", *models, *test, "--ood", sets[0], "--ood", sets[1], "-o", "eval.json")
@@ -77,7 +77,7 @@ def test_predictions_of_minilm_are_the_librarys(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder, test = real_data / REAL["BertForSequenceClassification"], real_data / "text" / "sst2_test.jsonl.gz"
-    run("eval", str(folder), "--data", str(test), "--limit", "64", "--predictions", "p.jsonl", "-o", "e.json", "-q")
+    run("eval", str(folder), "--test", str(test), "--limit", "64", "--predictions", "p.jsonl", "-o", "e.json", "-q")
     found = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     rows = first(test, 64)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -95,7 +95,7 @@ def test_predictions_of_minilm_are_the_librarys(
 def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     test = str(real_data / "text" / "sst2_test.jsonl.gz")
-    run("eval", str(real_data / REAL["BertForSequenceClassification"]), "--data", test, "-o", "e.json", "-q")
+    run("eval", str(real_data / REAL["BertForSequenceClassification"]), "--test", test, "-o", "e.json", "-q")
     inside = json.loads(Path("e.json").read_text())["models"][0]["id"]
     # A recorded fact; one sample more or less may be the rounding of another machine.
     assert inside["n"] == 436 and inside["accuracy"] == pytest.approx(377 / 436, abs=1.5 / 436)
@@ -125,7 +125,7 @@ def test_pruned_and_fused_minilm(real_data: Path, tmp_path: Path, monkeypatch: p
         close(sliced.member_logits(sliced.preprocess(samples))[0], zeroed.eval()(**batch).logits)
 
     run("fuse", "a.st", "b.st", "-o", "hydra.st", "-q")
-    test = ["--data", str(text / "sst2_test.jsonl.gz"), "--ood", f"rte:far={text / 'rte_dev.jsonl.gz'}"]
+    test = ["--test", str(text / "sst2_test.jsonl.gz"), "--ood", f"rte:far={text / 'rte_dev.jsonl.gz'}"]
     limit = ["--limit", "24", "--max-length", "64"]
     run("eval", "hydra.st", "deep=a.st+b.st", *test, *limit, "-o", "eval.json", "-q")
     hydra, deep = json.loads(Path("eval.json").read_text())["models"]
@@ -163,17 +163,17 @@ def test_a_language_model_becomes_an_ensemble_of_classifiers(
     rows = first(real_data / "text" / "sst2_train.jsonl.gz", 300)
     publish_language_model(Path("lm"), [row["text"] for row in rows])
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train = ["--data", "train.jsonl", "--steps", "3", "--batch-size", "16"]
+    train = ["--train", "train.jsonl", "--steps", "3", "--batch-size", "16"]
     run("finetune", "lm", "--init", "head", *train, "-o", "base.st")
     assert "of another task, and left: lm_head.weight" in capsys.readouterr().err
     run("prune", "base.st", "--method", "taylor", "--data", "train.jsonl", "--keep", "3", "-o", "a.st", "-q")
     run("prune", "base.st", "--method", "random", "--keep", "2", "-o", "b.st", "-q")
-    run("finetune", "b.st", "--lora", "2,4", *train, "-o", "lora.st", "-q")
+    run("finetune", "b.st", "--ensemble", "lora:2,4", *train, "-o", "lora.st", "-q")
     run("fuse", "a.st", "b.st", "-o", "one.st", "-q")
     run("fuse", "a.st", "lora.st", "-o", "two.st", "-q")
     test = str(real_data / "text" / "sst2_test.jsonl.gz")
     models = ["base.st", "one.st", "a=a.st+b.st", "two.st"]
-    run("eval", *models, "--data", test, "--limit", "100", "-o", "e.json", "-q")
+    run("eval", *models, "--test", test, "--limit", "100", "-o", "e.json", "-q")
     found = {row["name"]: row["id"] for row in json.loads(Path("e.json").read_text())["models"]}
     assert found["one"]["nll"] == pytest.approx(found["a"]["nll"], rel=1e-4)
     assert all(row["n"] == 100 for row in found.values())
@@ -220,11 +220,11 @@ def test_from_a_language_model_to_an_ensemble(
     for name, part in (("val", rows[:300]), ("train", rows[3000:])):  # the first 3,000 are validation data
         Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
     published_language_model([row["text"] for row in rows[3000:]], Path("bert"))
-    data = ["--recipe", "sst2", "--data", "train.jsonl", "--val", "val.jsonl", "--max-length", "64"]
+    data = ["--recipe", "sst2", "--train", "train.jsonl", "--val", "val.jsonl", "--max-length", "64"]
     run("finetune", "bert", *data, "--init", "head", "--lr", "2e-3", "--epochs", "3", "-o", "base.st")
     said = capsys.readouterr().err
     assert "bert has no classifier; drawn by --seed 0: bert.pooler" in said and "classifier.weight" in said
-    search = ["--data", "val.jsonl", "--ood", str(text / "agnews_val.jsonl.gz"), "--limit", "100"]
+    search = ["--val", "val.jsonl", "--ood-val", str(text / "agnews_val.jsonl.gz"), "--limit", "100"]
     run("extract-circuit", "base.st", *search, "--objective", "acc,ood,avg", "--keep", "2", "-o", "paper.json", "-q")
     for objective in ("acc", "ood", "avg"):
         run("prune", "base.st", "--circuit", f"paper.{objective}.json", "-o", f"{objective}.st", "-q")
@@ -240,7 +240,7 @@ def test_from_a_language_model_to_an_ensemble(
         "eval",
         "base.st",
         "hydra.st",
-        "--data",
+        "--test",
         str(text / "sst2_test.jsonl.gz"),
         *sets,
         "--limit",

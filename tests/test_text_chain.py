@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import hydractl
 from hydractl.families.torchvision_operators import declare_operators
-from tests.pico import HF, TIMM, WORDS, close, images, logits, publish, stock, zero_columns
+from tests.pico import HF, TIMM, WORDS, close, images, logits, publish, removed_heads, stock, zero_columns
 from tests.running import quiet as run
 
 declare_operators()
@@ -40,7 +40,8 @@ def read(path: str | Path) -> Any:
 
 def sentences(random: np.random.Generator, words: Sequence[str], count: int) -> list[str]:
     """Different texts of 1 to 11 tokens, in no order of length: most of them are padded in any batch."""
-    texts = [" ".join(random.choice(words, int(n))) for n in random.permutation(np.arange(count) % 11 + 1)]
+    lengths = random.permutation(np.arange(count) % 11 + 1)
+    texts = [" ".join(random.choice(words, int(length))) for length in lengths]
     assert len(set(texts)) > count // 2
     return texts
 
@@ -59,8 +60,10 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "id.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = [f"{t},{i * 3 % 5}\n" for i, t in enumerate(sentences(random, known, 9))]
     (folder / "val.csv").write_text("text,label\n" + "".join(fields))
-    both = [sentences(random, words, 17) for words in (known, strange)]
-    fields = [f"{LABELS[i * 2 % 5]}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(*both, strict=True))]
+    first = sentences(random, known, 17)
+    second = sentences(random, strange, 17)
+    labels = [LABELS[i * 2 % 5] for i in range(17)]
+    fields = [f"{label}\t{a}\t{b}\n" for label, a, b in zip(labels, first, second, strict=True)]
     (folder / "pairs.tsv").write_text("label\ttext_a\ttext_b\n" + "".join(fields))
     outside = [{"sentence": text} for text in sentences(random, strange, 13)]
     (folder / "ood.jsonl").write_text("".join(json.dumps(row) + "\n" for row in outside))
@@ -111,8 +114,11 @@ def naive_taylor(model: Any, site: str) -> list[float]:
     scores = []
     for head in range(3):
         rows = slice(head * 8, (head + 1) * 8)
-        weights = [getattr(attention, name).weight for name in ("query", "key", "value")]
-        scores.append(sum(float((w.detach()[rows] * w.grad[rows]).abs().mean()) for w in weights) / 3)
+        total = 0.0
+        for name in ("query", "key", "value"):
+            weight = getattr(attention, name).weight
+            total += float((weight.detach()[rows] * weight.grad[rows]).abs().mean())
+        scores.append(total / 3)
     return scores
 
 
@@ -177,7 +183,7 @@ def test_circuits_equal_the_naive_algorithm(
     batch_size: str, known: dict[frozenset[tuple[str, int]], tuple[int, int]]
 ) -> None:
     """Algorithm 1: each remaining head ablated alone, the highest score removed, the first of equals wins."""
-    data = ["--data", "id.jsonl", "--ood", "ood.jsonl", "--batch-size", batch_size]
+    data = ["--val", "id.jsonl", "--ood-val", "ood.jsonl", "--batch-size", batch_size]
     run("extract-circuit", "bert", *data, "--objective", "acc,ood,avg", "--budget", "6", "-o", "c.json")
     ties = 0
     for name in ("acc", "ood", "avg"):
@@ -260,11 +266,12 @@ def test_a_small_folder_is_the_library_s_own_model_of_fewer_heads(variant: str, 
     run("prune", "in", "--method", "random", "--keep", "2", "--layout", "sliced", "-o", "small/")
     library = theirs("small", CLASSIFIERS[1])
     assert library.config.num_attention_heads == 2 and library.num_parameters() < published.num_parameters()
-    kept = read("small/hydractl.mask.json")["sites"]
-    reference = zero_columns(published, [(p, h) for p, one in kept.items() for h in range(3) if h not in one["kept"]])
+    kept = {path: site["kept"] for path, site in read("small/hydractl.mask.json")["sites"].items()}
+    reference = zero_columns(published, removed_heads(kept))
     close(logits(library, images()), logits(reference, images()))
     run("prune", "small", "--method", "magnitude", "--keep", "1", "-o", "again.st")  # its heads have their old numbers
-    assert all(set(one["kept"]) < set(kept[path]["kept"]) for path, one in read("again.mask.json")["sites"].items())
+    for path, site in read("again.mask.json")["sites"].items():
+        assert set(site["kept"]) < set(kept[path])
     run(
         "prune",
         "in",
@@ -315,7 +322,8 @@ def _check_stored(original: dict[str, torch.Tensor], removed: list[tuple[str, in
         if name in outputs:
             (head,) = [head for site, head in removed if name.startswith(f"{site}.")]
             kept = [column for column in range(24) if column // 8 != head]
-            assert torch.equal(whole[name][:, kept], tensor[:, kept]) and torch.equal(cut[name], tensor[:, kept])
+            assert torch.equal(whole[name][:, kept], tensor[:, kept])
+            assert torch.equal(cut[name], tensor[:, kept])
             assert not whole[name][:, head * 8 : (head + 1) * 8].any()
         else:
             assert torch.equal(whole[name], tensor)
@@ -340,18 +348,18 @@ def by_hand(masks: dict[str, str], *columns: Sequence[str]) -> np.ndarray:
 
 @pytest.mark.long
 def test_the_whole_chain_on_texts() -> None:
-    data, ood = ["--data", "id.jsonl"], ["--ood", "ood.jsonl"]
+    data, search = ["--data", "id.jsonl"], ["--val", "id.jsonl", "--ood-val", "ood.jsonl"]
     run("score", "bert", "--method", "gate", *data, "-o", "gate.json")
     run("prune", "bert", "--scores", "gate.json", "--keep", "2", "-o", "a.st")
     run("prune", "bert", "--method", "taylor", "--keep", "2", *data, "--samples", "8", "--seed", "1", "-o", "b.st")
-    run("extract-circuit", "bert", *data, *ood, "--objective", "avg", "--budget", "3", "-o", "c.json")
+    run("extract-circuit", "bert", *search, "--objective", "avg", "--budget", "3", "-o", "c.json")
     run("prune", "bert", "--circuit", "c.json", "-o", "c.st")
-    train = ["--data", "id.jsonl", "--val", "val.csv", "--epochs", "2", "--lr", "1e-2", "--batch-size", "8"]
+    train = ["--train", "id.jsonl", "--val", "val.csv", "--epochs", "2", "--lr", "1e-2", "--batch-size", "8"]
     run("finetune", "b.st", *train, "-o", "t.st")
     masks = {"a.st": "a.mask.json", "t.st": "b.mask.json", "c.st": "c.mask.json"}
     run("fuse", *masks, "--merge", "none", "-o", "hydra.st")
     run("fuse", *masks, "-o", "merged.st")
-    test = ["--data", "pairs.tsv", "--ood", "words:far=ood.jsonl", "--ood", "val:near=val.csv"]
+    test = ["--test", "pairs.tsv", "--ood", "words:far=ood.jsonl", "--ood", "val:near=val.csv"]
     models = ["hydra.st", f"deep={'+'.join(masks)}", "merged.st", "single=bert"]
     run("eval", *models, *test, "--batch-size", "5", "--predictions", "p.jsonl", "--allow-seen", "-o", "eval.json")
 
@@ -364,9 +372,11 @@ def test_the_whole_chain_on_texts() -> None:
         found = rows[name]["id"]
         assert found["n"] == 17 and found["accuracy"] == (p.argmax(-1) == labels).mean()
         assert found["nll"] == pytest.approx(-np.log(p[np.arange(17), labels]).mean(), rel=1e-4)
-        assert found["brier"] == pytest.approx(((p - np.eye(5)[labels]) ** 2).sum(-1).mean(), rel=1e-4)
-        pairs = [(i, o) for i in p.max(-1) for o in outside.max(-1)]
-        auroc = sum(1.0 if o < i else 0.5 if o == i else 0.0 for i, o in pairs) / len(pairs)
+        squares = (p - np.eye(5)[labels]) ** 2
+        assert found["brier"] == pytest.approx(squares.sum(-1).mean(), rel=1e-4)
+        of_id = p.max(-1)[:, None]
+        of_ood = outside.max(-1)[None]
+        auroc = (of_ood < of_id).mean() + (of_ood == of_id).mean() / 2  # over all pairs
         assert rows[name]["ood"]["words"]["auroc"] == pytest.approx(auroc, abs=1e-9)
     written = [json.loads(line) for line in Path("p.hydra.jsonl").read_text().splitlines()]
     assert [line["id"] for line in written] == [f"pairs.tsv#{i}" for i in range(17)]

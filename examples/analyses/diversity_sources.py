@@ -1,6 +1,7 @@
 """Which source of chance makes members differ (paper B.5, Tables 8 and 9)?
 
-    hydractl extract-circuit vit.st --data val.npz --ood oodval.npz --objective acc,ood,avg --budget 30 -o circuit.json
+    hydractl extract-circuit vit.st --val val.npz --ood-val oodval.npz --objective acc,ood,avg --budget 30 \\
+        -o circuit.json
     python examples/analyses/diversity_sources.py vit.st --circuit circuit.avg.json --remove 12 --sample-from 30 \\
         --circuits circuit.acc.json,circuit.ood.json,circuit.avg.json \\
         --train train.npz --val val.npz --data test.npz --ood svhn=svhn.npz
@@ -69,7 +70,7 @@ def main() -> None:
             if key not in made:
                 made[key] = f"{folder}/{len(made)}"
                 hydractl("prune", asked.model, *how, "--seed", str(seed), "-o", f"{made[key]}.pruned.st", "-q")
-                data = ["--data", asked.train, "--val", asked.val, "--seed", str(order)]
+                data = ["--train", asked.train, "--val", asked.val, "--seed", str(order)]
                 tuned = f"{made[key]}.st"
                 hydractl("finetune", f"{made[key]}.pruned.st", *data, *shlex.split(asked.tuning), "-o", tuned, "-q")
             files.append(f"{made[key]}.st")
@@ -77,7 +78,7 @@ def main() -> None:
         pairs = [jaccard(a, b) or 0.0 for a, b in combinations(masks, 2)]
         overlaps[name] = sum(pairs) / len(pairs) if pairs else None
         models.append(f"{name}={'+'.join(files)}")
-    data = ["--data", asked.data, *(word for spec in asked.ood for word in ("--ood", spec))]
+    data = ["--test", asked.data, *(word for spec in asked.ood for word in ("--ood", spec))]
     limit = ["--limit", str(asked.limit)] if asked.limit else []
     hydractl("eval", *models, *data, *limit, "-o", f"{folder}/eval.json", "-q")
     rows = []

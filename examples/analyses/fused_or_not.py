@@ -25,7 +25,7 @@ def main() -> None:
         hydractl("fuse", *asked.member, "--merge", merge, "-o", f"{folder}/{number}.st", "-q")
         models.append(f"{name}={folder}/{number}.st")
     models.append(f"one after another={'+'.join(asked.member)}")
-    data = ["--data", asked.data, *(word for spec in asked.ood for word in ("--ood", spec))]
+    data = ["--test", asked.data, *(word for spec in asked.ood for word in ("--ood", spec))]
     limit = ["--limit", str(asked.limit)] if asked.limit else []
     hydractl("eval", *models, *data, *limit, "-o", f"{folder}/eval.json", "-q")
     hydractl("bench", *models, "--batch-size", "32", "--rounds", "1", "-o", f"{folder}/bench.json", "-q")

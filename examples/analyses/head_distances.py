@@ -1,6 +1,6 @@
 """Do the heads that a circuit keeps tell ID from OOD samples apart (paper B.2.1, Table 5 and Figure 4)?
 
-    hydractl extract-circuit vit.st --data val.npz --ood oodval.npz --objective ood --budget 35 -o circuit.json
+    hydractl extract-circuit vit.st --val val.npz --ood-val oodval.npz --objective ood --budget 35 -o circuit.json
     hydractl prune vit.st --circuit circuit.json --remove 12 -o circuit.st
     python examples/analyses/head_distances.py vit.st circuit.st --data test.npz --ood svhn=svhn.npz \\
         --ranking ood=circuit.json

@@ -1,7 +1,7 @@
 """How accuracy, OOD detection and likelihood go as heads are removed, by several criteria (paper B.3).
 
     hydractl score vit.st --method taylor --order one-shot --data train.npz -o taylor.json
-    hydractl extract-circuit vit.st --data val.npz --ood oodval.npz --objective avg --budget 35 -o circuit.json
+    hydractl extract-circuit vit.st --val val.npz --ood-val oodval.npz --objective avg --budget 35 -o circuit.json
     python examples/analyses/heads_removed.py vit.st --data test.npz --ood svhn=svhn.npz --ood textures=textures/ \\
         --ranking taylor=taylor.json --ranking circuit=circuit.json
 
@@ -33,16 +33,16 @@ def tuned_curve(asked: Namespace, name: str, file: str, counts: list[int]) -> li
     """The rows of ``eval`` of the models without the first n heads, each fine-tuned; ``removed`` is n."""
     folder = asked.output / "heads_removed"
     folder.mkdir(parents=True, exist_ok=True)
-    circuit = read_json_file(file)["schema"] == "hydractl.circuit/1"
+    circuit = read_json_file(file)["schema"] == "hydractl.circuit/2"
     how = ["--circuit", file] if circuit else ["--scores", file, "--scope", "global"]
-    tuning = ["--data", asked.train, *(["--val", asked.val] if asked.val else []), *shlex.split(asked.tuning)]
+    tuning = ["--train", asked.train, *(["--val", asked.val] if asked.val else []), *shlex.split(asked.tuning)]
     models = []
     for count in counts:
         stem = f"{folder}/{name}-{count}"
         hydractl("prune", asked.model, *how, "--remove", str(count), "-o", f"{stem}.pruned.st", "-q")
         hydractl("finetune", f"{stem}.pruned.st", *tuning, "-o", f"{stem}.st", "-q")
         models.append(f"{count}={stem}.st")
-    data = ["--data", asked.data, *(word for spec in asked.ood for word in ("--ood", spec))]
+    data = ["--test", asked.data, *(word for spec in asked.ood for word in ("--ood", spec))]
     limit = ["--limit", str(asked.limit)] if asked.limit else []
     hydractl("eval", *models, *data, *limit, "-o", f"{folder}/{name}.json", "-q")
     return [{"removed": int(count), **row} for count, row in rows_of(folder / f"{name}.json").items()]

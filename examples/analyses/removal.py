@@ -31,7 +31,7 @@ def removal_order(document: Any, model: HydraModel, origin: str) -> list[Head]:
         InputError: for a document that is neither, or of another model.
     """
     schema = document.get("schema") if isinstance(document, dict) else None
-    if schema == "hydractl.circuit/1":
+    if schema == "hydractl.circuit/2":
         return list(ranking_from_json(document, model.sites, origin).removed)
     if schema == "hydractl.scores/1":
         scores = scores_from_json(document, model.sites, origin)
@@ -102,7 +102,7 @@ def removal_curve(
                 strange = {name: logits_of(model, batches) for name, batches in outside.items()}
             scores = ood_score(known)
             sets = {name: {"group": None, **ood_metrics(scores, ood_score(one))} for name, one in strange.items()}
-            average = group_averages(sets)["ood_avg"]
+            average = group_averages(sets, dict.fromkeys(sets))["ood_avg"]
             rows.append({"removed": count, "id": id_metrics(known, labels), "ood": sets, "ood_avg": average})
             progress.advance()
     return rows

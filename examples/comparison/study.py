@@ -106,7 +106,7 @@ class Comparison:
         paths = [RUNS / f"snapshots.{cycle}.st" for cycle in range(1, len(SEEDS) + 1)]
         if not all(path.exists() for path in paths):
             run(
-                *("finetune", self.model, *self.options["snapshots"], "--snapshots", str(len(SEEDS))),
+                *("finetune", self.model, *self.options["snapshots"], "--ensemble", f"snapshots:{len(SEEDS)}"),
                 *("--resume", "-q", "-o", str(RUNS / "snapshots.st")),
             )
         return {f"snapshot{cycle}": str(path) for cycle, path in enumerate(paths, 1)}

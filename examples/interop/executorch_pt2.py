@@ -1,6 +1,6 @@
 """An exported ``pt2`` file as an ExecuTorch program for phones and small devices, checked against the file.
 
-    hydractl fuse hydra.st --export pt2
+    hydractl export hydra.st --format pt2
     python examples/interop/executorch_pt2.py hydra.pt2 hydra.pte
 
 A program has room for the largest batch that it may get, so the batch is fixed here: the graph is exported once more

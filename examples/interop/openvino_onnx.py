@@ -1,6 +1,6 @@
 """An exported ONNX file in OpenVINO, beside ONNX Runtime on the same inputs.
 
-hydractl fuse hydra.st --export onnx
+hydractl export hydra.st
 python examples/interop/openvino_onnx.py hydra.onnx
 """
 

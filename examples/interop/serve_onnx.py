@@ -1,6 +1,6 @@
 """Serve an exported file over HTTP, with ONNX Runtime and the standard library alone: requests are run in batches.
 
-    hydractl fuse hydra.st --export onnx
+    hydractl export hydra.st
     python examples/interop/serve_onnx.py hydra.onnx --port 8000
     curl localhost:8000/health
     curl localhost:8000/predict -d '{"pixel_values": [...]}'        # [samples, channels, height, width]

@@ -13,6 +13,10 @@ from typing import Any, Literal, TypeAlias, TypedDict, Union
 import numpy.typing as npt
 from PIL.Image import Image
 from torch import Tensor
+from torch.utils.data import Dataset
+
+from hydractl.data.held import Table
+from hydractl.methods import MethodOptions
 
 Path: TypeAlias = Union[str, "os.PathLike[str]"]
 
@@ -30,8 +34,9 @@ Samples: TypeAlias = (
 Classes: TypeAlias = npt.NDArray[Any] | Tensor | Sequence[int] | Sequence[str]
 """One class for each sample, by number or by name."""
 
-Data: TypeAlias = Path | Samples | tuple[Samples, Classes | None]
-"""A SPEC as on the command line, samples, or ``(samples, classes)``."""
+Data: TypeAlias = Path | Samples | tuple[Samples, Classes | None] | Dataset[Any] | Table
+"""A SPEC as on the command line; samples, or ``(samples, classes)``; a torch ``Dataset`` of ``(sample, class)``; a
+``datasets.Dataset`` with columns ``image`` or ``text`` (``text_b``), and ``label``."""
 
 NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
 """Data sets by name (``NAME``, ``NAME:near`` or ``NAME:far``), or texts ``NAME=SPEC``."""
@@ -47,6 +52,7 @@ Tower: TypeAlias = Literal["visual", "text", "both"]
 Order: TypeAlias = Literal["sequential", "one-shot"]
 Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
 Mergeable: TypeAlias = Literal["mlp", "norm", "embed", "none", "auto"]
+ExportFormat: TypeAlias = Literal["onnx", "onnx-int8", "pt2"]
 Baseline: TypeAlias = Literal["stock", "members", "deep"]
 Part: TypeAlias = Literal[
     "patch",
@@ -94,7 +100,6 @@ class InBatches(OnModels, total=False):
 class SideBySide(InBatches, total=False):
     """Arguments of verbs that run several trainings or steps at a time."""
 
-    data: Data | None
     tower: Tower | None
     devices: str | Sequence[str]
     slurm: str | Sequence[str]
@@ -116,17 +121,15 @@ class ScoreArguments(InBatches, total=False):
 class CircuitArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.extract_circuit`."""
 
-    data: ManyData
-    ood: ManyData | Sequence[str]
-    weights: int | Sequence[int]
+    val: ManyData
+    ood_val: ManyData | Sequence[str]
+    val_weights: int | Sequence[int]
     paired: bool
     objective: Objective | Sequence[Objective]
-    ensemble_with: Path | Sequence[Path]
     ood_score: Literal["msp", "entropy", "energy", "maxlogit"]
     budget: int | Literal["auto"] | None
     keep: int | None
     max_drop: float | None
-    max_cost: float | None
     subject_to: str | Sequence[str]
     algorithm: Literal["greedy", "headmap"]
     approx: str | None
@@ -171,14 +174,13 @@ class PruneArguments(InBatches, total=False):
 class FinetuneArguments(SideBySide, total=False):
     """Arguments of :func:`hydractl.finetune`."""
 
+    train: Data | None
     recipe: Path | None
+    ensemble: str | MethodOptions | None
     val: Data | None
     epochs: int | None
     steps: int | None
     patience: int | None
-    snapshots: int | None
-    swa: str | float | None
-    swag: str | int | None
     min_delta: float
     optimizer: Literal["adamw", "sgd"]
     lr: float | Sequence[float]
@@ -199,11 +201,6 @@ class FinetuneArguments(SideBySide, total=False):
     reset_head: bool
     classes: int | None
     dropout: float | None
-    lora: str | None
-    batch_ensemble: float | None
-    classifiers: int | None
-    mimo: str | int | None
-    packed: str | None
     augment: str | Sequence[str]
     log: Path | None
     track: str | Sequence[str]
@@ -214,43 +211,52 @@ class FinetuneArguments(SideBySide, total=False):
     compile: bool
     shard: bool
     timeout: float
-    members: int
 
 
 class LaplaceArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.laplace`."""
 
+    train: Data | None
     val: Data | None
     prior: float | None
     pseudo_data: float | None
-    data: Data | None
 
 
 class FuseArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.fuse`; :func:`hydractl.export` writes files that run without hydractl."""
 
     merge: Mergeable | Sequence[Mergeable]
-    ood: NamedData
-    cascade: Data | None
-    cascade_ood: NamedData
+    val: Data | None
+    cascade: bool
+    ood_val: NamedData
     cascade_loss: float
     cascade_score: str
-    data: Data | None
 
 
-class ExportArguments(InBatches, total=False):
-    """Arguments of :func:`hydractl.export`."""
+class ExportArguments(EveryVerb, total=False):
+    """Arguments of :func:`hydractl.export`, which computes on the CPU in float32."""
 
-    data: Data | None
+    format: ExportFormat | Sequence[ExportFormat]
+    test: Data | None
     ood: NamedData
+    output: Path | None
+    limit: int | None
+    max_length: int | None
+    labels: str | Sequence[str] | None
+    prompt: str | Sequence[str]
+    arch: str | None
+    seed: int
+    workers: int
+    batch_size: int
 
 
 class EvalArguments(InBatches, total=False):
     """Arguments of :func:`hydractl.evaluate`."""
 
+    test: Data | None
     ood: NamedData
     ood_score: str | Sequence[str]
-    fit: Data | None
+    train: Data | None
     probe: Literal["knn", "linear"] | None
     knn_k: int
     features: Path | None
@@ -266,26 +272,36 @@ class EvalArguments(InBatches, total=False):
     severities: int | Sequence[int]
     ood_suite: str | None
     ood_root: Path | None
-    data: Data | None
     whole_last_block: bool
     on_bad: Literal["error", "skip"]
     val: Data | None
-    val_ood: NamedData
+    ood_val: NamedData
     temperature: str | float | Sequence[str]
     threshold: str | float | None
     conformal: float | None
     conformal_score: Literal["lac", "aps"]
-    calibrated: Path | None
     mc_dropout: float | None
-    samples: int | None
-    report: Path | None
-    plots: Path | None
-    card: Path | None
-    card_model: str | None
+    passes: int | None
+
+
+class CalibrateArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.calibrate`."""
+
+    whole_last_block: bool
+    on_bad: Literal["error", "skip"]
+    val: Data | None
+    ood_val: NamedData
+    temperature: str | float | Sequence[str]
+    threshold: str | float | None
+    conformal: float | None
+    conformal_score: Literal["lac", "aps"]
+    ood_score: str | Sequence[str]
+    train: Data | None
+    knn_k: int
+    features: Path | None
+    label_map: JsonDocument | None
+    reuse: Path | Sequence[Path]
     note: str | None
-    openood_csv: Path | None
-    from_file: Path | Sequence[Path]
-    over: Literal["seed", "data"] | None
 
 
 class BenchArguments(OnModels, total=False):
@@ -301,22 +317,35 @@ class BenchArguments(OnModels, total=False):
     warmup: int
     threads: int | None
     require: str | Sequence[str]
-    plot: Path | None
-    from_file: JsonDocument | None
     data: Data | None
     whole_last_block: bool
+
+
+class ReportArguments(EveryVerb, total=False):
+    """Arguments of :func:`hydractl.make_report`."""
+
+    output: Path | None
+    html: Path | None
+    plots: Path | None
+    card: Path | None
+    card_model: str | None
+    note: str | None
+    openood_csv: Path | None
+    over: Literal["seed", "data"] | None
+    require: str | Sequence[str]
 
 
 class StudyArguments(SideBySide, total=False):
     """Arguments of :func:`hydractl.study`; its data are SPECs, because the commands of a study are kept."""
 
+    train: Path | None
     val: Path | None
     ood_val: Path | Sequence[str] | Mapping[str, Path]
     test: Path | None
     ood: str | Sequence[str] | Mapping[str, Path]
     rows: str | Sequence[str]
     max_drop: float
-    budget: str | None
+    time: str | None
     search_samples: int | None
     approx: str | None
     fit_samples: int

@@ -11,23 +11,40 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydractl.api.progress import ShowsProgress
 from hydractl.api.wording import Wording
-from hydractl.data.memory import HELD, Held
-from hydractl.errors import HydraError, InputError, RequirementError, UsageError, did_you_mean
+from hydractl.data.held import HeldSet, held_set
+from hydractl.data.memory import HELD_SETS
+from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.files.inputs import reading
 from hydractl.jsonio import HeldDocument, json_bytes, parse_json
-from hydractl.log import Log
 from hydractl.settings.inputs import inputs_of
 from hydractl.settings.option import Option, options_of
+from hydractl.settings.registry import function_of, module_of
 from hydractl.settings.sources import from_arguments
+from hydractl.settings.suggestions import Door, about_option
 from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
 OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
 """Options that a function has no use for."""
 
-_FUNCTIONS = {"eval": "evaluate", "extract-circuit": "extract_circuit"}
-"""Verbs whose function has another name."""
+
+def _as_argument(name: str, value: str) -> str:
+    """Return an option as a keyword argument, whose name is not always that of the flag."""
+    argument = name.replace("-", "_")
+    for verb in SETTINGS:
+        for option in options_of(SETTINGS[verb]):
+            if option.flag == f"--{name}":
+                argument = option.name
+    return f"{argument}={value!r}" if value else repr(argument)
+
+
+def _as_function(verb: str) -> str:
+    return f"hydractl.{function_of(verb)}"
+
+
+_PYTHON = Door(_as_argument, _as_function, lacks=[name.replace("_", "-") for name in OF_A_TERMINAL])
 
 _LOGGER = logging.getLogger("hydractl")
 
@@ -48,13 +65,13 @@ def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcom
     Raises:
         RequirementError: one of ``require`` does not hold; beside it, what the verb raises.
     """
-    function = _FUNCTIONS.get(verb, verb)
+    function = function_of(verb)
     options = arguments_of(verb)
     values = {name: value for name, value in given.items() if not _is_left_out(value)}
     for name in values:
         if name not in options:
-            guess = did_you_mean(name, options, quoted=True)
-            raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{guess}")
+            meant = about_option(name, verb, _PYTHON)
+            raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
     with held_data(data_in(options, values)) as specs:
         wording = Wording(verb, function, options.values(), values, specs)
         try:
@@ -62,7 +79,7 @@ def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcom
             if models:
                 arguments["model"] = list(models)
             settings = from_arguments(SETTINGS[verb], arguments)
-            module = importlib.import_module(f"hydractl.verbs.{verb.replace('-', '_')}")
+            module = importlib.import_module(module_of(verb))
             with reading(inputs_of(settings)):
                 outcome: Outcome = module.run(settings, _PythonLog(wording.said))
         except HydraError as error:
@@ -77,8 +94,8 @@ def _is_left_out(value: object) -> bool:
     return value is None or (isinstance(value, list | tuple) and not value)
 
 
-class _PythonLog(Log):
-    """Warnings become Python's; the rest goes to the logger ``hydractl``."""
+class _PythonLog(ShowsProgress):
+    """Warnings become Python's, tasks have progress bars; the rest goes to the logger ``hydractl``."""
 
     def __init__(self, said: Callable[[str], str]) -> None:
         self._said = said
@@ -126,27 +143,21 @@ def held_data(values: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Give the SPEC of each of some data sets, by name, as long as this lasts.
 
     Args:
-        values: a SPEC, samples, or ``(samples, classes)`` each.
+        values: a SPEC, or what :func:`hydractl.data.held.held_set` takes, each.
     """
     specs: dict[str, str] = {}
-    held: dict[str, Held] = dict(HELD.get({}))
+    held: dict[str, HeldSet] = dict(HELD_SETS.get({}))
     for name, value in values.items():
         if isinstance(value, str | os.PathLike):
             specs[name] = os.fspath(value)
         else:
             specs[name] = f"memory:{name}"
-            held[name] = _samples_and_classes(value)
-    before = HELD.set(held)
+            held[name] = held_set(value, name)
+    before = HELD_SETS.set(held)
     try:
         yield specs
     finally:
-        HELD.reset(before)
-
-
-def _samples_and_classes(value: Any) -> Held:
-    if isinstance(value, tuple) and len(value) == 2:
-        return value
-    return value, None
+        HELD_SETS.reset(before)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

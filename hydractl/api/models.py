@@ -274,20 +274,24 @@ def save(
         OutputError, StorageError: it cannot be written.
         UsageError: a model under the ending of a file of another kind.
     """
-    better = None if isinstance(what, Mapping) else name_for_weights(os.fspath(path))
-    if better is not None:
-        raise UsageError(f"save writes safetensors, not {path}", hint=better)
-    with Output(file_path(os.fspath(path)), force=force) as output:
-        if isinstance(what, Mapping):
+    if isinstance(what, Mapping):
+        with Output(file_path(os.fspath(path)), force=force) as output:
             return write_json(output, what)
+    hint_at_name = name_for_weights(os.fspath(path))
+    if hint_at_name is not None:
+        raise UsageError(f"save writes safetensors, not {path}", hint=hint_at_name)
+    with Output(file_path(os.fspath(path)), force=force) as output:
         source = open(what).source
         check_finite_weights(source.name, source.tensors)
         made = source.description.provenance or provenance("save", 0, [source.sha256], {}, source.bases)
         seen = source.description.seen
         if trained_on is not None:
             with held_data({"trained_on": trained_on}) as spec:
-                seen = merged(seen, [entry("save", "train", open_data(spec["trained_on"], ignore_labels=True))])
+                dataset = open_data(spec["trained_on"], ignore_labels=True)
+                trained = entry("save", "train", dataset)
+            seen = merged(seen, [trained])
         description = replace(source.description, layout="sliced", provenance=made, seen=tuple(seen))
+        # What lies beside the weights in a file, such as stored statistics, goes with them.
         tensors = with_tensors(source.tensors, beside(source.tensors))
         write_checkpoint(output, tensors, description.to_json())
     return output.path
@@ -358,3 +362,34 @@ def _unchanged(module: HydraModel, opened: Model) -> bool:
 # Here, because what pushes is above what runs.
 HydraModel.from_pretrained = staticmethod(_from_pretrained)  # type: ignore[attr-defined]
 HydraModel.push_to_hub = _push_to_hub  # type: ignore[attr-defined]
+
+
+class Calibrated(Document):
+    """What :func:`hydractl.calibrate` chose.
+
+    Attributes:
+        model: the calibrated model.
+    """
+
+    model: Model
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature; None where there is none, or one of each class."""
+        calibration = self.get("calibration")
+        return None if calibration is None else calibration["temperature"]
+
+    @property
+    def threshold(self) -> float | None:
+        """The OOD score from which on a sample is flagged; None for none."""
+        threshold = self.get("threshold")
+        return None if threshold is None else threshold["value"]
+
+    @property
+    def score(self) -> str | None:
+        """The OOD score; None where none was asked for."""
+        score: str | None = self.get("ood_score")
+        return score
+
+    def _summary(self) -> str:
+        return f"temperature {self.temperature}, threshold {self.threshold}, score {self.score}"

@@ -35,7 +35,7 @@ class Document(dict[str, Any]):
 
     @property
     def schema(self) -> str:
-        """The kind of document and its version, such as ``hydractl.eval/1``."""
+        """The kind of document and its version, such as ``hydractl.eval/2``."""
         return str(self["schema"])
 
     @property
@@ -124,6 +124,15 @@ class Circuits(Document):
 
     def _summary(self) -> str:
         return ", ".join(str(circuit.get("objective")) for circuit in self["circuits"])
+
+
+class Exports(Document):
+    """The files that :func:`hydractl.export` wrote, each with its format, size and check."""
+
+    rows_key = "exports"
+
+    def _summary(self) -> str:
+        return ", ".join(str(row["path"]) for row in self.rows)
 
 
 class _ByModel(Document):

@@ -14,6 +14,7 @@ from torch import nn
 
 from hydractl.api.arguments import (
     BenchArguments,
+    CalibrateArguments,
     CircuitArguments,
     EvalArguments,
     ExportArguments,
@@ -22,15 +23,18 @@ from hydractl.api.arguments import (
     LaplaceArguments,
     PruneArguments,
     PushArguments,
+    ReportArguments,
     ScoreArguments,
     StudyArguments,
 )
 from hydractl.api.calling import arguments_of, data_in, run
-from hydractl.api.models import Folder, Model, ModelLike, open
-from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Push, Scores, Study
+from hydractl.api.models import Calibrated, Folder, Model, ModelLike, open
+from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Exports, Push, Scores, Study
 from hydractl.errors import UsageError
-from hydractl.exports.formats import kind_of
+from hydractl.jsonio import HeldDocument
+from hydractl.methods import MethodOptions, read_ensemble
 from hydractl.model.source import HELD, Source, open_source
+from hydractl.settings.registry import VERBS, function_of
 from hydractl.verbs.outcome import Outcome
 
 Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[ModelLike]"]
@@ -45,20 +49,22 @@ ARGUMENTS: dict[str, type] = {
     "finetune": FinetuneArguments,
     "laplace": LaplaceArguments,
     "fuse": FuseArguments,
+    "export": ExportArguments,
     "eval": EvalArguments,
+    "calibrate": CalibrateArguments,
     "bench": BenchArguments,
+    "report": ReportArguments,
     "study": StudyArguments,
     "push": PushArguments,
 }
 """The types of the keyword arguments of each verb."""
 
-NOT_ARGUMENTS = {"fuse": ("export",)}
-"""Options of a verb that have a function of their own."""
-
 
 def _documented(verb: str) -> Callable[[VerbT], VerbT]:
     """Put the arguments of a verb, with defaults, into the run-time signature and the docstring of its function."""
-    types = typing.get_type_hints(ARGUMENTS[verb])
+    types: dict[str, Any] = {}
+    if verb in ARGUMENTS:
+        types = typing.get_type_hints(ARGUMENTS[verb])
 
     def add(function: VerbT) -> VerbT:
         positional = []
@@ -67,8 +73,6 @@ def _documented(verb: str) -> Callable[[VerbT], VerbT]:
                 positional.append(parameter)
         keywords, lines = [], []
         for name, option in arguments_of(verb).items():
-            if name in NOT_ARGUMENTS.get(verb, ()):
-                continue
             annotation = types.get(name, option.type)  # a plug-in may declare options that have no static type
             keyword = inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation
@@ -137,7 +141,7 @@ def _answered(verb: str, model: ModelLike, given: Mapping[str, object]) -> Outco
 
 def _unwritten(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcome:
     """Run a verb whose document is written only where ``output`` says so."""
-    if given.get("output") is None and given.get("from_file") is None:
+    if given.get("output") is None:
         given = {**given, "output": "-"}
     return run(verb, models, given)
 
@@ -246,21 +250,34 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Unpack[FinetuneA
 
     Args:
         model: one, or several that are trained one after another.
-        options: of several models, and with ``members``, each is trained in a process of its own, which takes files
-            and no data in memory.
+        options: ``ensemble`` takes a text, such as ``packed:3,2``, or the options of a method, such as
+            ``hydractl.methods.packed.PackedOptions(3, 2)``. Of several models, and of an ensemble by seeds, each is
+            trained in a process of its own, which takes files and no data in memory.
 
     Returns:
-        The trained model; of several, with ``members`` and with ``snapshots`` its ``members`` are the models.
-        ``result`` holds the course. Without ``output`` its files are temporary.
+        The trained model; of several, and of an ensemble, its ``members`` are the models. ``result`` holds the course.
+        Without ``output`` its files are temporary.
 
     Raises:
         NonFiniteError: the loss or a weight is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     models = _listed(model)
-    in_processes = len(models) > 1 or options.get("members") not in (None, 1)
+    in_processes = len(models) > 1 or _trainings(options.get("ensemble")) > 1
     default = "" if len(models) > 1 else "tuned.st"
     return _made("finetune", models, default, options, as_files=in_processes)
+
+
+def _trainings(ensemble: str | MethodOptions | None) -> int:
+    """Return how many trainings of one model are asked for."""
+    if isinstance(ensemble, MethodOptions):
+        return ensemble.trainings
+    if not isinstance(ensemble, str):
+        return 1
+    try:
+        return read_ensemble(ensemble).trainings
+    except ValueError:
+        return 1  # the verb says what is wrong with it
 
 
 @_documented("laplace")
@@ -294,8 +311,6 @@ def fuse(models: ModelLike | Sequence[ModelLike], **options: Unpack[FuseArgument
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    if options.get("export"):
-        raise UsageError("fuse gives a model and exports none", hint="hydractl.export(model, 'hydra.onnx')")
     return _made("fuse", _listed(models), "hydra.st", options)
 
 
@@ -305,8 +320,8 @@ def evaluate(models: Models = (), **options: Unpack[EvalArguments]) -> Evaluatio
 
     Args:
         models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
-            one after another. None with ``from_file``, a list of answers.
-        options: ``ood`` and ``val_ood`` take a mapping from names (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
+            one after another.
+        options: ``ood`` and ``ood_val`` take a mapping from names (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
 
     Returns:
         The rows, one for each model, in its ``models``.
@@ -316,6 +331,27 @@ def evaluate(models: Models = (), **options: Unpack[EvalArguments]) -> Evaluatio
     """
     outcome = _measured("eval", models, options)
     return Evaluation(outcome.document, outcome.files)
+
+
+@_documented("calibrate")
+def calibrate(model: ModelLike, **options: Unpack[CalibrateArguments]) -> Calibrated:
+    """Choose temperature, threshold and OOD score of a model on validation data.
+
+    Args:
+        model: one checkpoint.
+        options: ``ood_val`` takes a mapping from names to data, or ``auto``.
+
+    Returns:
+        What was chosen; its ``model`` is the calibrated model. Without ``output`` its file is temporary.
+
+    Raises:
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    calibrated = _made("calibrate", [model], "calibrated.st", options)
+    assert calibrated.result is not None  # of a model that a verb made
+    result = Calibrated(calibrated.result, calibrated.result.files)
+    result.model = calibrated
+    return result
 
 
 @_documented("bench")
@@ -333,6 +369,34 @@ def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
     """
     outcome = _measured("bench", models, options)
     return Benchmark(outcome.document, outcome.files)
+
+
+@_documented("report")
+def make_report(
+    documents: Path | str | Mapping[str, Any] | Sequence[Path | str | Mapping[str, Any]],
+    **options: Unpack[ReportArguments],
+) -> Document:
+    """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
+
+    Args:
+        documents: a result, or the file of one; several of :func:`evaluate` with ``over``.
+
+    Returns:
+        The document that was reported on, of several the one of their means; ``files`` has what was written.
+
+    Raises:
+        RequirementError: one of ``require`` does not hold.
+    """
+    names: list[str] = []
+    for place, document in enumerate(_listed(documents)):
+        if isinstance(document, Mapping):
+            names.append(HeldDocument(f"document {place + 1}", dict(document)))
+        else:
+            names.append(os.fspath(document))
+    outcome = run("report", names, options)
+    kinds: dict[str, type[Document]] = {"models": Evaluation, "results": Benchmark, "verdict": Study}
+    kind = next(kinds[key] for key in kinds if key in outcome.document)
+    return kind(outcome.document, outcome.files)
 
 
 @_documented("study")
@@ -359,25 +423,28 @@ def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
     return Study(outcome.document, outcome.files)
 
 
-def export(model: ModelLike, path: str | os.PathLike[str], **options: Unpack[ExportArguments]) -> list[Path]:
+@_documented("export")
+def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **options: Unpack[ExportArguments]) -> Exports:
     """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
 
     Args:
         model: any one.
-        path: of the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file.
-        options: ``force``; of int8 ``data`` and ``ood``, on which its rounding is measured.
+        path: of the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``.
+            Without it the file is named after the model.
+        options: ``test`` and ``ood`` measure what the rounding of ``onnx-int8`` does.
 
     Returns:
-        The files written.
+        The files with their checks; ``files`` are their paths.
 
     Raises:
         UsageError, InputError: a model or an ending that cannot be exported.
         OutputError: a file exists, and ``force`` is not set.
     """
+    if path is not None:
+        options = {**options, "output": path}
     with _held([model]) as refs:
-        kind = kind_of(path) or Path(path).suffix or "none"
-        given = {**options, "export": kind, "output": os.fspath(path)}
-        return run("fuse", refs, given).files
+        outcome = run("export", refs, options)
+    return Exports(outcome.document, outcome.files)
 
 
 @_documented("push")
@@ -398,3 +465,35 @@ def push(model: ModelLike, repo: str, **options: Unpack[PushArguments]) -> Push:
     with _held([model], as_files=True) as refs:
         outcome = run("push", [*refs, f"hf:{repo}"], options)
     return Push(outcome.document)
+
+
+def available(kind: str | None = None, pattern: str = "") -> Document:
+    """List what there is to choose from, what other packages add included.
+
+    Args:
+        kind: ``scores``, ``metrics``, ``methods``, ``criteria``, ``suites``, ``corruptions``, ``recipes`` or
+            ``models``; None for these kinds themselves.
+        pattern: a part of the names, or a pattern with ``*`` and ``?``.
+
+    Returns:
+        The ``entries``: the name of each, what it is and what it needs.
+
+    Raises:
+        UsageError: there is no such kind, or nothing fits.
+    """
+    words = [word for word in (kind, pattern) if word]
+    return Document(run("list", words, {}).document)
+
+
+def function_of_verb(verb: str) -> Callable[..., Document]:
+    """Return the function of a verb that has none above: it takes models and options, and returns the document."""
+
+    @_documented(verb)
+    def function(*models: ModelLike, **options: Any) -> Document:
+        with _held(models) as refs:
+            outcome = run(verb, refs, options)
+        return Document(outcome.document, outcome.files)
+
+    function.__name__ = function_of(verb)
+    function.__doc__ = f"{VERBS[verb].summary}.\n{function.__doc__}"
+    return function

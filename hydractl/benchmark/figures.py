@@ -19,10 +19,13 @@ def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, se
     times = np.asarray(runs, dtype=np.float64) * 1e3
     low, high = np.percentile(times, [25, 75])
     median = float(np.median(times))
+    deviation = None
+    if len(times) > 1:
+        deviation = float(times.std(ddof=1))
     latency = LatencyRecord(
         median=median,
         mean=float(times.mean()),
-        std=float(times.std(ddof=1)) if len(times) > 1 else None,
+        std=deviation,
         min=float(times.min()),
         max=float(times.max()),
         q25=float(low),
@@ -53,7 +56,8 @@ def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -
 
     ratios = np.asarray(runs, dtype=np.float64) / np.asarray(reference, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(len(ratios), size=(RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
+    medians = np.median(ratios[drawn], axis=1)  # [RESAMPLES]
+    low, high = np.percentile(medians, [2.5, 97.5])
     return float(np.median(ratios)), [float(low), float(high)]
 
 
@@ -72,3 +76,26 @@ def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bo
     scatter = (latency.q75 - latency.q25) / latency.median
     low, high = interval
     return bool(scatter > NOISY or (high - low) / ratio > NOISY)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+COMPARED = ("stock", "members", "member", "deep")
+"""Kinds of rows that ``--compare`` adds."""
+
+_LATENCY_KEYS = ("median", "mean", "std", "min", "max", "q25", "q75")
+ROW_KEYS = (
+    "ratio",
+    "mac_ratio",
+    *(f"latency_ms.{key}" for key in _LATENCY_KEYS),
+    "throughput_per_s",
+    "peak_share",
+    "peak_memory_bytes",
+    "params",
+    "macs",
+    "bytes",
+    "checkpoint_bytes",
+    "members",
+    "batch_size",
+)
+"""The dotted keys of the numbers in a row, for ``--require``; known before anything is measured."""

@@ -161,17 +161,23 @@ def _served_costs(costs: Sequence[BenchCost], contest: Contest) -> list[BenchCos
             served.append(cost)
             continue
         assert cost.first_macs is not None and cost.rest_macs is not None  # the row of a cascade has both
-        served.append(replace(cost, share=share, macs=round(cost.first_macs + share * cost.rest_macs)))
+        mean_macs = cost.first_macs + share * cost.rest_macs
+        served.append(replace(cost, share=share, macs=round(mean_macs)))
     return with_ratios(served)
 
 
 def _noise(results: Sequence[BenchRow], rounds: int) -> str | None:
-    rows = [f"{row.model} (batch {row.batch_size}, {row.dtype})" for row in results if row.timing.noisy]
+    rows = []
+    for row in results:
+        if row.timing.noisy:
+            rows.append(f"{row.model} (batch {row.batch_size}, {row.dtype})")
     if not rows:
         return None
-    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+    listed = ", ".join(rows[:3])
+    if len(rows) > 3:
+        listed += f" and {len(rows) - 3} more"
     return (
-        f"times scatter by more than {NOISY:.0%}: {', '.join(rows[:3])}{more}; "
+        f"times scatter by more than {NOISY:.0%}: {listed}; "
         f"take more --rounds (now {rounds}), or stop what else runs on this machine"
     )
 
@@ -214,8 +220,8 @@ class Contest:
         self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
         self._random = np.random.default_rng(seed)
         if inputs is None:
-            drawn = _same_inputs({name: model.example_inputs(batch_size, seed) for name, model in models.items()})
-            inputs = {name: [batch] for name, batch in drawn.items()}
+            drawn = {name: model.example_inputs(batch_size, seed) for name, model in models.items()}
+            inputs = {name: [batch] for name, batch in _same_inputs(drawn).items()}
         self._batches = inputs
         self._first_batch = {name: batches_of_model[0] for name, batches_of_model in inputs.items()}
         self._graphs_before = 0
@@ -442,13 +448,16 @@ def threads(count: int | None) -> Iterator[int]:
 
 def _machine(device: torch.device, count: int, peaks: Mapping[str, float | None]) -> MachineRecord:
     """Describe what the times depend on, without the name of the host or the user."""
+    device_name = None
+    if device.type == "cuda":
+        device_name = torch.cuda.get_device_name(device)
     return MachineRecord(
         python=platform.python_version(),
         torch=torch.__version__,
         processor=_processor(),
         cores=os.cpu_count(),
         threads=count,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        device_name=device_name,
         peak_macs_per_s=peaks,
     )
 

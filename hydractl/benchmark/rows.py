@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -144,8 +145,14 @@ def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contes
             exported[text] = file
         else:
             exported[text] = file.at_length(options.max_length)
-    found = iter(find_models(checkpoints, options))
-    return [exported[text] if text in exported else next(found) for text in texts]
+    opened = iter(find_models(checkpoints, options))
+    contestants: list[Contestant] = []
+    for text in texts:
+        if text in exported:
+            contestants.append(exported[text])
+        else:
+            contestants.append(next(opened))
+    return contestants
 
 
 def bench_rows(
@@ -162,17 +169,20 @@ def bench_rows(
     problems = _comparison_problems(first, compare, has_fused=bool(fused), has_stock=stock is not None)
     rows: list[BenchModel] = []
     for model in models:
-        rows.append(BenchModel(model.kind if isinstance(model, ExportedFile) else "model", model))
+        kind = model.kind if isinstance(model, ExportedFile) else "model"
+        rows.append(BenchModel(kind, model))
         if model is first and STOCK in compare and stock is not None:
             rows.append(BenchModel(STOCK, ModelArgument(f"{first.name}.stock", [stock])))
         if model is first and DEEP in compare and first.sources:
             copies = max(map(_members, fused), default=0)
-            rows.append(BenchModel(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
+            sources = [first.sources[0]] * copies
+            rows.append(BenchModel(DEEP, ModelArgument(f"{first.name}.deep", sources)))
         if MEMBERS in compare and model in fused and isinstance(model, ModelArgument):
             rows += _taken_apart(model)
-    names = [row.name for row in rows]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(f"two rows would be named {name}")
+    counts = Counter(row.name for row in rows)
+    for name in sorted(counts):
+        if counts[name] > 1:
+            problems.append(f"two rows would be named {name}")
     if len(problems) == 1:
         raise UsageError(f"--compare {problems[0]}", hint="hydractl bench --help")
     if problems:
@@ -234,7 +244,10 @@ def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
     first = inputs[models[0].name]
     if all(sample == first for sample in inputs.values()):
         return list(models)
-    lengths = {name: sample.tokens for name, sample in inputs.items() if sample.tokens is not None}
+    lengths = {}
+    for name, sample in inputs.items():
+        if sample.tokens is not None:
+            lengths[name] = sample.tokens
     if len(lengths) < len(inputs):
         raise InputError(
             "these models read different inputs, so their times cannot be compared",
@@ -260,7 +273,10 @@ def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed:
     Raises:
         UsageError, InputError: they cannot be opened, or do not fill one batch.
     """
-    reads = {row.name: "image" if input_of(row.model).tokens is None else "text" for row in rows}
+    reads = {}
+    for row in rows:
+        takes_texts = input_of(row.model).tokens is not None
+        reads[row.name] = "text" if takes_texts else "image"
     data = open_data(spec, limit=limit, seed=seed, reads=reads, ignore_labels=True)
     if len(data) < batch_size:
         raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")
@@ -278,7 +294,9 @@ def _taken_apart(fused: ModelArgument) -> list[BenchModel]:
 
 def _members(model: Contestant) -> int:
     """Return the number of members of one fused model; 0 for an ensemble of several models and for an exported file."""
-    return len(model.sources[0].description.masks) if len(model.sources) == 1 else 0
+    if len(model.sources) != 1:
+        return 0
+    return len(model.sources[0].description.masks)
 
 
 def _is(model: Contestant) -> str:

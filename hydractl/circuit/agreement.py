@@ -55,12 +55,12 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
     """
     removed = [(step["site"], step["head"]) for step in document["removed"]]
     removals = min(len(removed), len(exact))
-    budgets = sorted({max(1, round(removals * share)) for share in (0.25, 0.5, 0.75, 1.0)})
+    budgets = {max(1, round(removals * share)) for share in (0.25, 0.5, 0.75, 1.0)}
     score_lost = None
     if _measure_the_same(document, other):
         last = removals - 1
         score_lost = other["removed"][last]["score"] - document["removed"][last]["score"]
-    jaccard = jaccard_at(removed, exact, budgets)
+    jaccard = jaccard_at(removed, exact, sorted(budgets))
     return {
         "removals": removals,
         "jaccard": {str(budget): value for budget, value in jaccard.items()},
@@ -71,7 +71,7 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
 
 def _measure_the_same(document: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether the scores of two circuits are of the same objective, model and data."""
-    for key in ("objective", "ood_score", "ensemble_with", "sites", "base"):
+    for key in ("objective", "ood_score", "sites", "base"):
         if document.get(key) != other.get(key):
             return False
     return _data_of(document) == _data_of(other)
@@ -85,7 +85,7 @@ def _data_of(document: Mapping[str, Any]) -> list[Any]:
     settings = source.get("settings")
     if not isinstance(settings, Mapping):
         return []
-    return [settings.get("data"), settings.get("ood"), settings.get("tasks")]
+    return [settings.get("val"), settings.get("ood_val"), settings.get("tasks")]
 
 
 # --- as it is told ----------------------------------------------------------------------------------------------------
@@ -94,11 +94,12 @@ def _data_of(document: Mapping[str, Any]) -> list[Any]:
 def agreement_text(document: CircuitDocument) -> str:
     """Say in a line how far a circuit agrees with an exact one."""
     compared = document["agreement"]
-    jaccard = ", ".join(f"{number(value, 3)} of the first {n}" for n, value in compared["jaccard"].items())
+    jaccards = [f"{number(value, 3)} of the first {budget}" for budget, value in compared["jaccard"].items()]
+    tau = number(compared["kendall_tau"], 3)
     lost = "another objective, model or data"
     if compared["score_lost"] is not None:
         lost = f"{compared['score_lost']:.4f}"
-    return f"Jaccard {jaccard}; Kendall's tau {number(compared['kendall_tau'], 3)}; score lost {lost}"
+    return f"Jaccard {', '.join(jaccards)}; Kendall's tau {tau}; score lost {lost}"
 
 
 def tied_text(document: CircuitDocument) -> str | None:
@@ -115,7 +116,7 @@ def tied_text(document: CircuitDocument) -> str | None:
         return None
     return (
         f"{objective}: the score is at its maximum, {perfect:g}, in the first {tied} of {len(steps)} steps, so ties "
-        "and not the data decide which heads they remove: give more --data, or held-out samples that the model was not "
+        "and not the data decide which heads they remove: give more --val, or held-out samples that the model was not "
         "trained on, or --objective nll"
     )
 
@@ -141,7 +142,10 @@ def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
     for objective, document in documents.items():
         heads = frozenset((step["site"], step["head"]) for step in document["removed"])
         objectives_by_heads.setdefault(heads, []).append(objective)
-    repeated = [" and ".join(objectives) for objectives in objectives_by_heads.values() if len(objectives) > 1]
+    repeated = []
+    for objectives in objectives_by_heads.values():
+        if len(objectives) > 1:
+            repeated.append(" and ".join(objectives))
     if not repeated:
         return None
     return (
@@ -154,8 +158,6 @@ def ended_text(document: CircuitDocument) -> str:
     """Say in a line what ended a search before its budget."""
     objective = document["objective"]
     count = len(document["removed"])
-    if document["ended"] == "max_cost":
-        return f"{objective}: {count} heads are removed: with any further one the fused model would cost too much"
     if document["ended"] == "max_drop":
         ended = f"--max-drop {document['max_drop']:g}"
     else:
@@ -163,21 +165,6 @@ def ended_text(document: CircuitDocument) -> str:
     if not count:
         return f"{objective}: no head can go within {ended}: the circuit is the whole model"
     return f"{objective}: {count} heads are removed: a further one would not keep {ended}"
-
-
-def dear_text(document: CircuitDocument) -> str | None:
-    """Warn of a search that did not come down to its ``--max-cost``; None for others."""
-    most = document.get("max_cost")
-    if most is None:
-        return None
-    removed = document["removed"]
-    ratio = removed[-1]["mac_ratio"] if removed else document["base"]["mac_ratio"]
-    if ratio <= most:
-        return None
-    return (
-        f"{document['objective']}: fused, this circuit and the other members cost {ratio:.3f} times the "
-        f"mult-adds of the model, above --max-cost {most:g}: remove more heads, or keep --sites to the last ones"
-    )
 
 
 def rounding_text(documents: Mapping[str, CircuitDocument]) -> str | None:

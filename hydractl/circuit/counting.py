@@ -32,19 +32,24 @@ def margins(logits: Floats, labels: np.ndarray) -> Floats:
 
 
 def _msp_slope(block: Block) -> Floats:
+    """Return p (1 - p) of the highest class, ``[B]``: the mean over members."""
     top = block.pooled_log.argmax(axis=1)
-    log_p = np.take_along_axis(block.member_log_probs, top[None, :, None], axis=2)[:, :, 0]
-    return np.asarray((-np.exp(log_p) * np.expm1(log_p)).mean(axis=0))
+    log_p_of_top = np.take_along_axis(block.member_log_probs, top[None, :, None], axis=2)[:, :, 0]  # [M, B]
+    slopes = -np.exp(log_p_of_top) * np.expm1(log_p_of_top)
+    return np.asarray(slopes.mean(axis=0))
 
 
 def _entropy_slope(block: Block) -> Floats:
-    p = block.member_powers
-    log_p = block.pooled_log
+    """Return the sum over classes of p times the distance of -log p from its mean, ``[B]``: the mean over members."""
+    p = block.member_powers  # [M, B, classes]
+    log_p = block.pooled_log  # [B, classes]
     cross_entropy = -(p * log_p).sum(axis=2, keepdims=True)
-    return np.asarray((p * np.abs(log_p + cross_entropy)).sum(axis=2).mean(axis=0))
+    distances = np.abs(log_p + cross_entropy)
+    return np.asarray((p * distances).sum(axis=2).mean(axis=0))
 
 
 def _slope_of_one(block: Block) -> Floats:
+    """Return 1 for each sample, ``[B]``."""
     samples = block.logits.shape[1]
     return np.ones(samples)
 
@@ -67,7 +72,7 @@ class Values:
 
     Attributes:
         labelled: whether the samples are ID.
-        scores: the OOD score of each sample, higher = more OOD.
+        scores: the OOD score of each sample ``[B]``, higher = more OOD.
         correct, nll, brier: as in :class:`hydractl.circuit.objective.EvaluationCounts`; zero for OOD samples.
         doubt: of these three, as in :class:`hydractl.circuit.objective.Doubt`.
         near: how far rounding may take each score; a number holds for all.
@@ -84,44 +89,38 @@ class Values:
     tasks: Sequence[int] = (0,)
 
 
-def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside: Floats | None = None) -> Values:
+def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
     """Count one batch, in float64.
 
     Args:
         logits: ``[B, classes]``.
         labels: ``[B]``, or None for OOD samples.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
-        beside: the logits of other members ``[M - 1, B, classes]``: what is counted is then the ensemble.
 
     Raises:
         NonFiniteError: for a logit that is NaN or infinite.
     """
-    members = with_others(logits, beside)
+    members = one_member(logits)
     if not np.isfinite(members).all():
         raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
     block = Block(members)
     scores = OOD_SCORES[ood_score](members)
-    largest_logit = np.abs(members).max(axis=(0, 2))
+    largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
     apart = LOGIT_TOLERANCE[logits.dtype] * np.maximum(1.0, largest_logit)
-    # Half of it, so that the scores of two samples differ by as much as two logits do.
+    # Half of it for each score, so that two scores together differ by as much as two logits do.
     near = apart / 2 * SLOPES[ood_score](block)
     if labels is None:
         return Values(False, scores, near=near)
 
     rows = np.arange(len(labels))
-    log_p = block.pooled_log
+    log_p = block.pooled_log  # [B, classes]
     p = np.exp(log_p)
-    # The sum over classes of (p - y)^2, by the classes that are wrong and the one that is right.
+    nll = -log_p[rows, labels]
+    # The sum over classes of (p - y)^2, where y is 1 for the label and 0 for others.
     brier = (p * p).sum(axis=1) + 1 - 2 * p[rows, labels]
-    if beside is None:
-        compared = members[0]
-    else:
-        # Two classes of an ensemble can each take their p from another member, so their log p move apart by twice as
-        # much.
-        compared = log_p
-        apart = 2 * apart
-    correct = int((compared.argmax(axis=1) == labels).sum())
-    margin = margins(compared, labels)
+    only_member = members[0]  # [B, classes]
+    correct = int((only_member.argmax(axis=1) == labels).sum())
+    margin = margins(only_member, labels)
     surely_correct = int((margin > apart).sum())
     perhaps_correct = int((margin >= -apart).sum())
     units_in_doubt = round(LOGIT_TOLERANCE[logits.dtype] / LOGIT_TOLERANCE[torch.float32])
@@ -129,7 +128,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside:
         labelled=True,
         scores=scores,
         correct=correct,
-        nll=_in_loss_units(-log_p[rows, labels]),
+        nll=_in_loss_units(nll),
         brier=_in_loss_units(np.maximum(brier, 0)),
         doubt=Doubt(
             fewer=correct - surely_correct,
@@ -140,16 +139,15 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside:
     )
 
 
-def with_others(logits: Tensor, beside: Floats | None) -> Floats:
-    """Return float64 logits ``[M, B, classes]`` of an ensemble whose last member gave ``logits`` ``[B, classes]``."""
-    member = logits.double().cpu().numpy()[None]
-    if beside is None:
-        return member
-    return np.concatenate([beside, member])
+def one_member(logits: Tensor) -> Floats:
+    """Return float64 logits ``[1, B, classes]`` of ``[B, classes]``, as the scores of ensembles take them."""
+    return logits.double().cpu().numpy()[None]
 
 
 def _in_loss_units(losses: Floats) -> int:
-    return int(np.rint(losses / LOSS_UNIT).astype(np.int64).sum())
+    """Return the sum of losses ``[B]``, each rounded to whole units of :data:`LOSS_UNIT`."""
+    units = np.rint(losses / LOSS_UNIT).astype(np.int64)
+    return int(units.sum())
 
 
 # --- batch after batch ------------------------------------------------------------------------------------------------
@@ -202,7 +200,10 @@ class TaskPairs:
 
 
 class Tally:
-    """The counts of one model over the batches it has seen so far, of tasks with these shares.
+    """The counts of one model over the batches it has seen so far.
+
+    Args:
+        shares: of the tasks.
 
     Attributes:
         seen: the numbers of the batches.
@@ -231,7 +232,11 @@ class Tally:
 
     def counts(self) -> EvaluationCounts:
         """Return the counts over what has been seen."""
-        n_id = n_ood = twice_u = lower = higher = 0
+        n_id = 0
+        n_ood = 0
+        twice_u = 0
+        lower = 0
+        higher = 0
         for share, pairs in zip(self._shares, self._pairs, strict=True):
             n_id += share.inside * len(pairs.counted.inside)
             n_ood += share.outside * len(pairs.counted.outside)

@@ -1,4 +1,4 @@
-"""The circuit file ``hydractl.circuit/1``: its fields, and how one is made from a ranking."""
+"""The circuit file ``hydractl.circuit/2``: its fields, and how one is made from a ranking."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from hydractl.circuit.objective import LOSS_OBJECTIVES, LOSS_UNIT, OBJECTIVE_BY_NAME, EvaluationCounts
-from hydractl.circuit.scope import FusedCost, Scope, SearchOptions
+from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import ObjectiveRanking
 from hydractl.circuit.tasks import Task, role_of
 from hydractl.circuit.winners import CandidateHead, Trial
@@ -30,7 +30,7 @@ did (docs/circuits.md).
 
 
 class CountsDocument(TypedDict, total=False):
-    """The counts of one evaluation; losses only where they matter, the cost only with other members."""
+    """The counts of one evaluation; losses only where they matter."""
 
     correct: int
     n_id: int
@@ -39,7 +39,6 @@ class CountsDocument(TypedDict, total=False):
     nll: int
     brier: int
     score: float
-    mac_ratio: float
 
 
 class RemovalDocument(CountsDocument, total=False):
@@ -53,14 +52,13 @@ class RemovalDocument(CountsDocument, total=False):
 class GainDocument(TypedDict):
     """How the AUROC on the validation samples rose.
 
-    ``corrected`` is the share of the wrongly ordered pairs that were put right, ``low`` whether that is little (None
-    where nothing is known that would say so).
+    ``corrected`` is the share of the wrongly ordered pairs that were put right, ``low`` whether that is little.
     """
 
     before: float
     after: float
     corrected: float
-    low: bool | None
+    low: bool
 
 
 class RivalDocument(TypedDict):
@@ -101,10 +99,8 @@ class SearchDocument(TypedDict, total=False):
     algorithm: str
     approx: str | None
     ood_score: str
-    ensemble_with: list[str]
     budget: int
     max_drop: float
-    max_cost: float
     subject_to: list[str]
 
 
@@ -131,8 +127,8 @@ class CircuitDocument(SearchDocument, total=False):
 class TaskDocument(TypedDict, total=False):
     """One task: its sets, each by SPEC and fingerprint, and its weight."""
 
-    data: dict[str, str]
-    ood: dict[str, str]
+    val: dict[str, str]
+    ood_val: dict[str, str]
     weight: int
 
 
@@ -148,7 +144,6 @@ class CircuitWriter:
         names: the site and the original number of each candidate.
         data: the sets by name.
         tasks: what was measured on which of them.
-        cost: says what the fused model costs, where the circuit joins other members.
         doubts: what is odd about the data.
     """
 
@@ -157,7 +152,6 @@ class CircuitWriter:
     names: Mapping[CandidateHead, Head]
     data: Mapping[str, Dataset]
     tasks: Sequence[Task]
-    cost: FusedCost | None = None
     doubts: Sequence[str] = ()
 
     def document(self, objective: str, ranking: ObjectiveRanking) -> CircuitDocument:
@@ -168,14 +162,14 @@ class CircuitWriter:
         search = self._search(objective, ranking)
         details = {**search, **self._details()}
 
-        facts = {"schema": "hydractl.circuit/1", "arch": source.description.arch, **search}
+        facts = {"schema": "hydractl.circuit/2", "arch": source.description.arch, **search}
         document = cast(CircuitDocument, facts)
         if ranking.ended:
             document["ended"] = ranking.ended
         if any(name in LOSS_OBJECTIVES for name in (objective, *constrained)):
             document["loss_unit"] = LOSS_UNIT
         document["sites"] = dict(mask.heads)
-        document["base"] = self._counts(ranking.base, objective, constrained, removed=[])
+        document["base"] = self._counts(ranking.base, objective, constrained)
         document["removed"] = self._removals(ranking, objective, constrained)
         gain = self._gain(objective, ranking)
         if gain is not None:
@@ -196,20 +190,16 @@ class CircuitWriter:
     def _search(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
         """Return what was searched for; the losses of constraints are listed with it."""
         options = self.options
-        gone_at_the_beginning = self.scope.total - self.scope.budget
+        removed_before = self.scope.total - self.scope.budget
         search: SearchDocument = {
             "objective": objective,
             "algorithm": options.algorithm,
             "approx": options.approx,
             "ood_score": options.ood_score,
+            "budget": removed_before + len(ranking.steps),
         }
-        if self.scope.members:
-            search["ensemble_with"] = [member.sha256 for member in self.scope.members]
-        search["budget"] = gone_at_the_beginning + len(ranking.steps)
         if options.max_drop is not None:
             search["max_drop"] = options.max_drop
-        if options.max_cost is not None:
-            search["max_cost"] = options.max_cost
         if options.subject_to:
             search["subject_to"] = list(options.subject_to)
         return search
@@ -217,73 +207,72 @@ class CircuitWriter:
     def _details(self) -> dict[str, Any]:
         """Return what the provenance says beside what was searched for."""
         source = self.scope.source
+        ood_fingerprint = None
+        if "ood" in self.data:
+            ood_fingerprint = self.data["ood"].fingerprint()
         details: dict[str, Any] = {
             **self.scope.details,
             "batch_size": self.options.batch_size,
             "dtype": self.options.dtype,
             "max_length": source.description.preprocess.get("max_length"),
             **asked_classes(source, self.options.tower),
-            "data": self.data["id"].fingerprint(),
-            "ood": self.data["ood"].fingerprint() if "ood" in self.data else None,
+            "val": self.data["id"].fingerprint(),
+            "ood_val": ood_fingerprint,
         }
         if len(self.tasks) > 1:
             details["tasks"] = [self._task(task) for task in self.tasks]
         return details
 
     def _task(self, task: Task) -> TaskDocument:
-        document: TaskDocument = {"data": _set_document(self.data[task.data])}
+        document: TaskDocument = {"val": _set_document(self.data[task.data])}
         if task.ood is not None:
-            document["ood"] = _set_document(self.data[task.ood])
+            document["ood_val"] = _set_document(self.data[task.ood])
         document["weight"] = task.weight
         return document
 
     def _removals(self, ranking: ObjectiveRanking, objective: str, constrained: Sequence[str]) -> list[RemovalDocument]:
         documents: list[RemovalDocument] = []
-        removed: list[Head] = []
         for number, step in enumerate(ranking.steps, start=1):
             site, head = self.names[step.head]
-            removed.append((site, head))
-            counts = self._counts(step.counts, objective, constrained, removed)
+            counts = self._counts(step.counts, objective, constrained)
             documents.append({"step": number, "site": site, "head": head, **counts})
         return documents
 
-    def _counts(
-        self, counts: EvaluationCounts, objective: str, constrained: Sequence[str], removed: Sequence[Head]
-    ) -> CountsDocument:
-        """Return the counts and the score of an objective, the losses that decided, and what the fused model costs."""
+    def _counts(self, counts: EvaluationCounts, objective: str, constrained: Sequence[str]) -> CountsDocument:
+        """Return the counts and the score of an objective, and the losses that decided."""
         decided_by = (objective, *constrained)
+        has_ood = counts.two_u is not None
         document: CountsDocument = {
             "correct": counts.correct,
             "n_id": counts.n_id,
             "two_u": counts.two_u,
-            "n_ood": None if counts.two_u is None else counts.n_ood,
+            "n_ood": counts.n_ood if has_ood else None,
         }
         if "nll" in decided_by:
             document["nll"] = counts.nll
         if "brier" in decided_by:
             document["brier"] = counts.brier
         document["score"] = counts.score(objective)
-        if self.cost is not None:
-            document["mac_ratio"] = float(self.cost.without(removed))
         return document
 
     def _gain(self, objective: str, ranking: ObjectiveRanking) -> GainDocument | None:
-        """Return how the AUROC on the validation samples rose, or None.
+        """Return how the AUROC on the validation samples rose.
 
-        It is None unless a greedy search of an objective that reads OOD samples removed something, and where the AUROC
-        was 1 before.
+        None where that says nothing: for another search than the greedy one, for an objective that reads no OOD
+        samples, where no head was removed, and where the AUROC was 1 before.
         """
-        reads_ood = OBJECTIVE_BY_NAME[objective].needs_ood
-        if self.options.algorithm != "greedy" or not reads_ood or not ranking.steps:
+        if self.options.algorithm != "greedy":
+            return None
+        if not OBJECTIVE_BY_NAME[objective].needs_ood:
+            return None
+        if not ranking.steps:
             return None
         before = ranking.base.score("ood")
         after = ranking.steps[-1].counts.score("ood")
         if before == 1:
             return None
         corrected = (after - before) / (1 - before)
-        # Of ensembles nothing is known that would say so.
-        low = None if self.scope.members else corrected < LOW_GAIN
-        return {"before": before, "after": after, "corrected": corrected, "low": low}
+        return {"before": before, "after": after, "corrected": corrected, "low": corrected < LOW_GAIN}
 
     def _rounding(self, objective: str, ranking: ObjectiveRanking) -> list[RoundingDocument]:
         """List the steps at which a machine that rounds otherwise may remove another head."""
@@ -292,10 +281,11 @@ class CircuitWriter:
             if not step.rivals:
                 continue
             rivals = [self._rival(rival, objective) for rival in step.rivals]
+            best_rival = rivals[0]
             steps.append(
                 {
                     "step": number,
-                    "lead": step.counts.score(objective) - rivals[0]["score"],
+                    "lead": step.counts.score(objective) - best_rival["score"],
                     "least": step.counts.least.score(objective),
                     "rivals": rivals,
                 }
@@ -310,7 +300,10 @@ class CircuitWriter:
 
     def _seen_here(self) -> list[Entry]:
         """List the samples that this search has seen, each once."""
-        id_fingerprints = [dataset.fingerprint() for name, dataset in self.data.items() if role_of(name) == "id"]
+        id_fingerprints = []
+        for name, dataset in self.data.items():
+            if role_of(name) == "id":
+                id_fingerprints.append(dataset.fingerprint())
         entries: list[Entry] = []
         for name, dataset in self.data.items():
             for part in dataset.origins():

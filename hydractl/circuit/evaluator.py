@@ -14,7 +14,7 @@ from torch import Tensor
 from hydractl.circuit.counting import Values, values_of
 from hydractl.circuit.objective import shares_of
 from hydractl.circuit.samples import SearchBatch
-from hydractl.circuit.tower import Tower, Trace, agreeing
+from hydractl.circuit.tower import SearchedTower, Trace, agreeing
 from hydractl.circuit.winners import CandidateHead
 from hydractl.distributed import Processes
 from hydractl.families.base import State
@@ -76,8 +76,8 @@ class Evaluator:
         self.batches = list(batches)
         self.ood_score = ood_score
         self.weights = list(weights)
-        self.samples = Tower(model, model.chain_of_samples)
-        self.labels = None if model.prompted is None else Tower(model, model.chain_of_labels)
+        self.samples = SearchedTower(model, model.chain_of_samples)
+        self.labels = None if model.prompted is None else SearchedTower(model, model.chain_of_labels)
 
         task_sizes = [_size_of_task(self.batches, task) for task in range(len(weights))]
         self.shares = shares_of(task_sizes, weights)
@@ -91,11 +91,11 @@ class Evaluator:
         # The state of each batch before the first block, where all of them fit.
         self._stems: dict[int, State] = {}
         self.keeps_data = True
-        # Of each batch the traces of the models that are searched in turn, and of the one that is tried.
+        # By batch the traces of the models that are searched in turn, and the trace of the model that is tried.
         self._traces: dict[int, list[Trace]] = {}
         self._tried: dict[int, Trace] = {}
         self._is_aside = False
-        # Of the tower of the labels: its traces, what it reads out, and what it read out for the last candidates.
+        # The traces of the tower of the labels, what it reads out, and what it read out for the last candidates.
         self._label_traces: list[Trace] = []
         self._classes: Tensor | None = None
         self._last_classes_without: tuple[tuple[CandidateHead, ...], list[Tensor]] | None = None
@@ -108,7 +108,7 @@ class Evaluator:
         self.chunks = self._lay_out(stream, memory_bytes)
 
     def close(self) -> None:
-        """Give the model its heads back and let go of what was kept."""
+        """Give the model its heads back and drop what was kept."""
         self._remove([])
         self._traces.clear()
         self._tried.clear()
@@ -118,9 +118,10 @@ class Evaluator:
 
     @property
     def work(self) -> float:
-        """Sample-block evaluations so far, in fractions of a block; see :class:`hydractl.circuit.tower.Tower`."""
-        of_labels = 0.0 if self.labels is None else self.labels.work
-        return self.samples.work + of_labels
+        """Sample-block evaluations so far, in fractions of a block (:attr:`SearchedTower.work`)."""
+        if self.labels is None:
+            return self.samples.work
+        return self.samples.work + self.labels.work
 
     @property
     def largest_batch_tokens(self) -> int:
@@ -151,8 +152,11 @@ class Evaluator:
         if self.labels is not None and site in self.labels.sites:
             tower = self.labels
             shapes = [_shape_in(tower, stem, len(stem.hidden)) for stem in self._label_stems]
-            samples = sum(shape.samples for shape in shapes)
-        prices = [shape.samples * tower.price(site, shape.tokens, shape.queries, share) for shape in shapes]
+            samples = sum(shape.samples for shape in shapes)  # all prompts run, whatever the samples are
+        prices = []
+        for shape in shapes:
+            price_of_sample = tower.price(site, shape.tokens, shape.queries, share)
+            prices.append(shape.samples * price_of_sample)
         samples_here = sum(shape.samples for shape in shapes)
         return samples * (sum(prices) / samples_here)
 
@@ -165,16 +169,23 @@ class Evaluator:
 
     @torch.inference_mode()
     def begin(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
-        """Go to the model without these heads; ``aside``, to try it, which leaves the states of the one before."""
+        """Go to the model without these heads.
+
+        Args:
+            removed: the heads.
+            aside: whether the model is only tried: the states of the one before are then kept as well.
+        """
         self._remove(removed)
         self._is_aside = aside
         self._last_classes_without = None
         if self.labels is None:
             return
-        known: Sequence[Trace | None] = self._label_traces or [None] * len(self._label_stems)
-        pairs = zip(self._label_stems, known, strict=True)
-        self._label_traces = [self.labels.trace(stem, trace) for stem, trace in pairs]
-        self._classes = torch.cat([trace.read for trace in self._label_traces])
+        known_traces: Sequence[Trace | None] = self._label_traces or [None] * len(self._label_stems)
+        traces = []
+        for stem, known in zip(self._label_stems, known_traces, strict=True):
+            traces.append(self.labels.trace(stem, known))
+        self._label_traces = traces
+        self._classes = torch.cat([trace.read for trace in traces])
 
     @torch.inference_mode()
     def keep_tried(self) -> None:
@@ -196,16 +207,19 @@ class Evaluator:
             reads = self.samples.without_each(trace, site, heads)
             return [self._values(batch, read, self._classes) for read in reads]
         # What the tower of the labels reads out depends on no sample: one pass serves all batches.
-        return [self._values(batch, trace.read, classes) for classes in self._classes_without(site, heads)]
+        classes_without_each = self._classes_without(site, heads)
+        return [self._values(batch, trace.read, classes) for classes in classes_without_each]
 
     def _classes_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
         """Return what the tower of the labels reads out with each of some heads of one site removed."""
         assert self.labels is not None
-        candidates = tuple((site, head) for head in heads)
-        if self._last_classes_without is not None and self._last_classes_without[0] == candidates:
-            return self._last_classes_without[1]
+        candidates = tuple(CandidateHead(site, head) for head in heads)
+        if self._last_classes_without is not None:
+            last_candidates, last_classes = self._last_classes_without
+            if last_candidates == candidates:
+                return last_classes
         parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
-        classes = list(torch.cat(parts, dim=1))
+        classes = list(torch.cat(parts, dim=1))  # of each head [classes, D]
         self._last_classes_without = (candidates, classes)
         return classes
 
@@ -217,7 +231,7 @@ class Evaluator:
     def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
         """Return the logits of one batch as a function of a gate on each head of the tower of samples.
 
-        See :meth:`Tower.gated`. To be called outside inference mode. The tower of the labels stays as it is.
+        See :meth:`SearchedTower.gated`. To be called outside inference mode. The tower of the labels stays as it is.
         """
         stem = self._stem(batch)
         # What is kept was made in inference mode, and only a copy of it may be part of a graph of gradients.
@@ -225,21 +239,26 @@ class Evaluator:
         for name, value in stem.context.items():
             context[name] = value.clone() if isinstance(value, Tensor) else value
         read = self.samples.gated(State(stem.hidden.clone(), context), gates)
-        classes = None if self._classes is None else self._classes.clone()
+        classes = self._classes
+        if classes is not None:
+            classes = classes.clone()
         return self._logits(batch, read, classes)
 
     def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
+        """Return the counts of one batch from what its towers read out."""
         samples = self.batches[batch]
-        values = values_of(self._logits(batch, read, classes), samples.labels, self.ood_score, samples.beside)
+        values = values_of(self._logits(batch, read, classes), samples.labels, self.ood_score)
         return replace(values, tasks=samples.tasks)
 
     def _logits(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
+        """Return the logits ``[B, classes]`` of one batch, of the classes of its tasks."""
         # One member's outputs, in the order of the towers: samples first, as the families list them.
         outputs = [read[None]]
         if classes is not None:
             outputs.append(classes[None])
+        logits_of_member = self.model.logits(outputs)[0]
         first, last = self.batches[batch].columns
-        return self.model.logits(outputs)[0][:, first:last]
+        return logits_of_member[:, first:last]
 
     def _remove(self, removed: Sequence[CandidateHead]) -> None:
         self.samples.remove(removed)
@@ -262,7 +281,7 @@ class Evaluator:
             elif self.keeps_data:
                 self._stems[batch] = stem
 
-        # A state, joined heads and an output per block, and the state before the last.
+        # For each block a state, its joined heads and its output, and once the whole state before the last block.
         states = 3 * len(self.samples.sites) + 1
         trace_bytes = [self._copies * size * states for size in stem_bytes]
         self._stem_bytes = sum(stem_bytes) if self.keeps_data else 0
@@ -303,9 +322,9 @@ class Evaluator:
     def _trace(self, batch: int) -> Trace:
         """Return the trace of the model as it is, made from the nearest one there is."""
         tower = self.samples
-        kept = self._traces.setdefault(batch, [])
+        kept_traces = self._traces.setdefault(batch, [])
         tried = self._tried.pop(batch, None)
-        known = list(kept)
+        known = list(kept_traces)
         if tried is not None:
             known.append(tried)
 
@@ -317,22 +336,22 @@ class Evaluator:
             trace = tower.trace(self._stem(batch), trace)
         if self._is_aside:
             self._tried[batch] = trace
-        elif not any(other is trace for other in kept):
-            self._keep(trace, kept)
+        elif not any(other is trace for other in kept_traces):
+            self._keep(trace, kept_traces)
         return trace
 
-    def _keep(self, trace: Trace, kept: list[Trace]) -> None:
+    def _keep(self, trace: Trace, kept_traces: list[Trace]) -> None:
         """Keep a trace among those of its batch, in the place of one that is no longer needed."""
-        nearest = max(kept, key=lambda other: agreeing(other.kept, trace.kept), default=None)
-        # A model with more of the same heads removed follows the one before it; another one stands beside it.
+        nearest = max(kept_traces, key=lambda other: agreeing(other.kept, trace.kept), default=None)
+        # A model with more heads removed takes the place of the one it comes from; others are kept beside it.
         if nearest is not None and _has_only_heads_of(trace, nearest):
-            kept.remove(nearest)
-        while kept and len(kept) >= self._kept_traces:
-            kept.pop(0)
-        kept.append(trace)
+            kept_traces.remove(nearest)
+        while kept_traces and len(kept_traces) >= self._kept_traces:
+            kept_traces.pop(0)
+        kept_traces.append(trace)
 
     def forget(self, batches: Sequence[int]) -> None:
-        """Let go of the traces of a chunk, where not all of them fit into memory."""
+        """Drop the traces of a chunk, where not all of them fit into memory."""
         if len(self.chunks) == 1:
             return
         for batch in batches:
@@ -358,9 +377,9 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
                 answers_here[batch] = of_batch(batch)
         evaluator.forget(chunk)
     answers = {}
-    for of_process in processes.gather(answers_here):
-        for batch, answer in of_process.items():
-            answers[int(batch)] = answer
+    for answers_of_process in processes.gather(answers_here):
+        for batch, answer in answers_of_process.items():
+            answers[int(batch)] = answer  # JSON has texts for keys
     return answers
 
 
@@ -381,10 +400,11 @@ def _size_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
 def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
     """Return whether a trace was made with no head that another one was made without."""
     pairs = zip(trace.kept, other.kept, strict=True)
-    return all(set(heads) <= set(heads_of_other) for heads, heads_of_other in pairs)
+    return all(set(heads) <= set(other_heads) for heads, other_heads in pairs)
 
 
-def _shape_in(tower: Tower, stem: State, samples: int) -> BatchShape:
+def _shape_in(tower: SearchedTower, stem: State, samples: int) -> BatchShape:
+    """Return the size of a batch in a tower, from its state before the first block."""
     tokens = stem.hidden.shape[1]
     queries = tower.chain.query_tokens(stem).hidden.shape[1]
     return BatchShape(samples, tokens, queries)

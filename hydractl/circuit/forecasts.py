@@ -29,9 +29,12 @@ from hydractl.metrics.ood import auroc, curve_of
 
 # --- quantities of samples --------------------------------------------------------------------------------------------
 
-MARGIN, LABEL, OOD_SCORE = "margin", "label", "ood_score"
-"""The quantities: the logit of the label minus the highest other one; log-odds of the label; a monotone function of the
-OOD score."""
+MARGIN = "margin"
+"""The logit of the label minus the highest other one."""
+LABEL = "label"
+"""The log-odds of the label."""
+OOD_SCORE = "ood_score"
+"""A monotone function of the OOD score."""
 
 QUANTITIES_OF: dict[str, tuple[str, ...]] = {
     "acc": (MARGIN,),
@@ -43,9 +46,10 @@ QUANTITIES_OF: dict[str, tuple[str, ...]] = {
 """The quantities that the forecast of an objective reads."""
 
 _SPREAD = "spread"
-"""The spread of the probability of the wrong classes: the sum of their squares over the square of their sum."""
+"""The spread of probability over the wrong classes: the sum of their squares over the square of their sum."""
 
 _TINY = 1e-300
+"""Stands in for zero in a divisor and in a logarithm."""
 
 _DOUBT = 0.5
 """The assumed standard error of a forecast change, as a share of that change. With it, samples near the decision
@@ -65,7 +69,7 @@ class Quantities:
     outside: dict[str, Tensor]
 
     def of_samples(self, inside: Tensor, outside: Tensor) -> Quantities:
-        """Return those of some ID and some OOD samples, bool ``[N]`` each."""
+        """Return the numbers of some ID and some OOD samples, which are given as bool ``[N]`` each."""
         inside_values = {name: values[inside] for name, values in self.inside.items()}
         outside_values = {name: values[outside] for name, values in self.outside.items()}
         return Quantities(inside_values, outside_values)
@@ -92,8 +96,10 @@ class Slopes:
 
     def by(self, heads: Sequence[CandidateHead]) -> Quantities:
         """Return the slopes by some heads; zeros for those of the tower of the labels."""
-        column_of = {head: column for column, head in enumerate(self.heads)}
-        return self.quantities.of_columns([column_of.get(head, -1) for head in heads])
+        column_of_head = {head: column for column, head in enumerate(self.heads)}
+        column_of_zeros = -1
+        columns = [column_of_head.get(head, column_of_zeros) for head in heads]
+        return self.quantities.of_columns(columns)
 
 
 def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
@@ -101,23 +107,25 @@ def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
     inside: list[bool] = []
     outside: list[bool] = []
     for batch in evaluator.batches:
+        belongs_to_task = task in batch.tasks
         side = outside if batch.labels is None else inside
-        side.extend([task in batch.tasks] * batch.size)
+        side.extend([belongs_to_task] * batch.size)
     return torch.tensor(inside, dtype=torch.bool), torch.tensor(outside, dtype=torch.bool)
 
 
 def quantities_needed(objectives: Sequence[str]) -> list[str]:
     """Return the quantities that the forecasts of some objectives read."""
-    needed = {name for objective in objectives for name in QUANTITIES_OF[objective]}
+    needed: set[str] = set()
+    for objective in objectives:
+        needed.update(QUANTITIES_OF[objective])
     return [name for name in (MARGIN, LABEL, OOD_SCORE) if name in needed]
 
 
-def quantity(name: str, members: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
-    """Compute one quantity of one batch ``[B]`` from float64 logits ``[M, B, classes]``, differentiably."""
+def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
+    """Compute one quantity of one batch ``[B]`` from float64 logits ``[B, classes]``, differentiably."""
     if name == OOD_SCORE:
-        return _OOD_SCORE[ood_score](members)
+        return _OOD_SCORE[ood_score](logits)
     assert labels is not None
-    logits = _pooled(members)
     others = logits.scatter(1, labels[:, None], -torch.inf)
     if name == _SPREAD:
         return others.softmax(dim=1).square().sum(dim=1)
@@ -127,23 +135,17 @@ def quantity(name: str, members: Tensor, labels: Tensor | None, ood_score: str) 
     return logit_of_label - others.logsumexp(dim=1)
 
 
-def _pooled(members: Tensor) -> Tensor:
-    """Return logits of the mean of the softmaxes: of one member as they are, else log p up to a constant."""
-    if members.shape[0] == 1:
-        return members[0]
-    return members.log_softmax(dim=2).logsumexp(dim=0)
-
-
-def _odds_against(members: Tensor) -> Tensor:
-    """Return minus the log-odds of the highest p: minus p itself on a scale that no certainty flattens."""
-    logits = _pooled(members)
+def _odds_against(logits: Tensor) -> Tensor:
+    """Return minus the log-odds of the highest p ``[B]``: it orders as -p does, and does not flatten near p = 1."""
     top = logits.argmax(dim=1, keepdim=True)
     others = logits.scatter(1, top, -torch.inf)
-    return others.logsumexp(dim=1) - logits.gather(1, top)[:, 0]
+    top_logit = logits.gather(1, top)[:, 0]
+    return others.logsumexp(dim=1) - top_logit
 
 
-def _log_entropy(members: Tensor) -> Tensor:
-    log_p = _pooled(members).log_softmax(dim=1)
+def _log_entropy(logits: Tensor) -> Tensor:
+    """Return the logarithm of the entropy of the softmax, ``[B]``."""
+    log_p = logits.log_softmax(dim=1)
     entropy = -(log_p.exp() * log_p).sum(dim=1)
     return entropy.clamp_min(_TINY).log()
 
@@ -151,8 +153,8 @@ def _log_entropy(members: Tensor) -> Tensor:
 _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
     "msp": _odds_against,
     "entropy": _log_entropy,
-    "energy": lambda members: -members.logsumexp(dim=2).mean(dim=0),
-    "maxlogit": lambda members: -members.amax(dim=2).mean(dim=0),
+    "energy": lambda logits: -logits.logsumexp(dim=1),
+    "maxlogit": lambda logits: -logits.amax(dim=1),
 }
 """For each OOD score, a function that orders samples as it does and is more nearly linear."""
 
@@ -161,11 +163,14 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
     """Compute the quantities of all samples under the model as it is."""
 
     def of_batch(batch: int) -> dict[str, list[float]]:
-        members = _members(evaluator, batch, evaluator.current_logits(batch))
+        logits = evaluator.current_logits(batch).double()
         readable, labels = _readable(evaluator, batch, names)
         if LABEL in readable:
             readable.append(_SPREAD)
-        return {name: quantity(name, members, labels, evaluator.ood_score).tolist() for name in readable}
+        lists = {}
+        for name in readable:
+            lists[name] = quantity(name, logits, labels, evaluator.ood_score).tolist()
+        return lists
 
     by_batch = {}
     for batch, lists in over_batches(evaluator, of_batch, processes).items():
@@ -185,9 +190,13 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
         NonFiniteError: where a slope is NaN or infinite.
     """
     tower = evaluator.samples
-    heads = [(site, head) for site, kept in zip(tower.sites, tower.kept, strict=True) for head in kept]
+    heads: list[CandidateHead] = []
+    for site, kept in zip(tower.sites, tower.kept, strict=True):
+        heads += [CandidateHead(site, head) for head in kept]
+    by_batch = {}
     with torch.inference_mode(False), torch.enable_grad(), _frozen(evaluator.model):
-        by_batch = {batch: _slopes_of_batch(evaluator, batch, names) for batch in range(len(evaluator.batches))}
+        for batch in range(len(evaluator.batches)):
+            by_batch[batch] = _slopes_of_batch(evaluator, batch, names)
         joined = _joined(evaluator, by_batch)
     for values in (*joined.inside.values(), *joined.outside.values()):
         if not bool(values.isfinite().all()):
@@ -202,32 +211,23 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
         return {}
     parameter = next(evaluator.model.parameters())
     size = evaluator.batches[batch].size
-    # Each sample has gates of its own, so the gradients of the sum are those of the samples.
-    gates = [
-        torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype, requires_grad=bool(kept))
-        for kept in evaluator.samples.kept
-    ]
+    # Each sample has gates of its own, so the gradient of the sum over samples holds the slopes of each.
+    gates = []
+    for kept in evaluator.samples.kept:
+        gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
+        gates.append(gate.requires_grad_(bool(kept)))
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
     no_head = parameter.new_zeros(size, 1)
-    members = _members(evaluator, batch, evaluator.gated_logits(batch, gates))
-    slopes_of = {}
+    logits = evaluator.gated_logits(batch, gates).double()
+    slopes_by_name = {}
     for name in readable:
         gradients: Sequence[Tensor] = ()
         if gates_of_heads:
-            total = quantity(name, members, labels, evaluator.ood_score).sum()
-            gradients = torch.autograd.grad(total, gates_of_heads, retain_graph=True)
+            total = quantity(name, logits, labels, evaluator.ood_score).sum()
+            gradients = torch.autograd.grad(total, gates_of_heads, retain_graph=True)  # of each site [B, heads]
             evaluator.count_backward(batch)
-        slopes_of[name] = torch.cat([*gradients, no_head], dim=1).float().cpu()
-    return slopes_of
-
-
-def _members(evaluator: Evaluator, batch: int, logits: Tensor) -> Tensor:
-    """Return logits ``[M, B, classes]`` of the ensemble from those of the circuit, which is its last member."""
-    circuit = logits.double()[None]
-    beside = evaluator.batches[batch].beside
-    if beside is None:
-        return circuit
-    return torch.cat([torch.from_numpy(beside).to(circuit.device), circuit])
+        slopes_by_name[name] = torch.cat([*gradients, no_head], dim=1).float().cpu()
+    return slopes_by_name
 
 
 def _readable(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
@@ -291,16 +291,22 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     after = now.inside[name][:, None] - slope  # [N, heads]
     if objective == "acc":
         standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
-        right = torch.special.ndtr(after / standard_error)
-        return right.mean(dim=0).numpy()
+        p_right = torch.special.ndtr(after / standard_error)
+        return p_right.mean(dim=0).numpy()
     if objective == "nll":
-        return -nn.functional.softplus(-after).mean(dim=0).numpy()
-    wrong = torch.sigmoid(-after)
-    spread = now.inside[_SPREAD][:, None]
-    return -(wrong * wrong * (1 + spread)).mean(dim=0).numpy()
+        nll = nn.functional.softplus(-after)
+        return -nll.mean(dim=0).numpy()
+    p_wrong = torch.sigmoid(-after)
+    spread = now.inside[_SPREAD][:, None]  # [N, 1]
+    brier = p_wrong * p_wrong * (1 + spread)
+    return -brier.mean(dim=0).numpy()
 
 
 def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:
+    """Forecast the AUROC without each head: ``[heads]``."""
     inside = (now.inside[OOD_SCORE][:, None] - change.inside[OOD_SCORE]).numpy()  # [N, heads]
     outside = (now.outside[OOD_SCORE][:, None] - change.outside[OOD_SCORE]).numpy()
-    return np.array([auroc(curve_of(of_id, of_ood)) for of_id, of_ood in zip(inside.T, outside.T, strict=True)])
+    aurocs = []
+    for id_scores, ood_scores in zip(inside.T, outside.T, strict=True):
+        aurocs.append(auroc(curve_of(id_scores, ood_scores)))
+    return np.array(aurocs)

@@ -21,17 +21,19 @@ from hydractl.circuit.winners import CandidateHead, Trial, best_first, lowest_ch
 
 
 class Headmap(GreedySearch):
-    """Objectives that have chosen the same heads share their evaluations. Each is of all samples that they read.
+    """The search of ``--algorithm headmap``.
+
+    Objectives that have chosen the same heads share their evaluations, which are of all samples that any of them reads.
 
     Args:
         kept: how many heads to choose at each site; of a site that has fewer, all.
-        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` says nothing here.
+        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` has no effect here.
     """
 
     def __init__(
         self,
         evaluator: Evaluator,
-        heads: Sequence[CandidateHead],
+        heads: Sequence[tuple[int, int]],
         *,
         kept: Mapping[int, int],
         **others: Unpack[SearchKeywords],
@@ -53,18 +55,15 @@ class Headmap(GreedySearch):
         base = self._base()
         self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
         chosen: dict[str, list[CandidateHead]] = {objective: [] for objective in objectives}
-        sites = dict.fromkeys(site for site, _ in self.heads)
+        sites = dict.fromkeys(site for site, _ in self.heads)  # each once, in model order
         for step, site in enumerate(sites, start=1):
             groups = same_model(chosen)
-            heads_to_come = sum(head[0] >= site for head in self.heads)
-            self._expect(len(groups) * heads_to_come)
+            heads_to_come = [head for head in self.heads if head.site >= site]
+            self._expect(len(groups) * len(heads_to_come))
             for masked, group in groups.items():
                 trials = self._try_site(group, step, masked, site)
                 for objective in group:
-                    of_objective = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
-                    chosen_here, left_over = lowest_chosen(objective, of_objective, self.kept[site])
-                    chosen[objective] += [trial.head for trial in chosen_here]
-                    self.rankings[objective].steps += left_over
+                    chosen[objective] += self._choose(objective, site, trials)
 
         for objective, ranking in self.rankings.items():
             ranking.steps = best_first(objective, ranking.steps)
@@ -72,12 +71,20 @@ class Headmap(GreedySearch):
                 self.on_removal(objective, step, removal)
         return self.rankings
 
+    def _choose(self, objective: str, site: int, trials: Sequence[Trial]) -> list[CandidateHead]:
+        """Return the heads of a site that an objective chooses; the others go into its ranking."""
+        read_by_objective = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
+        chosen, left_over = lowest_chosen(objective, read_by_objective, self.kept[site])
+        self.rankings[objective].steps += left_over
+        return [trial.head for trial in chosen]
+
     def _try_site(self, group: list[str], step: int, masked: Sequence[CandidateHead], site: int) -> list[Trial]:
         """Return the trial of each head of one site, masked beside those that were chosen before."""
-        heads = [head for head in self.heads if head[0] == site]
+        heads = [head for head in self.heads if head.site == site]
         known = self.memory.evaluations(group[0], step)
-        if not known.keys() >= set(heads):
+        all_known = all(head in known for head in heads)
+        if not all_known:
             self.evaluator.begin(masked)
-        trials = self._race(group, step, heads, bounds=False).run()[group[0]]
+        trials_by_objective = self._race(group, step, heads, bounds=False).run()
         self.memory.sync()
-        return self._trials_of_all(trials)
+        return self._trials_of_all(trials_by_objective[group[0]])

@@ -64,7 +64,7 @@ class Journal:
     ) -> Journal:
         """Begin a journal, or go on with the one that is there.
 
-        Of several processes, that of rank 0 opens first and the others when it has; none may append before all have
+        Of several processes, that of rank 0 opens first and the others after it. None may append before all have
         opened, or they would not have read the same.
 
         Args:
@@ -158,21 +158,23 @@ class Journal:
         self.close()
 
     def _write(self, line: bytes) -> None:
-        size = self._size()
+        """Write a whole line, or nothing of it."""
+        size_before = self._size()
         try:
             written = self._file.write(line)
-            while written < len(line):  # the disk is nearly full: it takes the rest, or says why it does not
+            while written < len(line):  # the disk is nearly full: the next write takes the rest, or fails and says why
                 written += self._file.write(line[written:])
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._file.truncate(size)
+                self._file.truncate(size_before)
             raise storage_error(error, self.path) from error
 
     def _size(self) -> int:
+        """Return the size of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def _make_way(self, path: Path, rank: int, force: bool) -> None:
-        """See that nothing is there, or with ``force`` nothing is left, but the own file."""
+        """Check that no search is recorded; with ``force``, remove the files of other ranks instead."""
         if not force:
             check_free(self.path)
         if rank != 0:
@@ -184,7 +186,11 @@ class Journal:
             other.unlink()
 
     def _take_in(self, path: Path, rank: int, header: Mapping[str, Any], log: Log) -> int:
-        """Read what all processes have recorded. Returns the size of the whole lines of the own file, in bytes."""
+        """Read what all processes have recorded.
+
+        Returns:
+            The size in bytes of the whole lines in the file of this process.
+        """
         parts = self._parts(path, rank)
         for part in parts:
             _check_same_search(part, header)
@@ -195,26 +201,29 @@ class Journal:
             self.records += part.records
         self.order = _common_order(path, parts)
 
-        begun = [part for part in parts if not part.headless]
-        if not begun:
+        parts_with_header = [part for part in parts if not part.headless]
+        if not parts_with_header:
             log.info(f"no search is recorded in {path}: starting afresh")
-        changed: dict[str, None] = {}  # each difference once, in the order of the files
-        for part in begun:
-            changed.update(dict.fromkeys(differences(part.environment, header["environment"], "in the journal")))
-        if changed:
-            log.warn("the search was begun in another environment: " + "; ".join(changed))
+        changes: list[str] = []
+        for part in parts_with_header:
+            for change in differences(part.environment, header["environment"], "in the journal"):
+                if change not in changes:
+                    changes.append(change)
+        if changes:
+            log.warn("the search was begun in another environment: " + "; ".join(changes))
         own_part = next(part for part in parts if part.path == self.path)
         return own_part.whole_bytes
 
     def _parts(self, path: Path, rank: int) -> list[_Part]:
         """Read the files of all processes, the first process's file first."""
         parts = []
-        for file in dict.fromkeys((path, *_files_beside(path), self.path)):
+        files = dict.fromkeys((path, *_files_beside(path), self.path))  # each once
+        for file in files:
             if file == self.path:
                 self._file.seek(0)
                 parts.append(_parse(file, self._file.read()))
             elif file.exists():
-                # The others of this search open after rank 0: who has a file now belongs to an older one.
+                # The other ranks of this search open after rank 0, which so finds files of older searches only.
                 parts.append(_parse(file, _content(file, idle=rank == 0)))
         return parts
 
@@ -298,9 +307,11 @@ def _common_order(path: Path, parts: Sequence[_Part]) -> Any:
     return orders[0]
 
 
-def _line_of(value: Any) -> bytes:
+def _line_of(value: Mapping[str, Any]) -> bytes:
+    """Return an object as one line of JSON."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half a character, as in a file name that is no text, could be written but never be read again.
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def _parse(path: Path, data: bytes) -> _Part:
@@ -311,7 +322,7 @@ def _parse(path: Path, data: bytes) -> _Part:
     """
     if not data.startswith(FIRST_BYTES) and not FIRST_BYTES.startswith(data):
         raise InputError(f"{path} is no {JOURNAL_SCHEMA} file", hint="move it away, or choose another output with -o")
-    *lines, torn = data.split(b"\n")
+    *lines, torn = data.split(b"\n")  # a whole last line ends in \n and leaves nothing behind it
     objects: list[dict[str, Any]] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -344,7 +355,15 @@ def _parse(path: Path, data: bytes) -> _Part:
             records.append(record)
         elif order is None:
             order = record[ORDER_KEY]
-    return _Part(path, len(data) - len(torn), bool(torn), fingerprint, environment, order, records)
+    return _Part(
+        path=path,
+        whole_bytes=len(data) - len(torn),
+        torn=bool(torn),
+        fingerprint=fingerprint,
+        environment=environment,
+        order=order,
+        records=records,
+    )
 
 
 def _files_beside(path: Path) -> list[Path]:
@@ -365,7 +384,8 @@ def _content(path: Path, *, idle: bool) -> bytes:
     """Read what another process has written.
 
     Args:
-        idle: the other process must have ended.
+        path: its file.
+        idle: whether that process must have ended.
 
     Raises:
         InputError: it cannot be read, or is no regular file.

@@ -26,7 +26,7 @@ from hydractl.circuit.forecasts import (
     samples_of_task,
     slopes,
 )
-from hydractl.circuit.memory import Evaluation
+from hydractl.circuit.memory import HeadEvaluation
 from hydractl.circuit.objective import Doubt, EvaluationCounts
 from hydractl.circuit.search import GreedySearch, SearchKeywords
 from hydractl.circuit.winners import CandidateHead, Trial, first_of_highest
@@ -39,25 +39,28 @@ USUALLY_ASKED = 2
 
 
 class Lazy(GreedySearch):
-    """At each step the candidate with the best estimate is evaluated until none that was not has a better one.
+    """The search of ``--approx lazy:N``.
 
-    Slopes are of heads of the tower that reads samples. What a head of the tower of the labels does to each sample
-    takes no single pass backward: its forecast is that nothing changes, and the first step evaluates all of them.
+    Each step evaluates the candidate with the best estimate, until the one in front has been evaluated.
 
-    Evaluated is the model without the head itself, whose states the next step goes on with if the head goes. Several
-    processes share the batches. Objectives that have removed the same heads choose among all that was evaluated.
+    Slopes are of heads of the tower that reads samples. For a head of the tower of the labels no single pass backward
+    gives what it does to each sample: its forecast is that nothing changes, and the first step evaluates all of them.
+
+    The model that is evaluated is the one without the head, and if the head is removed the next step goes on with its
+    states. Several processes share the batches. Objectives that have removed the same heads choose among all that was
+    evaluated.
 
     Args:
         evaluator: one that keeps states beside those of the model as it is.
         size: how many candidates are evaluated at most, for each objective.
         every: as :data:`SLOPES_EVERY`; in between, forecasts add the slopes to what the samples are now.
-        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` and ``at_once`` say nothing here.
+        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` and ``at_once`` have no effect here.
     """
 
     def __init__(
         self,
         evaluator: Evaluator,
-        heads: Sequence[CandidateHead],
+        heads: Sequence[tuple[int, int]],
         *,
         size: int,
         every: int = SLOPES_EVERY,
@@ -76,7 +79,8 @@ class Lazy(GreedySearch):
         """Return how many evaluations there may be from a step on; more where objectives ask for different heads."""
         expected = 0
         if step == 1:
-            expected += sum(self._of_labels(head) for head in self.heads)
+            heads_of_labels = [head for head in self.heads if self._of_labels(head)]
+            expected += len(heads_of_labels)
         for later_step in range(step, budget + 1):
             left = len(self.heads) - later_step + 1
             expected += min(self.size, left)
@@ -95,8 +99,8 @@ class Lazy(GreedySearch):
         def count(head: CandidateHead) -> None:
             nonlocal last_evaluated
             if head not in known:
-                of_head = {objective: forecasts[objective][head] for objective in group}
-                known[head] = self._evaluate(group, step, head, of_head)
+                forecasts_of_head = {objective: forecasts[objective][head] for objective in group}
+                known[head] = self._evaluate(group, step, head, forecasts_of_head)
                 last_evaluated = head
             counted[head] = known[head].counts
 
@@ -126,7 +130,9 @@ class Lazy(GreedySearch):
             self.evaluator.keep_tried()
         return winners
 
-    def _evaluate(self, group: list[str], step: int, head: CandidateHead, forecasts: Mapping[str, float]) -> Evaluation:
+    def _evaluate(
+        self, group: list[str], step: int, head: CandidateHead, forecasts: Mapping[str, float]
+    ) -> HeadEvaluation:
         """Count everything without one more head, and keep by how much each score is above its forecast."""
         removed = self.rankings[group[0]].removed
         self.evaluator.begin([*removed, head], aside=True)
@@ -140,7 +146,7 @@ class Lazy(GreedySearch):
             tally.add(batch, _values_from_record(records[batch]))
         counts = tally.counts()
         off = {objective: counts.score(objective) - forecast for objective, forecast in forecasts.items()}
-        evaluation = Evaluation(head, counts, off=off)
+        evaluation = HeadEvaluation(head, counts, off=off)
         self.memory.keep_common_evaluation(group[0], step, evaluation)
         self.evaluations += 1
         self.progress.advance()
@@ -158,12 +164,12 @@ class Lazy(GreedySearch):
         tasks = [samples_of_task(self.evaluator, task) for task in range(len(weights))]
         forecasts = {}
         for objective in group:
-            by_task = []
+            forecasts_of_tasks = []  # of each task one for each head
             for inside, outside in tasks:
                 now_of_task = now.of_samples(inside, outside)
                 change_of_task = change.of_samples(inside, outside)
-                by_task.append(forecast(objective, now_of_task, change_of_task))
-            means = np.average(by_task, axis=0, weights=weights).tolist()
+                forecasts_of_tasks.append(forecast(objective, now_of_task, change_of_task))
+            means = np.average(forecasts_of_tasks, axis=0, weights=weights).tolist()
             forecasts[objective] = dict(zip(left, means, strict=True))
         return forecasts
 
@@ -199,11 +205,13 @@ class Lazy(GreedySearch):
         return 0.0
 
     def _of_labels(self, head: CandidateHead) -> bool:
-        return self.evaluator.labels is not None and head[0] in self.evaluator.labels.sites
+        """Return whether a head is one of the tower of the labels."""
+        labels = self.evaluator.labels
+        return labels is not None and head.site in labels.sites
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _learn(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, Evaluation]) -> None:
+    def _learn(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, HeadEvaluation]) -> None:
         """Remember by how much the forecasts of some heads were off."""
         for head, evaluation in evaluations.items():
             assert evaluation.off is not None

@@ -19,6 +19,7 @@ from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
 _MOST_LOSS = 1 << 100
+"""The highest sum of losses that is believed; more than any data give."""
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -53,13 +54,6 @@ class EvaluationRecord(CountsRecord):
     head: list[int]
     given_up: list[str]
     off: NotRequired[dict[str, float]]
-
-
-class WinnerRecord(TrialRecord):
-    """The winner of a step of the objective ``removed``."""
-
-    removed: str
-    step: int
 
 
 def record_of_counts(counts: EvaluationCounts) -> CountsRecord:
@@ -105,11 +99,11 @@ def trial_from_record(record: Mapping[str, Any]) -> Trial:
 def head_from_record(record: Mapping[str, Any]) -> CandidateHead:
     """Return the head that a record is about."""
     site, position = record["head"]
-    return site, position
+    return CandidateHead(site, position)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class HeadEvaluation:
     """One candidate that was evaluated.
 
     Attributes:
@@ -137,9 +131,14 @@ class Evaluation:
         return cast(EvaluationRecord, {**facts, **record_of_counts(self.counts)})
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
+    def from_record(cls, record: Mapping[str, Any]) -> HeadEvaluation:
         """Return the evaluation, the inverse of :meth:`record`."""
-        return cls(head_from_record(record), counts_from_record(record), record["given_up"], record.get("off"))
+        return cls(
+            head=head_from_record(record),
+            counts=counts_from_record(record),
+            given_up=record["given_up"],
+            off=record.get("off"),
+        )
 
 
 class SearchMemory:
@@ -174,18 +173,18 @@ class SearchMemory:
         Returns:
             None unless the whole step is known.
         """
-        removed = {}
-        ended = set()
+        winner_of_objective = {}
+        ended_objectives = set()
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
             if record.get("removed") in objectives:
-                removed[record["removed"]] = trial_from_record(record)
+                winner_of_objective[record["removed"]] = trial_from_record(record)
             if record.get("ended") in objectives:
-                ended.add(record["ended"])
-        if len(removed) + len(ended) < len(objectives):
+                ended_objectives.add(record["ended"])
+        if len(winner_of_objective) + len(ended_objectives) < len(objectives):
             return None
-        return removed
+        return winner_of_objective
 
     def keep_removal(self, objective: str, step: int, winner: Trial | None) -> None:
         """Keep the winner of a step, or that there was none."""
@@ -196,20 +195,20 @@ class SearchMemory:
         else:
             self._journal.append({"removed": objective, "step": step, **record_of_trial(winner)})
 
-    def evaluations(self, objective: str, step: int) -> dict[CandidateHead, Evaluation]:
+    def evaluations(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
         """Return the candidates that were evaluated in a step of an objective."""
         evaluations = {}
         for record in self._journal.records:
             if record.get("of") == objective and record.get("step") == step:
-                evaluation = Evaluation.from_record(record)
+                evaluation = HeadEvaluation.from_record(record)
                 evaluations[evaluation.head] = evaluation
         return evaluations
 
-    def keep_own_evaluation(self, objective: str, step: int, evaluation: Evaluation) -> None:
+    def keep_own_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
         """Keep a candidate that this process alone has evaluated."""
         self._journal.append(evaluation.record(objective, step))
 
-    def keep_common_evaluation(self, objective: str, step: int, evaluation: Evaluation) -> None:
+    def keep_common_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
         """Keep a candidate that all processes have evaluated together."""
         if self._writes_common:
             self._journal.append(evaluation.record(objective, step))
@@ -261,8 +260,10 @@ def check_records(
         if not _is_record(record, whole, heads, objectives):
             problems.append(f"no record of this search: {shown(record, 200)}")
         elif "removed" in record:
-            objective, step = record["removed"], record["step"]
-            if removed.setdefault((objective, step), record["head"]) != record["head"]:
+            objective = record["removed"]
+            step = record["step"]
+            head_removed_before = removed.setdefault((objective, step), record["head"])
+            if head_removed_before != record["head"]:
                 problems.append(f"step {step} of {objective} removes two different heads")
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
@@ -308,34 +309,37 @@ def _is_sound(
         return False
     if not all(type(off) is float for off in record.get("off", {}).values()):
         return False
-    return all(
-        _is_candidate(counted.head, heads) and _are_counts(counted.counts, whole) for counted in (trial, *trial.rivals)
-    )
+    for counted in (trial, *trial.rivals):
+        if not _is_candidate(counted.head, heads) or not _are_counts(counted.counts, whole):
+            return False
+    return True
 
 
 def _is_candidate(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:
-    return all(type(index) is int for index in head) and head in heads
+    has_whole_numbers = all(type(index) is int for index in head)  # True is no index, though it equals 1
+    return has_whole_numbers and head in heads
 
 
 def _are_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
-    pairs = 2 * counts.n_id * counts.n_ood
+    """Return whether counts are whole numbers between 0 and what can be counted at most."""
+    most_two_u = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:
-        pairs = 2 * whole.n_id * whole.n_ood
+        most_two_u = 2 * whole.n_id * whole.n_ood
     two_u = 0 if counts.two_u is None else counts.two_u
-    highest = [
+    counts_and_limits = [
         (counts.n_id, whole.n_id),
         (counts.n_ood, whole.n_ood),
         (counts.correct, counts.n_id),
-        (two_u, pairs),
+        (two_u, most_two_u),
         (counts.nll, _MOST_LOSS),
         (counts.brier, _MOST_LOSS),
         (counts.doubt.fewer, counts.n_id),
         (counts.doubt.more, counts.n_id),
-        (counts.doubt.lower, pairs),
-        (counts.doubt.higher, pairs),
+        (counts.doubt.lower, most_two_u),
+        (counts.doubt.higher, most_two_u),
         (counts.doubt.loss, _MOST_LOSS),
     ]
-    return all(_within(count, most) for count, most in highest)
+    return all(_within(count, most) for count, most in counts_and_limits)
 
 
 def _within(count: Any, most: int) -> bool:

@@ -31,7 +31,7 @@ LOSS_OBJECTIVES = ("nll", "brier")
 
 
 class Share(NamedTuple):
-    """How often each ID sample, each OOD sample, and each pair of an ID and an OOD sample of one task counts."""
+    """How often each ID sample, each OOD sample, and each pair of the two counts in one task."""
 
     inside: int = 1
     outside: int = 1
@@ -45,15 +45,23 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
         sizes: how many ID and OOD samples each task has; a task without OOD samples has 0 of them.
         weights: the weight of each task in the mean.
     """
-    # With so many samples in every task, the tasks would be of one size.
-    common_id = math.lcm(*(max(1, n_id) for n_id, _ in sizes))
-    common_ood = math.lcm(*(max(1, n_ood) for _, n_ood in sizes))
+    id_sizes = [max(1, n_id) for n_id, _ in sizes]
+    ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
+    # Samples are repeated as often as makes all tasks of one size.
+    common_id = math.lcm(*id_sizes)
+    common_ood = math.lcm(*ood_sizes)
     total_weight = sum(weights)
     shares = []
-    for (n_id, n_ood), weight in zip(sizes, weights, strict=True):
-        times_id = weight * common_id // max(1, n_id)
-        times_ood = common_ood // max(1, n_ood)
-        shares.append(Share(times_id, weight * times_ood, total_weight * times_id * times_ood))
+    for task, weight in enumerate(weights):
+        times_id = weight * common_id // id_sizes[task]
+        times_ood = common_ood // ood_sizes[task]
+        shares.append(
+            Share(
+                inside=times_id,
+                outside=weight * times_ood,
+                pairs=total_weight * times_id * times_ood,
+            )
+        )
     return shares
 
 
@@ -109,14 +117,15 @@ class EvaluationCounts:
     @property
     def least(self) -> EvaluationCounts:
         """The same with every sample that rounding leaves undecided counted against it."""
-        return self._moved(-self.doubt.fewer, -self.doubt.lower, self.doubt.loss)
+        return self._moved(by_correct=-self.doubt.fewer, by_two_u=-self.doubt.lower, by_loss=self.doubt.loss)
 
     @property
     def most(self) -> EvaluationCounts:
         """The same with every such sample counted in its favour."""
-        return self._moved(self.doubt.more, self.doubt.higher, -self.doubt.loss)
+        return self._moved(by_correct=self.doubt.more, by_two_u=self.doubt.higher, by_loss=-self.doubt.loss)
 
-    def _moved(self, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
+    def _moved(self, *, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
+        """Return other counts over the same data, beyond doubt."""
         two_u = None if self.two_u is None else self.two_u + by_two_u
         return EvaluationCounts(
             correct=self.correct + by_correct,
@@ -131,14 +140,15 @@ class EvaluationCounts:
         """Return the counts without those of OOD samples, where the objective reads none."""
         if OBJECTIVE_BY_NAME[objective].needs_ood:
             return self
-        return replace(self, two_u=None, n_ood=0, doubt=self.doubt._replace(lower=0, higher=0))
+        doubt_without_ood = self.doubt._replace(lower=0, higher=0)
+        return replace(self, two_u=None, n_ood=0, doubt=doubt_without_ood)
 
     def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> EvaluationCounts:
-        """Return the most that the whole data can still give: every sample not yet seen right, certain, on its side.
+        """Return the most that the whole data can still give: every unseen sample right, certain, and on its side.
 
         Args:
-            n_id, n_ood: of the whole data.
-            seen_pairs: of ID and OOD samples; None: all of those seen, which are of one task.
+            n_id, n_ood: samples of the whole data.
+            seen_pairs: pairs of ID and OOD samples that were counted; None: all pairs of the samples that were.
         """
         if seen_pairs is None:
             seen_pairs = self.n_id * self.n_ood
@@ -154,7 +164,7 @@ class EvaluationCounts:
         )
 
     def key(self, objective: str) -> int:
-        """Return an integer that orders evaluations over the same data exactly as the objective does."""
+        """Return an integer that orders evaluations of the same data exactly as the objective does."""
         return OBJECTIVE_BY_NAME[objective].key(self)
 
     def score(self, objective: str) -> float:
@@ -166,7 +176,7 @@ class EvaluationCounts:
 
 
 @dataclass(frozen=True)
-class Objective:
+class ObjectiveRule:
     """One objective.
 
     Attributes:
@@ -187,7 +197,7 @@ def _accuracy(counts: EvaluationCounts) -> float:
 
 
 def _two_u(counts: EvaluationCounts) -> int:
-    assert counts.two_u is not None
+    assert counts.two_u is not None, "an objective that reads OOD samples was counted on some"
     return counts.two_u
 
 
@@ -204,32 +214,32 @@ def _loss_units(n_id: int, n_ood: int) -> int:
     return round(n_id / LOSS_UNIT)
 
 
-OBJECTIVE_BY_NAME: dict[str, Objective] = {
-    "acc": Objective(
+OBJECTIVE_BY_NAME: dict[str, ObjectiveRule] = {
+    "acc": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: counts.correct,
         score=_accuracy,
         scale=lambda n_id, n_ood: n_id,
     ),
-    "ood": Objective(
+    "ood": ObjectiveRule(
         needs_ood=True,
         key=_two_u,
         score=_auroc,
         scale=lambda n_id, n_ood: 2 * n_id * n_ood,
     ),
-    "avg": Objective(
+    "avg": ObjectiveRule(
         needs_ood=True,
         key=_average_key,
         score=lambda counts: (_accuracy(counts) + _auroc(counts)) / 2,
         scale=lambda n_id, n_ood: 4 * n_id * n_ood,
     ),
-    "nll": Objective(
+    "nll": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: -counts.nll,
         score=lambda counts: -counts.nll * LOSS_UNIT / counts.n_id,
         scale=_loss_units,
     ),
-    "brier": Objective(
+    "brier": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: -counts.brier,
         score=lambda counts: -counts.brier * LOSS_UNIT / counts.n_id,
@@ -258,11 +268,11 @@ def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict
     """
     limits: dict[str, int] = {}
     for objective, number, below_base in constraints:
-        # Of fractions and integers, so that nothing is rounded before the one ceil.
-        key = number * OBJECTIVE_BY_NAME[objective].scale(base.n_id, base.n_ood)
+        # A fraction, so that nothing is rounded before the one ceil.
+        exact_key = number * OBJECTIVE_BY_NAME[objective].scale(base.n_id, base.n_ood)
         if below_base:
-            key = base.key(objective) - key
-        lowest = math.ceil(key)
+            exact_key = base.key(objective) - exact_key
+        lowest = math.ceil(exact_key)
         limits[objective] = max(lowest, limits.get(objective, lowest))
     return limits
 

@@ -78,7 +78,13 @@ def plan_search(
 ) -> SearchPlan:
     """Count what is to be done, and measure on one batch how long it takes.
 
-    The evaluator may have a part of the data; ``sizes`` are the samples of all of it, ``id`` and ``ood``.
+    Args:
+        evaluator: of the whole model, with all of the data or a part.
+        heads: the candidates.
+        budget: how many of them are removed.
+        options: of the search.
+        sizes: the samples of all of the data, by ``id`` and ``ood``.
+        processes: how many share the work.
     """
     sites = [site for site, _ in heads]
     asked_at_most = asked_by_lazy(options)
@@ -88,7 +94,8 @@ def plan_search(
         naive_count = evaluations(len(heads), budget)
     count = naive_count
     if asked_at_most is not None:
-        count = sum(min(asked_at_most, len(heads) - step) for step in range(budget))
+        asked_by_step = [min(asked_at_most, len(heads) - step) for step in range(budget)]
+        count = sum(asked_by_step)
 
     constrained = [parse_constraint(text).key for text in options.subject_to]
     naive_work = 0.0
@@ -103,17 +110,19 @@ def plan_search(
         else:
             rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
         for planned in rounds:
-            work += planned.passes * evaluator.price(None, samples, planned.present)
-            work += planned.tried * sum(evaluator.price(site, samples, planned.present) for site in sites)
+            price_of_model = evaluator.price(None, samples, planned.present)
+            price_of_candidates = sum(evaluator.price(site, samples, planned.present) for site in sites)
+            work += planned.passes * price_of_model
+            work += planned.tried * price_of_candidates
 
     seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
-    everything = sum(sizes.values())
+    samples_of_all_sets = sum(sizes.values())
     return SearchPlan(
         evaluations_per_objective=count,
         sample_blocks_naive=round(naive_work),
         sample_blocks=round(work),
         seconds=seconds,
-        memory_bytes=round(evaluator.memory_bytes * everything / evaluator.size),
+        memory_bytes=round(evaluator.memory_bytes * samples_of_all_sets / evaluator.size),
         chunks=len(evaluator.chunks),
     )
 
@@ -142,22 +151,29 @@ class _PlannedRound:
 
 def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
     """Return a round for each site, in which the heads of that site alone are evaluated."""
-    count = len(set(sites))
-    return [_PlannedRound(present=1.0, tried=1 / count, passes=1.0)] * count
+    rounds = len(set(sites))
+    return [_PlannedRound(present=1.0, tried=1 / rounds, passes=1.0)] * rounds
 
 
 def _rounds_of_elimination(
     evaluator: Evaluator, heads: int, budget: int, asked_at_most: int | None
 ) -> list[_PlannedRound]:
-    """Return a round for each removal."""
-    all_present = sum(len(kept) for kept in evaluator.samples.full)
+    """Return a round for each removal.
+
+    Args:
+        evaluator: of the whole model.
+        heads: how many candidates there are.
+        budget: how many of them are removed.
+        asked_at_most: as of :func:`asked_by_lazy`.
+    """
+    heads_of_model = sum(len(kept) for kept in evaluator.samples.full)
     rounds = []
     for step in range(budget):
-        present = 1 - step / all_present
+        present = 1 - step / heads_of_model
         tried = (heads - step) / heads
         passes = 1.0
         if asked_at_most is not None:
-            # The states of the winner are kept; slopes take a pass forward and about two backward.
+            # The model itself runs for slopes only (once forward, about twice backward): its states come from a trial.
             tried = min(tried, asked_at_most / heads, USUALLY_ASKED / heads)
             passes = 3 / SLOPES_EVERY
         rounds.append(_PlannedRound(present, tried, passes))
@@ -177,9 +193,11 @@ def with_memory(
         limit: in bytes.
         tried: whether the states of as many models are kept beside them.
     """
-    stems_of_trace = (3 * blocks + 1) * (2 if tried else 1)
-    stem_bytes = plan.memory_bytes // (1 + lanes * stems_of_trace)
-    trace_bytes = stem_bytes * stems_of_trace
+    states_of_trace = 3 * blocks + 1  # each as large as a stem
+    if tried:
+        states_of_trace *= 2
+    stem_bytes = plan.memory_bytes // (1 + lanes * states_of_trace)
+    trace_bytes = stem_bytes * states_of_trace
     kept_stem_bytes = stem_bytes if stem_bytes <= limit // 4 else 0
     left_bytes = limit - kept_stem_bytes
     if trace_bytes <= left_bytes:
@@ -194,11 +212,11 @@ def with_memory(
 def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
     """Return the time of a sample-block evaluation, counting included, from one candidate on one batch."""
     site, position = head
-    labelled = [number for number, batch in enumerate(evaluator.batches) if batch.labels is not None]
-    batch = labelled[0]
+    id_batches = [number for number, batch in enumerate(evaluator.batches) if batch.labels is not None]
+    batch = id_batches[0]
     evaluator.begin([])
     evaluator.current(batch)
-    # What has been done once before is timed: the first call of a shape prepares a library.
+    # The second call is timed: in the first one of a shape, libraries prepare themselves.
     evaluator.without_each(batch, site, [position])
     evaluator.begin([])
     work_before = evaluator.work

@@ -16,7 +16,7 @@ import numpy as np
 
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.memory import Evaluation
+from hydractl.circuit.memory import HeadEvaluation
 from hydractl.circuit.objective import EvaluationCounts, Limits, reads_ood
 from hydractl.circuit.winners import CandidateHead, Standing, SureLeads, Trial, standing
 from hydractl.metrics.ood import two_u
@@ -73,7 +73,7 @@ class Race:
         at_once: how many candidates of one site run together.
         limits: what a candidate has to keep; one that cannot is given up like one that cannot win.
         known: of some candidates, what a journal says.
-        finished: called with each candidate that is done, as soon as it is.
+        finished: called with each candidate as soon as it is done.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Race:
         bounds: bool,
         at_once: int,
         limits: Limits,
-        known: Mapping[CandidateHead, Evaluation],
+        known: Mapping[CandidateHead, HeadEvaluation],
         finished: Callable[[RacingHead], None],
     ) -> None:
         self.evaluator = evaluator
@@ -111,7 +111,7 @@ class Race:
             else:
                 self._contestants.append(contestant)
 
-    def _enter_known(self, contestant: RacingHead, evaluation: Evaluation) -> None:
+    def _enter_known(self, contestant: RacingHead, evaluation: HeadEvaluation) -> None:
         contestant.known = evaluation.counts
         contestant.open_for.difference_update(evaluation.given_up)
         for objective in contestant.open_for:
@@ -146,8 +146,8 @@ class Race:
     def _settle(self, objective: str) -> None:
         """Find the winner of one objective.
 
-        It is always the candidate with the best hope that goes on, by one batch. So nobody runs a batch that it need
-        not run whoever wins; only to be done with some candidates early, the one in front is soon taken to the end.
+        The candidate with the best hope always runs next, by one batch, so that no candidate runs a batch that it need
+        not run whoever wins. One exception: the leader soon runs to the end, to be done with some candidates early.
         """
         order = self._order(objective)
         while True:
@@ -156,8 +156,9 @@ class Race:
                 return
             leader = max(running, key=lambda contestant: contestant.hope(objective))
             unseen = [batch for batch in order if batch not in leader.tally.seen]
-            far_ahead = len(order) - len(unseen) >= _AHEAD * len(order)
-            next_batches = unseen if far_ahead else unseen[:1]
+            batches_seen = len(order) - len(unseen)
+            goes_to_the_end = batches_seen >= _AHEAD * len(order)
+            next_batches = unseen if goes_to_the_end else unseen[:1]
             for batch in next_batches:
                 if objective in leader.open_for:
                     company = self._company(leader, running, batch, objective)
@@ -167,38 +168,46 @@ class Race:
         self, leader: RacingHead, running: Sequence[RacingHead], batch: int, objective: str
     ) -> list[RacingHead]:
         """Return who runs together with the candidate in front: the most hopeful of its site."""
-        site = leader.head[0]
-        others = [
-            contestant
-            for contestant in running
-            if contestant is not leader and contestant.head[0] == site and batch not in contestant.tally.seen
-        ]
+        site = leader.head.site
+        others = []
+        for contestant in running:
+            if contestant is leader or contestant.head.site != site:
+                continue
+            if batch not in contestant.tally.seen:
+                others.append(contestant)
         others.sort(key=lambda contestant: contestant.hope(objective), reverse=True)
         return others[: self.at_once - 1]
 
     def _order(self, objective: str) -> list[int]:
         """Return the batches that an objective needs, those first that the model as it is loses most on."""
         needed = self._needed([objective])
-        sides = Counter(self.evaluator.batches[batch].labels is None for batch in needed)
-        if max(sides.values()) > _MOST_PAIRED:
+        batches_of_side = Counter(self.evaluator.batches[batch].labels is None for batch in needed)
+        if max(batches_of_side.values()) > _MOST_PAIRED:
             return needed
         values = [self.evaluator.current(batch) for batch in needed]
         alone = np.array([_loss_alone(value, {objective, *self.limits}) for value in values])
         paired = _paired_losses(values)
-        # Both kinds of loss as shares of their totals.
+        # Both kinds of loss as shares of their totals. Each pair stands in the matrix twice.
         share_alone = alone / max(alone.sum(), 1e-9)
         share_paired = paired / max(paired.sum() / 2, 1e-9)
-        return [needed[index] for index in _greedy_order(share_alone, share_paired)]
+        order = _greedy_order(share_alone, share_paired)
+        return [needed[index] for index in order]
 
     def _needed(self, objectives: Sequence[str]) -> list[int]:
         """Return the batches that any of some objectives reads."""
-        numbers = range(len(self.evaluator.batches))
-        return [batch for batch in numbers if any(self._reads(objective, batch) for objective in objectives)]
+        needed = []
+        for batch in range(len(self.evaluator.batches)):
+            if any(self._reads(objective, batch) for objective in objectives):
+                needed.append(batch)
+        return needed
 
     def _reads(self, objective: str, batch: int) -> bool:
-        return self._needs_ood(objective) or self.evaluator.batches[batch].labels is not None
+        """Return whether an objective, or a limit, reads a batch: all of them read ID samples."""
+        is_id = self.evaluator.batches[batch].labels is not None
+        return is_id or self._needs_ood(objective)
 
     def _needs_ood(self, objective: str) -> bool:
+        """Return whether an objective, or any of the limits, reads OOD samples."""
         return reads_ood((objective, *self.limits))
 
     # --- one candidate after another ----------------------------------------------------------------------------------
@@ -209,10 +218,10 @@ class Race:
         for number, part in enumerate(parts):
             units = self._units()
             if self.bounds and number == 1 and units and len(parts) > 2:
-                # The most hopeful go to the end, so that others can be given up against what they reached.
-                hopeful = units.pop(0)
+                # The most hopeful run to the end first, so that others can be given up against what they reached.
+                most_hopeful = units.pop(0)
                 for later_part in parts[number:]:
-                    self._run_part(hopeful, later_part)
+                    self._run_part(most_hopeful, later_part)
                     self.evaluator.forget(later_part)
             for unit in units:
                 self._run_part(unit, part)
@@ -241,11 +250,12 @@ class Race:
         running = [contestant for contestant in self._contestants if contestant.known is None]
         by_site: dict[int, list[RacingHead]] = {}
         for contestant in sorted(running, key=hope, reverse=True):
-            by_site.setdefault(contestant.head[0], []).append(contestant)
+            site = contestant.head.site
+            by_site.setdefault(site, []).append(contestant)
         units = []
-        for of_site in by_site.values():
-            for start in range(0, len(of_site), self.at_once):
-                units.append(of_site[start : start + self.at_once])
+        for contestants_of_site in by_site.values():
+            for start in range(0, len(contestants_of_site), self.at_once):
+                units.append(contestants_of_site[start : start + self.at_once])
         return sorted(units, key=lambda unit: hope(unit[0]), reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -254,13 +264,14 @@ class Race:
         """Evaluate some candidates of one site on one batch, if one of them may win and has not seen it."""
         if not any(self._wants(contestant, batch) for contestant in unit):
             return
-        site = unit[0].head[0]
-        positions = [contestant.head[1] for contestant in unit]
-        # Always as many candidates at once: another number would round otherwise.
+        site = unit[0].head.site
+        positions = [contestant.head.position for contestant in unit]
+        # Always the same number of candidates at once, since results of another number round in another way: the last
+        # one is repeated, and what comes of that is left over.
         padding = positions[-1:] * (self.at_once - len(positions))
-        counted = self.evaluator.without_each(batch, site, positions + padding)
-        for contestant, values in zip(unit, counted, strict=False):
-            # Asked anew: what another one of the unit has just reached may have put this one out.
+        values_of_positions = self.evaluator.without_each(batch, site, positions + padding)
+        for contestant, values in zip(unit, values_of_positions, strict=False):
+            # Asked again: what another candidate of the unit has just reached may have put this one out.
             if self._wants(contestant, batch):
                 contestant.tally.add(batch, values)
                 self._note_batch(contestant)
@@ -273,15 +284,17 @@ class Race:
 
     def _note_batch(self, contestant: RacingHead) -> None:
         """Note that a candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
-        n_id, n_ood = self.evaluator.n_id, self.evaluator.n_ood
+        n_id = self.evaluator.n_id
+        n_ood = self.evaluator.n_ood
         counts = contestant.tally.counts()
         contestant.best_case = counts.most.best_case(n_id, n_ood, contestant.tally.seen_pairs)
         self._give_up(contestant)
+        has_all_id = counts.n_id == n_id
+        has_all_ood = counts.n_ood == n_ood
         for objective in self.objectives:
             if not contestant.still_runs_for(objective):
                 continue
-            complete = counts.n_id == n_id and (counts.n_ood == n_ood or not self._needs_ood(objective))
-            if complete:
+            if has_all_id and (has_all_ood or not self._needs_ood(objective)):
                 self._note_counted(contestant, objective)
         self._finish(contestant)
 
@@ -318,20 +331,20 @@ def _loss_alone(values: Values, objectives: set[str]) -> float:
     """Return the loss on one batch of the objectives that read ID samples one by one; 0 for OOD samples and others."""
     if not values.labelled:
         return 0.0
-    wrong = len(values.scores) - values.correct
-    losses = {"acc": float(wrong), "avg": float(wrong), "nll": float(values.nll), "brier": float(values.brier)}
-    return sum(losses.get(objective, 0.0) for objective in objectives)
+    wrong = float(len(values.scores) - values.correct)
+    loss_of_objective = {"acc": wrong, "avg": wrong, "nll": float(values.nll), "brier": float(values.brier)}
+    return sum(loss_of_objective.get(objective, 0.0) for objective in objectives)
 
 
 def _paired_losses(values: Sequence[Values]) -> np.ndarray:
-    """Return what each two batches lose by their pairs, ``[batches, batches]``: 0 but for ID against OOD samples."""
+    """Return the loss by the pairs of samples of each two batches, ``[batches, batches]``: of ID and OOD samples."""
     losses = np.zeros((len(values), len(values)))
     for row, inside in enumerate(values):
         if not inside.labelled:
             continue
         for column, outside in enumerate(values):
-            of_one_task = set(inside.tasks) & set(outside.tasks)
-            if not outside.labelled and of_one_task:
+            common_tasks = set(inside.tasks) & set(outside.tasks)
+            if not outside.labelled and common_tasks:
                 loss = _inverted(inside, outside)
                 losses[row, column] = loss
                 losses[column, row] = loss
@@ -345,12 +358,19 @@ def _inverted(inside: Values, outside: Values) -> int:
 
 
 def _greedy_order(alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Order batches: each time the one that adds most to the loss on those so far, the first with some foresight."""
+    """Order batches: each time the one that adds most to the loss on those so far.
+
+    A batch counts a little for its pairs with all others, so that the first one is chosen with some foresight.
+
+    Args:
+        alone: the loss on each batch by itself, ``[batches]``.
+        paired: the loss by the pairs of each two batches, ``[batches, batches]``.
+    """
     gain = alone + 0.1 * paired.sum(axis=1)
     order: list[int] = []
     for _ in range(len(gain)):
         best = int(gain.argmax())
         order.append(best)
         gain = gain + paired[best]
-        gain[best] = -np.inf
+        gain[best] = -np.inf  # never again
     return order

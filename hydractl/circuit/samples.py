@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.circuit.counting import margins, values_of, with_others
+from hydractl.circuit.counting import margins, one_member, values_of
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
@@ -33,7 +33,6 @@ class SearchBatch:
         read: its inputs, on the model's device.
         labels: int64 ``[B]``; None for OOD samples.
         size: number of samples.
-        beside: float64 ``[M - 1, B, classes]``, the logits of the members that the circuit is to join, if any.
         tasks: the tasks it belongs to.
         columns: from which to which the classes of those tasks are among the model's.
     """
@@ -41,7 +40,6 @@ class SearchBatch:
     read: Callable[[], Any]
     labels: np.ndarray | None
     size: int
-    beside: Floats | None = None
     tasks: Sequence[int] = (0,)
     columns: ClassRange = ALL_CLASSES
 
@@ -52,7 +50,6 @@ class SampleSet:
     Args:
         order: the indices of its samples.
         labelled: whether it is an ID set.
-        beside: as of :class:`SearchBatch`, for all samples in the order of the data set and all classes of the model.
         tasks, columns: as of :class:`SearchBatch`.
     """
 
@@ -64,7 +61,6 @@ class SampleSet:
         batch_size: int,
         workers: int,
         labelled: bool,
-        beside: Floats | None = None,
         tasks: Sequence[int] = (0,),
         columns: ClassRange = ALL_CLASSES,
     ) -> None:
@@ -73,31 +69,31 @@ class SampleSet:
         self._batch_size = batch_size
         self._workers = workers
         self._labels = dataset.labels if labelled else None
-        self._beside = beside
         self._tasks = tasks
         self._columns = columns
         self._order = [int(index) for index in order]
-        starts = range(0, len(order), batch_size)
-        self.batches = [self._batch(self._order[start : start + batch_size]) for start in starts]
+        self.batches = []
+        for start in range(0, len(order), batch_size):
+            indices = self._order[start : start + batch_size]
+            self.batches.append(self._batch(indices))
 
     def _batch(self, indices: list[int]) -> SearchBatch:
+        """Return the batch of some samples, whose inputs are read when they are asked for."""
         labels = None
         if self._labels is not None:
             labels = np.asarray(self._labels)[indices]
-        beside = None
-        if self._beside is not None:
-            beside = self._beside[:, indices, slice(*self._columns)]
 
         def read() -> Any:
             return next(self._inputs(indices, workers=0))
 
-        return SearchBatch(read, labels, len(indices), beside, self._tasks, self._columns)
+        return SearchBatch(read, labels, len(indices), self._tasks, self._columns)
 
     def stream(self) -> Iterator[Any]:
         """Return the inputs of all batches in turn, read ahead by worker processes where there are any."""
         return self._inputs(self._order, self._workers)
 
     def _inputs(self, indices: list[int], workers: int) -> Iterator[Any]:
+        """Yield the inputs of some samples in batches, on the model's device."""
         parameter = next(self._model.parameters())
         read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=workers, indices=indices)
         for batch in read:
@@ -128,8 +124,13 @@ def undecided_first(
     """Return an order that shows early what a candidate loses: the indices of each set, those that decide first.
 
     ID samples that are wrong, nearly wrong, or look like OOD ones come first, and OOD samples that look like ID ones.
-    Any order is right; this one lets a losing candidate stop early. Where lengths matter, samples of about the same
-    hazard are sorted by length, so that little is padded.
+    Any order gives the same result; this one lets a losing candidate stop early. Where lengths matter, samples of about
+    the same hazard are sorted by length, so that little is padded.
+
+    Args:
+        inside, outside: what the model says of the ID and the OOD samples.
+        objectives: what is searched for.
+        lengths: of the samples of ``id`` and ``ood`` in tokens; None where they do not matter.
     """
     assert inside.margin is not None and inside.loss is not None
     hazards = np.zeros(len(inside.scores))
@@ -149,18 +150,18 @@ def _relative_rank(values: Floats) -> Floats:
     """Return the position of each value among them, from 0 to 1."""
     order = np.argsort(values, kind="stable")
     ranks = np.empty(len(values))
-    ranks[order] = np.arange(len(values)) / max(1, len(values) - 1)
-    return ranks
+    ranks[order] = np.arange(len(values))
+    return ranks / max(1, len(values) - 1)
 
 
 def _by_hazard(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
-    order = np.argsort(-hazards, kind="stable")
+    """Return the indices of samples, the highest hazard first; where lengths matter, by length within each part."""
+    order: list[int] = np.argsort(-hazards, kind="stable").tolist()
     if lengths is None:
-        return [int(index) for index in order]
+        return order
     by_length: list[int] = []
     for stratum in np.array_split(order, _STRATA):
-        longest_first = sorted(stratum, key=lambda index: -lengths[index])
-        by_length += [int(index) for index in longest_first]
+        by_length += sorted(stratum.tolist(), key=lambda index: -lengths[index])
     return by_length
 
 
@@ -171,31 +172,27 @@ def measure_certainty(
     workers: int,
     ood_score: str,
     labelled: bool,
-    beside: Floats | None = None,
     advance: Callable[[int], None] = lambda samples: None,
     columns: ClassRange = ALL_CLASSES,
 ) -> Certainty:
     """Run the whole model once over one set; ``advance`` is called with the number of samples of each batch."""
     classes = slice(*columns)
     logits = logits_of(dataset, model, batch_size, workers, advance)[:, classes]
-    all_labels = dataset.labels if labelled else None
-    parts: list[Floats] = []
+    all_labels = np.asarray(dataset.labels) if labelled else None
+    scores = []
+    margins_of_batches = []
+    losses = []
     for start in range(0, len(logits), batch_size):
-        rows = slice(start, start + batch_size)
-        labels = None if all_labels is None else np.asarray(all_labels)[rows]
-        others = None if beside is None else beside[:, rows, classes]
-        parts.append(np.stack(_certainty(logits[rows], labels, ood_score, others)))
-    return Certainty(*np.concatenate(parts, axis=1))
-
-
-def _certainty(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside: Floats | None) -> list[Floats]:
-    """Return the rows of :class:`Certainty` of some samples."""
-    scores = values_of(logits, labels, ood_score, beside).scores
-    if labels is None:
-        return [scores]
-    log_p = pooled_log_probs(with_others(logits, beside))
-    loss = -log_p[np.arange(len(labels)), labels]
-    return [scores, margins(log_p, labels), loss]
+        samples = slice(start, start + batch_size)
+        labels = None if all_labels is None else all_labels[samples]
+        scores.append(values_of(logits[samples], labels, ood_score).scores)
+        if labels is not None:
+            log_p = pooled_log_probs(one_member(logits[samples]))  # [B, classes]
+            margins_of_batches.append(margins(log_p, labels))
+            losses.append(-log_p[np.arange(len(labels)), labels])
+    if not labelled:
+        return Certainty(np.concatenate(scores))
+    return Certainty(np.concatenate(scores), np.concatenate(margins_of_batches), np.concatenate(losses))
 
 
 def logits_of(
@@ -215,4 +212,5 @@ def logits_of(
             parts.append(model.member_logits(inputs)[0].cpu())
             indices += batch.indices
             advance(len(batch.indices))
-    return torch.cat(parts)[np.argsort(indices)]
+    in_order_of_set = np.argsort(indices)
+    return torch.cat(parts)[in_order_of_set]

@@ -15,7 +15,7 @@ from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.circuit.memory import (
-    Evaluation,
+    HeadEvaluation,
     SearchMemory,
     TrialRecord,
     record_of_trial,
@@ -49,10 +49,6 @@ class ObjectiveRanking:
         return [step.head for step in self.steps]
 
 
-def _always_affordable(removed: Sequence[CandidateHead], head: CandidateHead) -> bool:
-    return True
-
-
 def _tell_nobody(objective: str, step: int, removal: Trial) -> None:
     pass
 
@@ -64,7 +60,6 @@ class SearchKeywords(TypedDict, total=False):
     at_once: int
     constraints: Sequence[Constraint]
     max_drop: Fraction | None
-    affordable: Callable[[Sequence[CandidateHead], CandidateHead], bool]
     journal: Journal | None
     processes: Processes | None
     progress: Progress | None
@@ -76,11 +71,10 @@ class GreedySearch:
 
     Args:
         evaluator: what is to be searched.
-        heads: the candidates in model order.
+        heads: the candidates in model order, each by the number of its site and its position there.
         bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
         constraints: what every removal has to keep; the search ends where none does.
         max_drop: the search ends before the first step that takes accuracy further below that of the model.
-        affordable: whether one more head may go after those removed; the search ends where none may.
         journal: where evaluations are kept and found again.
         processes: who shares the candidates.
         progress: of the evaluations.
@@ -90,32 +84,30 @@ class GreedySearch:
     def __init__(
         self,
         evaluator: Evaluator,
-        heads: Sequence[CandidateHead],
+        heads: Sequence[tuple[int, int]],
         *,
         bounds: bool = True,
         at_once: int = 1,
         constraints: Sequence[Constraint] = (),
         max_drop: Fraction | None = None,
-        affordable: Callable[[Sequence[CandidateHead], CandidateHead], bool] = _always_affordable,
         journal: Journal | None = None,
         processes: Processes | None = None,
         progress: Progress | None = None,
         on_removal: Callable[[str, int, Trial], None] = _tell_nobody,
     ) -> None:
         self.evaluator = evaluator
-        self.heads = list(heads)
+        self.heads = [CandidateHead(*head) for head in heads]
         self.bounds = bounds
         self.at_once = at_once
         self.constraints = constraints
         self.max_drop = max_drop
-        self.affordable = affordable
         self.processes = processes or Processes()
         self.memory = SearchMemory(journal or NoJournal(), self.processes)
         self.progress = progress or Progress()
         self.on_removal = on_removal
         self.evaluations = 0
         self.rankings: dict[str, ObjectiveRanking] = {}
-        # What a removal has to keep, and what the last one has to keep for the ranking to go on.
+        # What every removal has to keep, and what a winner has to keep beside that for its ranking to go on.
         self._limits: Limits = {}
         self._end_limits: Limits = {}
 
@@ -139,14 +131,18 @@ class GreedySearch:
         return self.rankings
 
     def _removed_by_running(self) -> dict[str, list[CandidateHead]]:
-        """Return what each objective has removed whose ranking has not ended."""
-        return {objective: ranking.removed for objective, ranking in self.rankings.items() if ranking.ended is None}
+        """Return the heads removed so far by each objective whose ranking has not ended."""
+        removed = {}
+        for objective, ranking in self.rankings.items():
+            if ranking.ended is None:
+                removed[objective] = ranking.removed
+        return removed
 
     def _take(self, objective: str, step: int, winner: Trial | None) -> None:
-        """Add a removal to its ranking, or end that."""
+        """Add a removal to the ranking of an objective, or end the ranking."""
         ranking = self.rankings[objective]
         if winner is None:
-            ranking.ended = "subject_to" if self._left(ranking.removed) else "max_cost"
+            ranking.ended = "subject_to"
         elif not allowed(winner.counts, self._end_limits):
             ranking.ended = "max_drop"
         else:
@@ -187,7 +183,7 @@ class GreedySearch:
 
     def _left(self, removed: Sequence[CandidateHead]) -> list[CandidateHead]:
         """Return the candidates of a step."""
-        return [head for head in self.heads if head not in removed and self.affordable(removed, head)]
+        return [head for head in self.heads if head not in removed]
 
     def choose(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
         """Choose the best of the candidates left, for each objective that has one.
@@ -195,17 +191,25 @@ class GreedySearch:
         The evaluator must be at the model of the step.
         """
         race = self._race(group, step, left, self.bounds)
-        winners = self._winners_of_all(race.run())
-        return {objective: self._complete(winner, race.tally_of(winner.head)) for objective, winner in winners.items()}
+        winners = {}
+        for objective, winner in self._winners_of_all(race.run()).items():
+            counted_here = race.tally_of(winner.head)
+            winners[objective] = self._complete(winner, counted_here)
+        return winners
 
     def _race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
-        """Build the race of this process's candidates; those that a journal knows are already counted."""
+        """Build the race of this process's candidates; those that a journal knows are already counted.
 
-        def finished(contestant: RacingHead) -> None:
+        The objectives of a group have removed the same heads: the journal keeps what they share under the first.
+        """
+        first_objective = group[0]
+
+        def keep(contestant: RacingHead) -> None:
+            """Keep what was counted of a candidate that the race is done with."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
-            evaluation = Evaluation(contestant.head, contestant.counts, given_up)
+            evaluation = HeadEvaluation(contestant.head, contestant.counts, given_up)
             self.evaluations += 1
-            self.memory.keep_own_evaluation(group[0], step, evaluation)
+            self.memory.keep_own_evaluation(first_objective, step, evaluation)
             self.progress.advance()
 
         return Race(
@@ -215,8 +219,8 @@ class GreedySearch:
             bounds=bounds,
             at_once=self.at_once,
             limits=self._limits,
-            known=self.memory.evaluations(group[0], step),
-            finished=finished,
+            known=self.memory.evaluations(first_objective, step),
+            finished=keep,
         )
 
     def _expect(self, evaluations: int) -> None:
@@ -244,51 +248,57 @@ class GreedySearch:
     def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
         """Return the candidates of this process: the dearest are dealt first, each to the process with least to do."""
         samples = self.evaluator.size
-        sites = dict.fromkeys(site for site, _ in left)
-        prices = {site: self.evaluator.price(site, samples) for site in sites}
-        dearest_first = sorted(left, key=lambda head: (-prices[head[0]], head))
+        sites = {site for site, _ in left}
+        price_of_site = {site: self.evaluator.price(site, samples) for site in sites}
+        dearest_first = sorted(left, key=lambda head: (-price_of_site[head.site], head))
         loads = [0.0] * self.processes.size
-        mine = []
-        for site, position in dearest_first:
+        dealt_here = []
+        for head in dearest_first:
             least_loaded = loads.index(min(loads))
-            loads[least_loaded] += prices[site]
+            loads[least_loaded] += price_of_site[head.site]
             if least_loaded == self.processes.rank:
-                mine.append((site, position))
-        return sorted(mine)
+                dealt_here.append(head)
+        return sorted(dealt_here)
 
     def _winners_of_all(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
         """Choose the best candidate of all processes for each objective, with those that could have won elsewhere.
 
         An objective for which no candidate is allowed is left out.
         """
-        own: dict[str, list[TrialRecord]] = {}
-        for objective, of_objective in trials.items():
-            could_win = contenders(objective, of_objective, self._limits)
-            own[objective] = [record_of_trial(trial) for trial in could_win]
-        everyone = self.processes.gather(own)
+        records_here: dict[str, list[TrialRecord]] = {}
+        for objective, trials_of_objective in trials.items():
+            could_win = contenders(objective, trials_of_objective, self._limits)
+            records_here[objective] = [record_of_trial(trial) for trial in could_win]
+        records_by_process = self.processes.gather(records_here)
 
         winners = {}
         for objective in trials:
-            gathered = [trial_from_record(record) for records in everyone for record in records.get(objective, [])]
-            winner = winner_of(objective, gathered, self._limits)
+            trials_of_all: list[Trial] = []
+            for records in records_by_process:
+                trials_of_all += map(trial_from_record, records.get(objective, []))
+            winner = winner_of(objective, trials_of_all, self._limits)
             if winner is not None:
                 winners[objective] = winner
         return winners
 
-    def _trials_of_all(self, own: Sequence[Trial]) -> list[Trial]:
+    def _trials_of_all(self, trials_here: Sequence[Trial]) -> list[Trial]:
         """Gather, in every process, what any of them has counted of some candidates."""
-        everyone = self.processes.gather([record_of_trial(trial) for trial in own])
-        return [trial_from_record(record) for records in everyone for record in records]
+        trials_of_all: list[Trial] = []
+        for records in self.processes.gather([record_of_trial(trial) for trial in trials_here]):
+            trials_of_all += map(trial_from_record, records)
+        return trials_of_all
 
 
 def same_model(removed: Mapping[str, Sequence[CandidateHead]]) -> dict[tuple[CandidateHead, ...], list[str]]:
     """Group objectives by the heads they have removed: the same heads in another order are the same model."""
     groups: dict[tuple[CandidateHead, ...], list[str]] = {}
     for objective, heads in removed.items():
-        groups.setdefault(tuple(sorted(heads)), []).append(objective)
+        in_model_order = tuple(sorted(heads))
+        groups.setdefault(in_model_order, []).append(objective)
     return groups
 
 
 def evaluations(heads: int, budget: int) -> int:
-    """Evaluations of the whole data that Algorithm 1 needs: 5,784 for 48 of 144 heads."""
-    return sum(heads - step for step in range(budget))
+    """Count the evaluations of the whole data that Algorithm 1 needs: 5,784 to remove 48 of 144 heads."""
+    candidates_by_step = [heads - step for step in range(budget)]
+    return sum(candidates_by_step)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
-import numpy as np
 import torch
 
 from hydractl.circuit.agreement import (
     agreement,
     agreement_text,
     check_exact,
-    dear_text,
     ended_text,
     gain_text,
     repeated_text,
@@ -41,8 +39,8 @@ from hydractl.circuit.plan import (
     tell_work,
     with_memory,
 )
-from hydractl.circuit.samples import Certainty, SampleSet, logits_of, measure_certainty, undecided_first
-from hydractl.circuit.scope import FusedCost, Scope, SearchOptions
+from hydractl.circuit.samples import Certainty, SampleSet, measure_certainty, undecided_first
+from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
 from hydractl.circuit.tasks import doubts_of_sets, open_tasks, role_of, set_runs, whole_of, with_classes_of_data
 from hydractl.circuit.winners import CandidateHead, Trial
@@ -54,7 +52,6 @@ from hydractl.files.version import __version__
 from hydractl.heads.mask import Head, ranking_from_json
 from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log, Progress
-from hydractl.metrics.probabilities import Floats
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes
 from hydractl.report.texts import number
@@ -74,6 +71,13 @@ class SearchEnvironment(TypedDict):
     hydractl: str
 
 
+class _ExactCircuit(NamedTuple):
+    """The circuit of ``--check-against``: its removals in order, and its document."""
+
+    removed: list[Head]
+    document: Mapping[str, Any]
+
+
 class Session:
     """The model and the data of one search.
 
@@ -86,15 +90,14 @@ class Session:
         self.log = log
         self.team = team
         source, classes = with_classes_of_data(scope.source, options)
-        members = [with_classes_of_data(member, options)[0] for member in scope.members]
-        self.scope = replace(scope, source=source, members=members)
+        self.scope = replace(scope, source=source)
 
         self.sets, self.tasks = open_tasks(source, classes, options, log)
         self.doubts = doubts_of_sets(self.sets)
         for doubt in self.doubts:
             log.warn(doubt)
         self._sizes = {name: len(dataset) for name, dataset in self.sets.items()}
-        self._exact: tuple[list[Head], Mapping[str, Any]] | None = None
+        self._exact: _ExactCircuit | None = None
         if options.check_against is not None:
             self._exact = self._read_exact(options.check_against)
 
@@ -103,77 +106,64 @@ class Session:
         for dataset in self.sets.values():
             report_cut(dataset, self.model.preprocess, log)
         self.names = self._names_of_candidates()
-        self._memory = self._memory_bytes()
+        self._memory = self._memory_bytes()  # of the model and the sets above
 
     def _names_of_candidates(self) -> dict[CandidateHead, Head]:
         """Return the candidates in model order, each with its site and original number."""
         kept = self.scope.source.description.mask.kept
         names = {}
         for index, site in enumerate(self.model.sites):
-            if site.path in self.scope.sites:
-                for position, head in enumerate(kept[site.path]):
-                    names[index, position] = (site.path, head)
+            if site.path not in self.scope.sites:
+                continue
+            for position, head in enumerate(kept[site.path]):
+                names[CandidateHead(index, position)] = (site.path, head)
         return names
 
     def _memory_bytes(self) -> int:
         """Return how many bytes states may take: those of ``--memory``, or half of what is free."""
         text = self.options.memory
-        if text is None:
-            free = free_memory(self._device)
-            if self._device.type == "cpu":
-                return free // (2 * self.team.size)
-            return free // 2
-        unit = _BYTES.get(text[-1], 1)
-        return int(float(text.rstrip("KMGT")) * unit)
+        if text is not None:
+            bytes_of_unit = _BYTES.get(text[-1], 1)
+            return int(float(text.rstrip("KMGT")) * bytes_of_unit)
+        free = free_memory(self._device)
+        if self._device.type == "cpu":  # whose memory all processes share
+            return free // (2 * self.team.size)
+        return free // 2
 
-    def _read_exact(self, path: str) -> tuple[list[Head], Mapping[str, Any]]:
-        """Read the circuit of ``--check-against``: its removals in order, and its document."""
+    def _read_exact(self, path: str) -> _ExactCircuit:
+        """Read the circuit of ``--check-against``."""
         document = read_json_file(path)
-        removed = list(ranking_from_json(document, self.scope.source.sites, path).removed)
+        ranking = ranking_from_json(document, self.scope.source.sites, path)
         check_exact(document, path, self.scope.source.description.arch)
-        return removed, document
+        return _ExactCircuit(list(ranking.removed), document)
 
     @property
     def _bounds(self) -> bool:
-        """Whether candidates are given up early: only an exact search does."""
-        return self.options.bounds and self.options.algorithm == "greedy" and self.options.approx is None
+        """Whether candidates are given up early, which only an exact search does."""
+        is_exact = self.options.algorithm == "greedy" and self.options.approx is None
+        return is_exact and self.options.bounds
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def _logits_beside(self) -> dict[str, Floats]:
-        """Return the logits of the other members on each set, ``[M - 1, N, classes]``, in the set's order.
-
-        Empty for a circuit alone.
-        """
-        options = self.options
-        members = self.scope.members
-        logits_by_set: dict[str, list[Floats]] = {}
-        total = sum(self._sizes.values()) * len(members)
-        with self.log.progress("running the other members", total, "samples") as progress:
-            for member in members:
-                model = build_model(member, local_device(options.device), options.dtype)
-                for name, dataset in self.sets.items():
-                    logits = logits_of(dataset, model, options.batch_size, options.workers, progress.advance)
-                    logits_by_set.setdefault(name, []).append(logits.double().numpy())
-        return {name: np.stack(of_members) for name, of_members in logits_by_set.items()}
-
-    def _order(self, journal: Journal, beside: Mapping[str, Floats]) -> dict[str, list[int]]:
+    def _order(self, journal: Journal) -> dict[str, list[int]]:
         """Return the order of the samples: found once, kept by the journal, the same in all processes."""
         if journal.order is not None:
             return journal.order
         if self._bounds:
-            order = self._order_by_certainty(beside)
+            order = self._order_by_certainty()
         else:
             order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
-        order = self.team.gather(order if self.team.rank == 0 else None)[0]
-        if self.team.rank == 0:
+        is_first = self.team.rank == 0
+        orders = self.team.gather(order if is_first else None)
+        order = orders[0]
+        if is_first:
             journal.set_order(order)
         self.team.gather(None)  # nobody appends before the order is kept
         return order
 
-    def _order_by_certainty(self, beside: Mapping[str, Floats]) -> dict[str, list[int]]:
+    def _order_by_certainty(self) -> dict[str, list[int]]:
         """Return the order in which a losing candidate is given up early."""
-        certainty = self._certainty(beside)
+        certainty = self._certainty()
         order: dict[str, list[int]] = {}
         for task in self.tasks:
             outside = None
@@ -187,7 +177,7 @@ class Session:
                 order[task.ood] = of_task["ood"]
         return order
 
-    def _certainty(self, beside: Mapping[str, Floats]) -> dict[str, Certainty]:
+    def _certainty(self) -> dict[str, Certainty]:
         """Return what the whole model says of every sample of every set."""
         certainty = {}
         total = sum(self._sizes.values())
@@ -201,21 +191,17 @@ class Session:
                     self.options.workers,
                     self.options.ood_score,
                     labelled=role_of(name) == "id",
-                    beside=beside.get(name),
                     advance=progress.advance,
                     columns=first_task.columns,
                 )
         return certainty
 
-    def _evaluator(
-        self, order: Mapping[str, Sequence[int]], memory_bytes: int, beside: Mapping[str, Floats]
-    ) -> Evaluator:
+    def _evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:
         """Put the samples into the model in an order.
 
         Args:
             order: of each set the indices of its samples, perhaps not of all.
             memory_bytes: how much the states may take.
-            beside: the logits of the other members on each set.
         """
         parts = []
         for run in set_runs(self.tasks):
@@ -226,7 +212,6 @@ class Session:
                 self.options.batch_size,
                 self.options.workers,
                 labelled=role_of(run.name) == "id",
-                beside=beside.get(run.name),
                 tasks=run.tasks,
                 columns=run.columns,
             )
@@ -262,8 +247,8 @@ class Session:
             order = longest_first(dataset)
             middle = max(0, (len(order) - batch_size) // 2)  # texts are sorted by length
             one_batch[name] = order[middle : middle + batch_size]
-        plan = self._plan(self._evaluator(one_batch, sys.maxsize, beside={}))
-        batches = sum(-(-size // batch_size) for size in self._sizes.values())
+        plan = self._plan(self._evaluator(one_batch, sys.maxsize))
+        batches = sum(math.ceil(size / batch_size) for size in self._sizes.values())
         return with_memory(
             plan,
             batches,
@@ -274,6 +259,7 @@ class Session:
         )
 
     def _plan(self, evaluator: Evaluator) -> SearchPlan:
+        """Plan the search on an evaluator that may have a part of the data."""
         sizes = {"id": 0, "ood": 0}
         for run in set_runs(self.tasks):
             sizes[role_of(run.name)] += self._sizes[run.name]
@@ -282,10 +268,10 @@ class Session:
     # --- searching ----------------------------------------------------------------------------------------------------
 
     def search(self, journal_path: Path | None) -> dict[str, CircuitDocument]:
-        """Search: the circuit document of each objective."""
+        """Search, and return the circuit document of each objective."""
         with self._journal(journal_path) as journal:
-            beside = self._logits_beside()
-            evaluator = self._evaluator(self._order(journal, beside), self._memory, beside)
+            order = self._order(journal)
+            evaluator = self._evaluator(order, self._memory)
             plan = self._plan(evaluator)
             tell_plan(self.log, plan, self._bounds)
             if not evaluator.keeps_data:
@@ -327,8 +313,6 @@ class Session:
         }
         if options.max_drop is not None:
             keywords["max_drop"] = Fraction(str(options.max_drop))
-        if options.max_cost is not None:
-            keywords["affordable"] = self._affordable
 
         if options.algorithm == "headmap":
             return Headmap(evaluator, heads, kept=self._kept_by_index(), **keywords)
@@ -342,51 +326,43 @@ class Session:
         """Return the cells of the progress table for one removal."""
         site, head = self.names[removal.head]
         counts = removal.counts
+        auroc = ""
+        if counts.two_u is not None:
+            auroc = number(counts.score("ood"))
         cells = [f"{step}/{self.scope.budget}"]
         if self._several_objectives:
             cells.append(objective)
         cells += [site, str(head)]
-        cells += [number(counts.score(objective)), number(counts.score("acc"))]
-        cells.append("" if counts.two_u is None else number(counts.score("ood")))
+        cells += [number(counts.score(objective)), number(counts.score("acc")), auroc]
         return cells
 
     def _candidates_at_once(self, evaluator: Evaluator) -> int:
         """Return how many candidates run together: on a CPU a batch of one is enough work."""
         if self._device.type != "cuda":
             return 1
-        fitting = _TOKENS_AT_ONCE // max(1, evaluator.largest_batch_tokens)
-        return max(1, min(8, fitting))
+        most_by_tokens = _TOKENS_AT_ONCE // max(1, evaluator.largest_batch_tokens)
+        return max(1, min(8, most_by_tokens))
 
     def _kept_by_index(self) -> dict[int, int]:
         """Return how many heads Headmap keeps at each site, by its index."""
-        kept = self.scope.kept or {}
-        return {index: kept[site.path] for index, site in enumerate(self.model.sites) if site.path in kept}
-
-    @cached_property
-    def _cost(self) -> FusedCost | None:
-        if not self.scope.members:
-            return None
-        return FusedCost(self.scope.members, self.scope.source)
-
-    def _affordable(self, removed: Sequence[CandidateHead], head: CandidateHead) -> bool:
-        """Return whether the fused model stays within ``--max-cost``; one that is above it must not become dearer."""
-        assert self._cost is not None
-        names = [self.names[place] for place in removed]
-        before = self._cost.without(names)
-        after = self._cost.without([*names, self.names[head]])
-        highest = Fraction(str(self.options.max_cost))
-        return after <= max(before, highest)
+        kept_by_path = self.scope.kept or {}
+        kept_by_index = {}
+        for index, site in enumerate(self.model.sites):
+            if site.path in kept_by_path:
+                kept_by_index[index] = kept_by_path[site.path]
+        return kept_by_index
 
     # --- journal ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
+        """Open the journal of this process, in turn with the other processes; one that keeps nothing without a path."""
         if path is None:
             yield NoJournal()
             return
         is_first = self.team.rank == 0
         if not is_first:
-            self.team.gather(None)  # the first one opens first
+            self.team.gather(None)  # the process of rank 0 opens its journal first
         journal = Journal.open(
             path,
             self.fingerprint(),
@@ -409,26 +385,26 @@ class Session:
         options = self.options
         scope = self.scope
         source = scope.source
-        gone = source.description.mask.removed_heads
+        removed_heads = source.description.mask.removed_heads
+        removed_text = "none"
+        if removed_heads:
+            removed_text = f"{len(removed_heads)}, {_digest(removed_heads)}"
+        candidates = list(self.names.values())
         settings: dict[str, Any] = {
             "model": source.sha256,
-            "heads already removed": f"{len(gone)}, {_digest(gone)}" if gone else "none",
-            "candidates": f"{len(self.names)}, {_digest(list(self.names.values()))}",
+            "heads already removed": removed_text,
+            "candidates": f"{len(candidates)}, {_digest(candidates)}",
         }
         for name, dataset in self.sets.items():
             settings[name] = dataset.fingerprint()
         if len(self.tasks) > 1:
             settings["tasks"] = [[task.data, task.ood, task.weight, task.columns] for task in self.tasks]
         settings["objective"] = list(options.objective)
-        if scope.members:
-            settings["ensemble_with"] = [member.sha256 for member in scope.members]
         settings["ood_score"] = options.ood_score
         settings["algorithm"] = options.algorithm
         settings["approx"] = options.approx
         if options.subject_to:
             settings["subject_to"] = list(options.subject_to)
-        if options.max_cost is not None:
-            settings["max_cost"] = options.max_cost
         if scope.kept is not None:
             settings["kept"] = list(scope.kept.values())
         settings["batch_size"] = options.batch_size
@@ -446,13 +422,12 @@ class Session:
 
     def _documents(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitDocument]:
         """Make the document of each ranking, and say what their user should know."""
-        writer = CircuitWriter(self.scope, self.options, self.names, self.sets, self.tasks, self._cost, self.doubts)
+        writer = CircuitWriter(self.scope, self.options, self.names, self.sets, self.tasks, self.doubts)
         documents = {}
         for objective, ranking in rankings.items():
             document = writer.document(objective, ranking)
             if self._exact is not None and ranking.steps:
-                exact, exact_document = self._exact
-                document["agreement"] = agreement(document, exact, exact_document)
+                document["agreement"] = agreement(document, self._exact.removed, self._exact.document)
             self._tell(document)
             documents[objective] = document
         self._tell_of_all(documents)
@@ -465,9 +440,6 @@ class Session:
         if "agreement" in document:
             against = f"{document['objective']} against {self.options.check_against}"
             self.log.info(f"{against}: {agreement_text(document)}")
-        dear = dear_text(document)
-        if dear is not None:
-            self.log.warn(dear)
         if "gain" in document:
             if document["gain"]["low"]:
                 self.log.warn(gain_text(document))
@@ -485,4 +457,6 @@ class Session:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(canonical_json({"of": value}).encode()).hexdigest()[:16]
+    """Return the first 16 digits of the SHA-256 of a JSON value."""
+    text = canonical_json({"of": value})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -39,7 +39,9 @@ class Task:
     @property
     def sets(self) -> list[str]:
         """The names of the sets."""
-        return [self.data] if self.ood is None else [self.data, self.ood]
+        if self.ood is None:
+            return [self.data]
+        return [self.data, self.ood]
 
 
 def role_of(name: str) -> str:
@@ -55,13 +57,15 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
     if source.classes is not None:
         return source, []
     classes_by_set = []
-    for spec in options.data:
-        named = named_by_data(source, spec, options.limit)
-        classes_by_set.append(list(named.description.labels or ()))
+    all_classes: list[str] = []
+    for spec in options.val:
+        source_with_classes = named_by_data(source, spec, options.limit, "--val")
+        classes = list(source_with_classes.description.labels or ())
+        classes_by_set.append(classes)
+        all_classes += classes
     first = classes_by_set[0]
     if all(classes == first for classes in classes_by_set):
         return with_labels(source, first), []
-    all_classes = [name for classes in classes_by_set for name in classes]
     return with_labels(source, all_classes), classes_by_set
 
 
@@ -73,32 +77,37 @@ def open_tasks(
     Tasks are every pair of an ID and an OOD set, or those given together.
 
     Args:
-        source: of the model, and ``classes``, as :func:`with_classes_of_data` gives them.
+        source, classes: as :func:`with_classes_of_data` returns them.
+        options: of the search.
+        log: where doubts about the data go.
 
     Raises:
         InputError: for data that do not fit the model.
     """
-    inside = _open_id_sets(source, classes, options, log)
-    outside: dict[str, Dataset] = {}
+    id_sets = _open_id_sets(source, classes, options, log)
+    ood_sets: dict[str, Dataset] = {}
     tasks = []
-    starts = [0, *itertools.accumulate(map(len, classes))]
-    for number, (data, dataset) in enumerate(inside.items()):
-        columns = (starts[number], starts[number + 1]) if classes else ALL_CLASSES
-        weight = options.weights[number] if options.weights else 1
-        against: list[str | None] = []
-        for index, spec in enumerate(options.ood):
+    sizes = [len(classes_of_set) for classes_of_set in classes]
+    first_columns = [0, *itertools.accumulate(sizes)]
+    for number, (data, dataset) in enumerate(id_sets.items()):
+        columns = ALL_CLASSES
+        if classes:
+            columns = (first_columns[number], first_columns[number + 1])
+        weight = options.val_weights[number] if options.val_weights else 1
+        ood_names: list[str | None] = []
+        for index, spec in enumerate(options.ood_val):
             if options.paired and index != number:
                 continue
             name = _name("ood", index)
             if spec == AUTO and number:
                 name += f" of {data}"
-            if name not in outside:
-                outside[name] = _open_ood_set(spec, dataset, source, options)
-            against.append(name)
-        if not against:
-            against = [None]
-        tasks += [Task(data, ood, weight, columns) for ood in against]
-    return {**inside, **outside}, tasks
+            if name not in ood_sets:
+                ood_sets[name] = _open_ood_set(spec, dataset, source, options)
+            ood_names.append(name)
+        if not ood_names:
+            ood_names = [None]
+        tasks += [Task(data, ood, weight, columns) for ood in ood_names]
+    return {**id_sets, **ood_sets}, tasks
 
 
 def _open_id_sets(
@@ -106,11 +115,14 @@ def _open_id_sets(
 ) -> dict[str, Dataset]:
     """Open the ID sets by name; see :func:`open_tasks`."""
     sets = {}
-    for index, spec in enumerate(options.data):
+    for index, spec in enumerate(options.val):
+        labels: Sequence[str] = source.description.labels or []  # [], not None: names are never taken by position
+        if classes:
+            labels = classes[index]
         dataset = open_data(
             spec,
-            # Names are never taken by position.
-            labels=classes[index] if classes else source.description.labels or [],
+            option="--val",
+            labels=labels,
             need_labels=True,
             limit=options.limit,
             seed=options.seed,
@@ -125,10 +137,10 @@ def _open_id_sets(
 def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOptions) -> Dataset:
     """Open one OOD set; ``auto`` makes it of the ID samples."""
     if spec == AUTO:
-        return PseudoOod(inside, AUTO, options.seed, "--ood auto")
+        return PseudoOod(inside, AUTO, options.seed, "--ood-val auto")
     return open_data(
         spec,
-        option="--ood",
+        option="--ood-val",
         ignore_labels=True,
         limit=options.limit,
         seed=options.seed,
@@ -137,7 +149,10 @@ def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOpt
 
 
 def _name(role: str, index: int) -> str:
-    return f"{role}{index + 1}" if index else role
+    """Return the name of a set: ``id``, ``id2``, ``id3`` and so on."""
+    if index == 0:
+        return role
+    return f"{role}{index + 1}"
 
 
 def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
@@ -147,7 +162,7 @@ def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
         InputError: two of them share more than half of their samples.
     """
     findings = compare_sets([GivenSet(dataset.where, dataset) for dataset in sets.values()])
-    findings.refuse("give OOD validation data that hold none of --data, and each set once")
+    findings.refuse("give OOD validation data that hold none of --val, and each set once")
     doubts = list(findings.warnings)
     for dataset in sets.values():
         if not isinstance(dataset, PseudoOod):
@@ -188,7 +203,7 @@ def set_runs(tasks: Sequence[Task]) -> list[SetRun]:
 
 
 def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
-    """Count the ID and OOD samples of all tasks, of several as often as they count.
+    """Count the ID and OOD samples of all tasks; of several tasks, each sample as often as it counts.
 
     Args:
         tasks: all of them.
@@ -196,11 +211,14 @@ def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
     """
     if len(tasks) == 1:
         return WholeData(sizes["id"], sizes.get("ood", 0))
-    task_sizes = [(sizes[task.data], sizes.get(task.ood or "", 0)) for task in tasks]
+    task_sizes = []
+    for task in tasks:
+        ood_samples = 0 if task.ood is None else sizes[task.ood]
+        task_sizes.append((sizes[task.data], ood_samples))
     shares = shares_of(task_sizes, [task.weight for task in tasks])
     n_id = 0
     n_ood = 0
-    for share, (inside, outside) in zip(shares, task_sizes, strict=True):
-        n_id += share.inside * inside
-        n_ood += share.outside * outside
+    for share, (id_samples, ood_samples) in zip(shares, task_sizes, strict=True):
+        n_id += share.inside * id_samples
+        n_ood += share.outside * ood_samples
     return WholeData(n_id, n_ood, several_tasks=True)

@@ -6,8 +6,8 @@ decide every round, whichever search it is of:
 * The highest key of the objective wins. Keys are integers (``objective.py``), so that two trials which fare equally
   well have equal keys.
 * Of equal keys the lowest site wins, then the lowest head.
-* Who might win on a machine that rounds otherwise is a rival of the winner. That is everybody whose counts at the most
-  are not below what another one has at the least, so it hangs on the counts alone and on no order of counting.
+* Who might win on a machine that rounds otherwise is a rival of the winner: everybody whose counts at the most are not
+  below what another one has at the least. So rivals depend on the counts alone, and not on the order of counting.
 
 Nothing here reads a file, a tensor or a clock.
 """
@@ -20,8 +20,12 @@ from typing import NamedTuple
 
 from hydractl.circuit.objective import EvaluationCounts, Limits, allowed
 
-CandidateHead = tuple[int, int]
-"""(index of the site, position of the head among those present in the model)."""
+
+class CandidateHead(NamedTuple):
+    """A head that may be removed, by numbers: ``site`` of the attention block, ``position`` among its heads."""
+
+    site: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,14 @@ def best_first(objective: str, trials: Iterable[Trial]) -> list[Trial]:
 
 def first_of_highest(heads: Iterable[CandidateHead], value: Callable[[CandidateHead], float]) -> CandidateHead:
     """Return the head with the highest value; of equal ones the lowest site, then the lowest head."""
-    return max(heads, key=lambda head: (value(head), -head[0], -head[1]))
+    return max(heads, key=lambda head: (value(head), -head.site, -head.position))
 
 
 def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
     """Return whether rounding could put a trial before another one.
 
-    Two that counted the very same, losses to the last unit, are the same model: what went are heads that do nothing,
-    and between these the order of heads decides everywhere.
+    Two trials with the very same counts, losses to the last unit, are the same model: the heads that were left out do
+    nothing, and between such heads their order decides on every machine.
     """
     if trial.counts.read_by(objective) == other.counts.read_by(objective):
         return False
@@ -101,13 +105,17 @@ def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[
     could_win = perhaps_allowed
     if surely_allowed:
         surest = max(surely_allowed, key=lambda trial: surest_standing(objective, trial))
-        could_win = [trial for trial in perhaps_allowed if trial is surest or could_beat(objective, trial, surest)]
+        could_win = []
+        for trial in perhaps_allowed:
+            if trial is surest or could_beat(objective, trial, surest):
+                could_win.append(trial)
 
     in_order = best_first(objective, could_win)
     if not allowed_here:
         return in_order
     winner = best_first(objective, allowed_here)[0]
-    return [winner, *(trial for trial in in_order if trial != winner)]
+    others = [trial for trial in in_order if trial != winner]
+    return [winner, *others]
 
 
 def winner_of(objective: str, trials: Sequence[Trial], limits: Limits) -> Trial | None:
@@ -120,8 +128,10 @@ def winner_of(objective: str, trials: Sequence[Trial], limits: Limits) -> Trial 
     if not in_order or not allowed(in_order[0].counts, limits):
         return None
     winner, *others = in_order
-    rivals = tuple(replace(rival, counts=rival.counts.read_by(objective)) for rival in others)
-    return replace(winner, rivals=rivals)
+    rivals = []
+    for other in others:
+        rivals.append(replace(other, counts=other.counts.read_by(objective)))
+    return replace(winner, rivals=tuple(rivals))
 
 
 def lowest_chosen(objective: str, trials: Sequence[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
@@ -164,14 +174,14 @@ class SureLeads:
         self._leads: dict[str, Standing] = {}
 
     def raised_by(self, objective: str, trial: Trial) -> bool:
-        """Take in a trial that is counted to its end; return whether the lead is its own now."""
+        """Take in a trial that is counted to its end; return whether it leads now."""
         if not allowed(trial.counts.least, self._limits):
             return False
-        surely = surest_standing(objective, trial)
+        sure = surest_standing(objective, trial)
         lead = self._leads.get(objective)
-        if lead is not None and surely <= lead:
+        if lead is not None and sure <= lead:
             return False
-        self._leads[objective] = surely
+        self._leads[objective] = sure
         return True
 
     def out_of_reach(self, objective: str, head: CandidateHead, best_case: EvaluationCounts) -> bool:

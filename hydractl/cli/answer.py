@@ -76,7 +76,9 @@ class Answer:
                 raise
             self._warn(f"the table could not be drawn ({type(error).__name__}: {error})")
             text = None
-        self._write(text if text is not None else "\n".join(plain_lines(safe)) + "\n")
+        if text is None:
+            text = "\n".join(plain_lines(safe)) + "\n"
+        self._write(text)
 
     def _draw(self, document: dict[str, Any]) -> str | None:
         width = _WIDTH_IN_A_FILE

@@ -16,12 +16,12 @@ import typer
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.console import say, settle_log
-from hydractl.cli.failures import INTERRUPTED, failure_of, parser_problem, say_failure
+from hydractl.cli.failures import INTERRUPTED, failure_of, no_such_verb, parser_problem, say_failure
 from hydractl.cli.help import app_help, info_help, verb_help
-from hydractl.cli.verbs import INFO, VERBS, Request
-from hydractl.errors import UsageError, did_you_mean
+from hydractl.cli.request import INFO, Request
+from hydractl.errors import UsageError
+from hydractl.settings.registry import VERBS
 
-_ALL = (*VERBS, INFO)
 _COMPLETING = "_HYDRACTL_COMPLETE"
 """Set by the shell while it asks for completions (Typer's protocol)."""
 _COMPLETION = ("--install-completion", "--show-completion")
@@ -29,10 +29,12 @@ _COMPLETION = ("--install-completion", "--show-completion")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code; no exception leaves it, no traceback is shown unless asked for."""
+    if argv is None:
+        argv = sys.argv[1:]
     answer = Answer(sys.stdout, warn=lambda message: say(f"warning: {message}"))
     try:
         with _interruptible():
-            _run(list(sys.argv[1:] if argv is None else argv), answer)
+            _run(list(argv), answer)
     except (Exception, KeyboardInterrupt) as error:
         failure = failure_of(error)
         say_failure(failure, error)
@@ -64,14 +66,14 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     if not arguments:
         arguments, first = ["--help"], "--help"
     if not first.startswith("-") and first not in VERBS:
-        raise UsageError(f"no such verb: {first}{did_you_mean(first, VERBS)}", hint="hydractl --help")
+        raise no_such_verb(first)
     if first == INFO:
         # It looks like an option of the app and is a command with options of its own: after -- it is taken as one.
         arguments = ["--", *arguments]
     try:
         result = _command(first).main(args=arguments, prog_name="hydractl", standalone_mode=False, obj=answer)
     except typer.TyperException as error:
-        raise parser_problem(error, f"hydractl {first}" if first in _ALL else "hydractl") from None
+        raise parser_problem(error, first) from None
     if isinstance(result, Request):
         return result
     if result == 0:  # help or version has been printed
@@ -82,9 +84,10 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
 
 
 @functools.cache
-def _command(verb: str) -> Any:
-    """Build the command that parses the options of a verb and those of the app; other words are no verb."""
-    return typer.main.get_command(build_app([name for name in _ALL if name == verb]))
+def _command(first: str) -> Any:
+    """Build the command that parses the options of a verb and those of the app, by the first word of a command line."""
+    commands = [first] if first in (*VERBS, INFO) else []
+    return typer.main.get_command(build_app(commands))
 
 
 def _complete(arguments: list[str]) -> None:
@@ -96,10 +99,10 @@ def _complete(arguments: list[str]) -> None:
         if ended.code:
             raise UsageError("no shell that has completion", hint="run it in bash, zsh, fish or PowerShell") from None
     except typer.TyperException as error:
-        raise parser_problem(error, "hydractl") from None
+        raise parser_problem(error, "") from None
 
 
-def build_app(commands: Sequence[str] = _ALL, *, completion: bool = False) -> typer.Typer:
+def build_app(commands: Sequence[str], *, completion: bool = False) -> typer.Typer:
     """The Typer app, whose commands return a :class:`Request`; help goes to the :class:`Answer` of its context.
 
     Args:

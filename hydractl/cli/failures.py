@@ -11,15 +11,16 @@ from typing import NamedTuple
 import typer
 
 from hydractl.cli.console import debugging, say
+from hydractl.cli.request import INFO
 from hydractl.errors import (
     HydraError,
     Interrupted,
     StorageError,
     UsageError,
-    did_you_mean,
     distribution_of,
     install_hint,
 )
+from hydractl.settings.registry import VERBS
 
 INTERRUPTED = 130
 _INTERNAL = 1
@@ -50,7 +51,9 @@ def failure_of(error: BaseException) -> Failure:
     if _is_out_of_memory(error):
         return Failure(_INTERNAL, "out of memory", "use a smaller --batch-size")
     if isinstance(error, OSError) and error.errno in _STORAGE:
-        where = f" {error.filename}" if error.filename else ""
+        where = ""
+        if error.filename:
+            where = f" {error.filename}"
         hint = "free some space or choose another folder with -o"
         return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hydractl"):
@@ -87,37 +90,51 @@ def say_failure(failure: Failure, error: BaseException) -> None:
 
 
 def _cut(line: str) -> str:
-    """Return a line, of a long one without its middle."""
+    """Return a line; a long one without its middle."""
     if len(line) <= _LONGEST:
         return line
-    return f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    half = _LONGEST // 2
+    return f"{line[:half]} ... {line[-half:]}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     # torch is not imported here: its exception is known by its name.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error)
+    return any(text in message for text in _OUT_OF_MEMORY)
 
 
-def parser_problem(error: typer.TyperException, command: str) -> UsageError:
-    """Return a complaint of the parser about ``command`` in hydractl's words: what, and the nearest option."""
-    hint = f"{command} --help"
-    if hasattr(error, "possibilities"):  # the one complaint that knows the options there are
+def no_such_verb(word: str) -> UsageError:
+    """Return the complaint about a word that stands where a verb is expected."""
+    return UsageError(f"no such verb: {word}{_suggestion(word, None)}", hint="hydractl --help")
+
+
+def parser_problem(error: typer.TyperException, first: str) -> UsageError:
+    """Return a complaint of the parser in hydractl's words: what is wrong, and what was probably meant.
+
+    Args:
+        error: the complaint.
+        first: the first word of the command line; it is a verb, ``--info``, or an option of the program itself.
+    """
+    verb = None
+    hint = "hydractl --help"
+    if first in (*VERBS, INFO):
+        verb = first
+        hint = f"hydractl {verb} --help"
+    if hasattr(error, "possibilities"):  # the complaint about an unknown option
         wrong = error.option_name  # type: ignore[attr-defined]
-        guess = did_you_mean(wrong, _flags_of(error))
-        return UsageError(f"no such option: {wrong}{guess}", hint=hint)
+        return UsageError(f"no such option: {wrong}{_suggestion(wrong, verb)}", hint=hint)
     message = error.format_message().strip().rstrip(".")
-    return UsageError(message[:1].lower() + message[1:], hint=hint)
+    in_lower_case = message[:1].lower() + message[1:]
+    return UsageError(in_lower_case, hint=hint)
 
 
-def _flags_of(error: typer.TyperException) -> list[str]:
-    """Return the long flags of the command that an error is about."""
-    context = getattr(error, "ctx", None)
-    if context is None:
-        return []
-    flags: list[str] = []
-    for parameter in context.command.params:
-        flags += parameter.opts
-        flags += parameter.secondary_opts
-    return [flag for flag in flags if flag.startswith("--")]
+def _suggestion(word: str, verb: str | None) -> str:
+    """Return the end of the message about an unknown flag, or about a word that is no verb."""
+    # Here, because it reads the options of all verbs: --help and --version do without them.
+    from hydractl.settings.suggestions import about_word
+
+    return about_word(word, verb)

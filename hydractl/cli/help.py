@@ -5,11 +5,36 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from hydractl.cli.verbs import APP_ABOUT, APP_EXAMPLES, INFO_ABOUT, INFO_EXAMPLES, VERBS
+from hydractl.settings.registry import VERBS
 
 if TYPE_CHECKING:
     from hydractl.settings.common import Common
     from hydractl.settings.option import Option
+
+_APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."
+
+APP_EXAMPLES = """
+  # MODEL and data from ./hydra.yaml
+  hydractl prune --method taylor --keep 8
+  # fuse members
+  hydractl fuse a.st b.st c.st -o hydra.st
+  # the contents of a file
+  hydractl --info hydra.st
+"""
+
+_INFO_ABOUT = (
+    "Describe files that hydractl writes, from their headers, with a map of the heads; of several files of one model "
+    "also how far their heads overlap."
+)
+
+INFO_EXAMPLES = """
+  # a fused model
+  hydractl --info hydra.st
+  # the overlap of three members
+  hydractl --info a.mask.json b.mask.json c.mask.json
+  # for a script
+  hydractl --info hydra.st --json
+"""
 
 _LEFT = 26
 _WIDEST = 100
@@ -35,7 +60,7 @@ def app_help(columns: int) -> str:
         ("-h, --help", "Show this help; hydractl VERB -h shows the most used options of a verb, --help all"),
     ]
     sections = {"Verbs": [(name, verb.summary) for name, verb in VERBS.items()], "Options": general}
-    return _page("VERB MODEL... [-o OUTPUT] [options]", APP_ABOUT, sections, APP_EXAMPLES, columns)
+    return _page("VERB MODEL... [-o OUTPUT] [options]", _APP_ABOUT, sections, APP_EXAMPLES, columns)
 
 
 def info_help(columns: int) -> str:
@@ -45,35 +70,41 @@ def info_help(columns: int) -> str:
         ("    --json", "Print one JSON document: an object for one FILE, a list for several"),
         ("-h, --help", "Show this help"),
     ]
-    return _page("--info FILE... [--json]", INFO_ABOUT, {"Options": rows}, INFO_EXAMPLES, columns)
+    return _page("--info FILE... [--json]", _INFO_ABOUT, {"Options": rows}, INFO_EXAMPLES, columns)
 
 
 def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     """``hydractl VERB --help``: usage, what it does, its options by group, examples; ``-h``: what most people need."""
     # Here, because ``hydractl --help`` does without the settings.
-    from hydractl.settings.option import options_of
-    from hydractl.settings.verbs import SETTINGS
+    from hydractl.settings.verbs import SETTINGS, options_of_verb
 
     settings, verb = SETTINGS[name], VERBS[name]
-    options = sorted(options_of(settings), key=lambda option: _SHARED_GROUPS.find(option.group))
+    options = sorted(options_of_verb(name), key=lambda option: _SHARED_GROUPS.find(option.group))
     groups: dict[str, list[Row]] = {"Arguments": [_model_row(settings)]}
     for option in options:
-        if option.name == "model" or (short and not option.often):
+        if option.name == "model" or option.flagless or (short and not option.often):
             continue
         heading = "Most used options" if short else option.group
         groups.setdefault(heading, []).append(_row(option, short=short))
     usage = f"{name} {verb.usage}"
+    about = verb.about or f"{verb.summary}."
     if short:
         first_examples = verb.examples.splitlines()[: 1 + _SHORT_EXAMPLES]
         examples = "\n".join(first_examples)
-        return _page(usage, verb.about, groups, f"{examples}\n\nall options: hydractl {name} --help\n", columns)
+        return _page(usage, about, groups, f"{examples}\n\nall options: hydractl {name} --help\n", columns)
     groups[options[-1].group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
-    return _page(usage, verb.about, groups, verb.examples, columns, note=_NOTE)
+    for heading, rows in settings.further_help().items():
+        groups[heading] += rows
+    note = _NOTE
+    flagless = [option.key for option in options if option.flagless]
+    if flagless:
+        note += f" {', '.join(flagless)} have no flag: they are keys of recipes, of hydra.yaml and of variables."
+    return _page(usage, about, groups, verb.examples, columns, note=note)
 
 
 def _model_row(settings: type[Common]) -> Row:
     if settings.many_models:
-        return "MODEL...", settings.models_help
+        return settings.models_called, settings.models_help
     return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
 
 
@@ -95,7 +126,8 @@ def _page(
         parts.append(_section(title, rows, width))
     if note is not None:
         parts.append(textwrap.fill(note, width, break_on_hyphens=False))
-    parts.append(f"Examples:{examples}")  # never wrapped: a command is there to be copied
+    if examples:
+        parts.append(f"Examples:{examples}")  # never wrapped: a command is there to be copied
     return "\n\n".join(parts)
 
 

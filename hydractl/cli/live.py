@@ -39,11 +39,13 @@ class Bars(Progress):
         room = self._screen.height - len(tasks) - 1
         tables: list[Table] = []
         for task in reversed(tasks):
-            columns, rows = task.fields["columns"], task.fields["rows"]
-            fitting = min(len(rows), room - bool(columns))
+            columns = task.fields["columns"]
+            rows = task.fields["rows"]
+            heading_lines = 1 if columns else 0
+            fitting = min(len(rows), room - heading_lines)
             if fitting > 0:
                 tables.insert(0, _table(columns, rows[-fitting:]))
-                room -= fitting + bool(columns)
+                room -= fitting + heading_lines
         yield from tables
         yield self._widest_that_fits(tasks)
 
@@ -84,7 +86,10 @@ class _Current(ProgressColumn):
         self._field, self._style = field, style
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.finished else task.fields[self._field](), style=self._style)
+        text = ""
+        if not task.finished:
+            text = task.fields[self._field]()
+        return Text(text, style=self._style)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -92,8 +97,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns))
     by_column = list(zip_longest(*rows, fillvalue=""))
     for name, cells in zip_longest(columns, by_column, fillvalue=""):
-        number = not any(character.isalpha() for cell in cells for character in cell)
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
+        has_letters = any(character.isalpha() for character in "".join(cells))
+        if has_letters:
+            table.add_column(Text(name), justify="left", no_wrap=True)
+        else:
+            table.add_column(Text(name), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -21,12 +21,13 @@ import typer
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.console import ConsoleLog, Stray
-from hydractl.cli.verbs import INFO, VERBS, Request
+from hydractl.cli.request import INFO, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.files.inputs import reading
 from hydractl.settings.common import Common
 from hydractl.settings.inputs import inputs_of
 from hydractl.settings.option import Option, options_of, value_text
+from hydractl.settings.registry import VERBS, module_of
 from hydractl.settings.sources import merge, unknown_variables, with_sources
 from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
@@ -44,7 +45,7 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
         parameters = [files, _keyword("json", bool | None, typer.Option(None, "--json"))]
     else:
-        options = options_of(SETTINGS[verb])
+        options = [option for option in options_of(SETTINGS[verb]) if not option.flagless]
         parameters = [_parameter(option) for option in options]
     for name, declared in help_options.items():
         parameters.append(_keyword(name, bool, declared))
@@ -76,7 +77,9 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.name == "model":
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
     is_switch = option.type is bool
-    flags = [f"{option.flag}/--no-{option.flag[2:]}" if is_switch else option.flag]
+    flags = [option.flag]
+    if is_switch:
+        flags = [f"{option.flag}/--no-{option.flag[2:]}"]
     if option.short:
         flags.append(option.short)
     # A list of every option with a value: of one that takes a single value, Typer would keep the last in silence.
@@ -106,7 +109,7 @@ def run_verb(request: Request, answer: Answer) -> None:
     _check_versions()
     if "WORLD_SIZE" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported; errors say it all
-    verb = importlib.import_module(VERBS[request.verb].module)
+    verb = importlib.import_module(module_of(request.verb))
     inputs = inputs_of(settings)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log), reading(inputs):
         try:
@@ -199,8 +202,10 @@ def describe_files(request: Request, answer: Answer) -> None:
     overlap = compare(documents)
     if overlap is not None:
         documents.append(overlap)
-    if request.given["json"]:
-        answer.document(documents[0] if len(files) == 1 else documents)
+    if request.given["json"] and len(files) == 1:
+        answer.document(documents[0])
+    elif request.given["json"]:
+        answer.document(documents)
     else:
         for number, document in enumerate(documents):
             if number:

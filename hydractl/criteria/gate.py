@@ -26,28 +26,32 @@ class Gate(Criterion):
         import torch
         from torch.nn import functional as F
 
-        sums = {i: torch.zeros(model.attentions[i].head_counts[0], dtype=torch.float64) for i in sites}
+        sums = {}
+        for i in sites:
+            heads = model.attentions[i].head_counts[0]
+            sums[i] = torch.zeros(heads, dtype=torch.float64)
         sites_with_heads = [i for i in sites if len(sums[i])]
         # One gate per sample where samples run through the site, because the absolute value is taken per sample; the
         # prompts of classes are the same for every sample, so their sites have one gate and one gradient at a time.
         sites_of_samples = set(model.chain_of_samples.sites)
         progress_of = calibration.log.progress("gate", calibration.size, "samples")
-        with gates_kept(model) as before, progress_of as progress:
+        with gates_kept(model) as gates_before, progress_of as progress:
             for inputs, labels in calibration.batches():
                 gates_of_samples: dict[int, Tensor] = {}
                 gates_of_prompts: dict[int, Tensor] = {}
                 for i in sites_with_heads:
-                    start = before[i]
+                    start = gates_before[i]
                     if start is None:
                         start = torch.ones(1, len(sums[i]), device=labels.device)
                     if i in sites_of_samples:
-                        gate = start.detach().repeat(len(labels), 1).requires_grad_(True)
+                        gate = start.detach().repeat(len(labels), 1).requires_grad_(True)  # [B, heads]
                         gates_of_samples[i] = gate
                     else:
-                        gate = start.detach().repeat(1, 1).requires_grad_(True)
+                        gate = start.detach().clone().requires_grad_(True)  # [1, heads]
                         gates_of_prompts[i] = gate
                     model.attentions[i].head_gate = gate
-                losses = F.cross_entropy(model.member_logits(inputs)[0].float(), labels, reduction="none")
+                logits = model.member_logits(inputs)[0]
+                losses = F.cross_entropy(logits.float(), labels, reduction="none")
                 if gates_of_samples:
                     _add_gradients(sums, losses.sum(), gates_of_samples)
                 if gates_of_prompts:

@@ -18,12 +18,12 @@ class RandomHeads(Criterion):
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Draw for every head of the model, present or not, so that a mask does not shift the draw of others."""
         generator = random.Random(calibration.seed)
-        scores = {}
+        scores_by_site: dict[int, list[float]] = {}
         for i, site in enumerate(model.sites):
-            drawn = [generator.random() for _ in range(site.heads)]
-            if i in sites:
-                scores[i] = [drawn[head] for head in model.description.mask.kept[site.path]]
-        return {i: scores[i] for i in sites}
+            scores_of_all_heads = [generator.random() for _ in range(site.heads)]
+            kept_heads = model.description.mask.kept[site.path]
+            scores_by_site[i] = [scores_of_all_heads[head] for head in kept_heads]
+        return {i: scores_by_site[i] for i in sites}
 
 
 CRITERION = RandomHeads()

@@ -29,17 +29,18 @@ class Taylor(Criterion):
         scores: dict[int, list[float]] = {i: [] for i in sites}
         for i, gradient in gradients.items():
             bank = model.attentions[i].only.bank
-            product = (bank.qkv.detach().double() * gradient / calibration.size).abs()
-            scores[i] = _mean_of_projections(bank, product).tolist()
+            weight = bank.qkv.detach().double()
+            products = (weight * gradient / calibration.size).abs()
+            scores[i] = _mean_of_projections(bank, products).tolist()
         return scores
 
 
-def _mean_of_projections(bank: Any, product: Tensor) -> Tensor:
+def _mean_of_projections(bank: Any, packed: Tensor) -> Tensor:
     """Average packed values over the rows of each projection of a head, then over query, key and value: ``[heads]``."""
     import torch
 
-    # 3 times [h, dk, d] -> [h] each
-    q, k, v = [rows.flatten(1).mean(1) for rows in bank.packing.split(product)]
+    projections = bank.packing.split(packed)  # query, key and value: [h, dk, d] each
+    q, k, v = [values.flatten(1).mean(1) for values in projections]  # [h] each
     if bank.key_heads is not None:
         shared = list(bank.key_heads)
         k = k[shared]
@@ -51,9 +52,13 @@ def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Seque
     """Return the summed gradients of the loss by the packed projections of some sites, in float64."""
     import torch
 
-    weights = {i: model.attentions[i].only.bank.qkv for i in sites}
-    sums = {i: torch.zeros_like(weight, dtype=torch.float64) for i, weight in weights.items()}
-    required = [parameter.requires_grad for parameter in model.parameters()]
+    weights = {}
+    sums = {}
+    for i in sites:
+        weight = model.attentions[i].only.bank.qkv
+        weights[i] = weight
+        sums[i] = torch.zeros_like(weight, dtype=torch.float64)
+    trainable_before = [parameter.requires_grad for parameter in model.parameters()]
     model.requires_grad_(False)
     for weight in weights.values():
         weight.requires_grad_(True)
@@ -67,8 +72,8 @@ def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Seque
                         sums[i] += gradient.double()
                 progress.advance(count)
     finally:
-        for parameter, flag in zip(model.parameters(), required, strict=True):
-            parameter.requires_grad_(flag)
+        for parameter, was_trainable in zip(model.parameters(), trainable_before, strict=True):
+            parameter.requires_grad_(was_trainable)
     return sums
 
 

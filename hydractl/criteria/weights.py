@@ -105,20 +105,23 @@ class OBA(WeightCriterion):
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        removed = [parameter.detach().clone() for parameter in parameters]
-        sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in removed]
+        # Constants, so that the second differentiation goes through the gradients only.
+        weights_before = [parameter.detach().clone() for parameter in parameters]
+        sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights_before]
         # The fused kernels of attention can be differentiated only once.
         with sdpa_kernel(SDPBackend.MATH), calibration.log.progress("oba", calibration.size, "samples") as progress:
             for loss, count in calibration.losses(model):
                 gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
-                first_order = [(g * w).sum() for g, w in zip(gradients, removed, strict=True)]
-                products = torch.autograd.grad(torch.stack(first_order).sum(), parameters, materialize_grads=True)
-                for total, product in zip(sums, products, strict=True):
+                first_order_terms = [(g * w).sum() for g, w in zip(gradients, weights_before, strict=True)]
+                first_order = torch.stack(first_order_terms).sum()  # g w
+                hessian_products = torch.autograd.grad(first_order, parameters, materialize_grads=True)  # H w
+                for total, product in zip(sums, hessian_products, strict=True):
                     total += product.double()
                 progress.advance(count)
         with torch.no_grad():
-            for parameter, weight, total in zip(parameters, removed, sums, strict=True):
-                parameter.copy_((weight.double() * total / calibration.size).abs())
+            for parameter, weight, total in zip(parameters, weights_before, sums, strict=True):
+                second_order_terms = weight.double() * total / calibration.size
+                parameter.copy_(second_order_terms.abs())
         stock = model.stock_tensors()
         return {name: stock[name].cpu() for name in weights}
 
@@ -155,16 +158,18 @@ def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
 
     if not count:
         return {name: torch.zeros_like(values, dtype=torch.bool) for name, values in scores.items()}
-    flat = np.concatenate([values.reshape(-1).numpy() for values in scores.values()])
-    flat.partition(count - 1)
-    limit = flat[count - 1].item()
-    # How many of the weights whose score is the limit are still to be taken.
-    equal_left = count - int((flat[:count] < limit).sum())
+    lowest_first = np.concatenate([values.reshape(-1).numpy() for values in scores.values()])
+    lowest_first.partition(count - 1)
+    limit = lowest_first[count - 1].item()
+    # How many of the weights whose score is the limit are still to be marked.
+    below_limit = int((lowest_first[:count] < limit).sum())
+    equal_left = count - below_limit
     masks = {}
     for name in sorted(scores):
         is_lowest = scores[name] < limit
-        at_limit = (scores[name] == limit).reshape(-1).nonzero()[:equal_left, 0]
-        is_lowest.view(-1)[at_limit] = True
+        positions_at_limit = (scores[name] == limit).reshape(-1).nonzero()[:, 0]
+        marked = positions_at_limit[:equal_left]
+        is_lowest.view(-1)[marked] = True
         masks[name] = is_lowest
-        equal_left -= at_limit.numel()
+        equal_left -= marked.numel()
     return masks

@@ -18,7 +18,7 @@ from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels, limited
 from hydractl.errors import InputError
 
-QUERY = ("x", "y", "classes")
+_SETTINGS = ("x", "y", "classes")
 
 # numpy quotes whole headers in its errors.
 _LONGEST_REASON = 200
@@ -61,9 +61,9 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
     Raises:
         InputError: a damaged file, missing arrays, wrong types or shapes (all of them listed).
     """
-    spec.check_query(QUERY)
+    spec.check_query(_SETTINGS)
     path = Path(os.path.expanduser(spec.path))
-    names = {key: spec.query.get(key, key) for key in QUERY}
+    names = {key: spec.query.get(key, key) for key in _SETTINGS}
     try:
         headers, problems = _checked_headers(spec, path, names)
         label_problems = _label_problems(names, headers)

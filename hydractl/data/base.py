@@ -232,12 +232,17 @@ def reason(error: Exception) -> str:
     words = str(error)
     if isinstance(error, OSError) and error.strerror:
         words = error.strerror
-    line = words.strip().partition("\n")[0] or type(error).__name__
-    return "".join(map(_visible, line))
+    first_line, _, _ = words.strip().partition("\n")
+    if not first_line:
+        return type(error).__name__
+    return "".join(map(_visible, first_line))
 
 
 def _visible(character: str) -> str:
-    return character if character.isprintable() else repr(character)[1:-1]
+    """Return a character, one that cannot be printed as an escape."""
+    if character.isprintable():
+        return character
+    return repr(character)[1:-1]
 
 
 def report_classes(dataset: Dataset, log: Log) -> None:

@@ -20,7 +20,7 @@ from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SEVERITIES, setting_value, with_setting
 from hydractl.families.pixels import in_mode
 
-QUERY = ("corruption", "severity", "photographs")
+_SETTINGS = ("corruption", "severity", "photographs")
 
 SMALL_SIDE = 64
 """An image whose shorter side has fewer pixels gets the constants of CIFAR-C, any other those of ImageNet-C."""
@@ -80,8 +80,8 @@ class CorruptedImages(Dataset):
         image = _reduced(grey_or_rgb(self.clean[i]))
         corruption = TABLE[self.name]
         is_small = min(image.size) < SMALL_SIDE
-        severities = corruption.small if is_small else corruption.large
-        constants = severities[self.severity - 1]
+        constants_by_severity = corruption.small if is_small else corruption.large
+        constants = constants_by_severity[self.severity - 1]
         if self.photographs is not None:
             constants = (*constants, self.photographs)
         random = _random(self.name, self.severity, i)
@@ -106,7 +106,9 @@ def _reduced(image: Image.Image) -> Image.Image:
 
 def grey_or_rgb(image: Image.Image) -> Image.Image:
     """Return an image of a grey mode as 8-bit grey, any other as RGB."""
-    return in_mode(image, "L" if image.mode in _GREY else "RGB")
+    if image.mode in _GREY:
+        return in_mode(image, "L")
+    return in_mode(image, "RGB")
 
 
 class AskedCorruption(NamedTuple):
@@ -123,7 +125,7 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
     Raises:
         UsageError: for settings that do not go together, or what there is not.
     """
-    asked = {key: spec.query[key] for key in QUERY if key in spec.query}
+    asked = {key: spec.query[key] for key in _SETTINGS if key in spec.query}
     if not asked:
         return spec, None
     if "corruption" not in asked or "severity" not in asked:
@@ -146,7 +148,7 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
         raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint)
     if name != FROST and photographs is not None:
         raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint)
-    other_settings = {key: value for key, value in spec.query.items() if key not in QUERY}
+    other_settings = {key: value for key, value in spec.query.items() if key not in _SETTINGS}
     return replace(spec, query=other_settings), AskedCorruption(name, int(severity), photographs)
 
 

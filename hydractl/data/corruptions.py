@@ -23,28 +23,77 @@ from scipy import ndimage
 from hydractl.families.pixels import in_mode
 
 Pixels = npt.NDArray[np.float64]
-Random = np.random.RandomState
-Corruption = Callable[[Pixels, Any, Random], Pixels]
+_Random = np.random.RandomState
+Corruption = Callable[[Pixels, Any, _Random], Pixels]
 
 
-def gaussian_noise(x: Pixels, scale: float, random: Random) -> Pixels:
+class Severities(NamedTuple):
+    """One corruption and its constants for severities 1 to 5.
+
+    Attributes:
+        apply: the function.
+        large: the constants of ImageNet-C.
+        small: those of CIFAR-C.
+    """
+
+    apply: Corruption
+    large: tuple[Any, ...]
+    small: tuple[Any, ...]
+
+
+TABLE: dict[str, Severities] = {}
+"""Every corruption, by the names of :data:`hydractl.expressions.data_sets.CORRUPTIONS` and in their order."""
+
+
+def _corruption(*, large: tuple[Any, ...], small: tuple[Any, ...]) -> Callable[[Corruption], Corruption]:
+    """Declare the function below as the corruption of its name.
+
+    Args:
+        large: the constants that it takes of ImageNet-C, for severities 1 to 5.
+        small: those of CIFAR-C.
+    """
+
+    def declare(apply: Corruption) -> Corruption:
+        TABLE[apply.__name__] = Severities(apply, large, small)
+        return apply
+
+    return declare
+
+
+@_corruption(
+    large=(0.08, 0.12, 0.18, 0.26, 0.38),
+    small=(0.04, 0.06, 0.08, 0.09, 0.10),
+)
+def gaussian_noise(x: Pixels, scale: float, random: _Random) -> Pixels:
     """Add normal noise of standard deviation ``scale`` to every value."""
     return x + random.normal(scale=scale, size=x.shape)
 
 
-def shot_noise(x: Pixels, photons: float, random: Random) -> Pixels:
+@_corruption(
+    large=(60, 25, 12, 5, 3),
+    small=(500, 250, 100, 75, 50),
+)
+def shot_noise(x: Pixels, photons: float, random: _Random) -> Pixels:
     """Draw Poisson noise, ``photons`` of them at white: variance ``x / photons``."""
     return random.poisson(x * photons) / photons
 
 
-def impulse_noise(x: Pixels, amount: float, random: Random) -> Pixels:
+@_corruption(
+    large=(0.03, 0.06, 0.09, 0.17, 0.27),
+    small=(0.01, 0.02, 0.03, 0.05, 0.07),
+)
+def impulse_noise(x: Pixels, amount: float, random: _Random) -> Pixels:
     """Set a share ``amount`` of all values to 0 or 1, half of them each."""
     drawn = random.uniform(size=x.shape)
     salted = np.where(drawn < amount, 1.0, x)
     return np.where(drawn < amount / 2, 0.0, salted)
 
 
-def defocus_blur(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
+@_corruption(
+    large=((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
+    small=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+)
+def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     """Blur with a disk of a radius (pixels), itself smoothed a little at its edge."""
     radius, smoothing = constants
     if radius <= 8:
@@ -62,7 +111,11 @@ def defocus_blur(x: Pixels, constants: tuple[float, float], random: Random) -> P
     return filtered(x, smooth_disk[..., 0])
 
 
-def glass_blur(x: Pixels, constants: tuple[float, int, int], random: Random) -> Pixels:
+@_corruption(
+    large=((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
+    small=((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+)
+def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) -> Pixels:
     """Smooth, then replace pixel after pixel by one nearby, then smooth again; (sigma, distance, rounds).
 
     The authors mean to swap the two pixels; their code copies the one over the other, and so made ImageNet-C.
@@ -71,28 +124,38 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: Random) -> 
     # They cut the smoothed image down to 8 bits.
     x = np.floor(np.clip(smoothed(x, sigma), 0, 1) * 255) / 255
     height, width, channels = x.shape
+    # Pixels are numbered row by row. All are replaced but those at the border, from the last one to the first, as the
+    # authors' loops go.
     rows = np.arange(height - distance, distance, -1)
     columns = np.arange(width - distance, distance, -1)
-    places = (rows[:, None] * width + columns[None, :]).ravel()
-    # The place in the smoothed image from which each pixel now comes.
-    origins = list(range(height * width))
+    replaced = (rows[:, None] * width + columns[None, :]).ravel()
+    # origin_of[pixel]: the pixel of the smoothed image that is now there.
+    origin_of = list(range(height * width))
     for _ in range(rounds):
-        right, down = random.randint(-distance, distance, size=(len(places), 2)).T
-        sources = places + down * width + right
-        # In this order: a pixel taken may have been replaced already.
-        for place, source in zip(places.tolist(), sources.tolist(), strict=True):
-            origins[place] = origins[source]
-    shuffled = x.reshape(-1, channels)[origins].reshape(x.shape)
+        right, down = random.randint(-distance, distance, size=(len(replaced), 2)).T
+        nearby = replaced + down * width + right
+        # One after another: the pixel nearby may itself have been replaced already.
+        for pixel, neighbour in zip(replaced.tolist(), nearby.tolist(), strict=True):
+            origin_of[pixel] = origin_of[neighbour]
+    shuffled = x.reshape(-1, channels)[origin_of].reshape(x.shape)
     return smoothed(shuffled, sigma)
 
 
-def motion_blur(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
+@_corruption(
+    large=((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
+    small=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
+)
+def motion_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     """Blur with half a normal bell of (radius, sigma) pixels, in a direction within 45 degrees of the horizontal."""
     radius, sigma = constants
     return shifted_along(x, radius, sigma, random.uniform(-45, 45))
 
 
-def zoom_blur(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
+@_corruption(
+    large=((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)),
+    small=((1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
+)
+def zoom_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     """Average the image and itself enlarged by 1, 1 + step, ... below ``end``."""
     end, step = constants
     factors = np.arange(1, end, step)
@@ -102,7 +165,23 @@ def zoom_blur(x: Pixels, constants: tuple[float, float], random: Random) -> Pixe
     return (x + enlarged) / (len(factors) + 1)
 
 
-def snow(x: Pixels, constants: tuple[float, ...], random: Random) -> Pixels:
+@_corruption(
+    large=(
+        (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+        (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+        (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+        (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+    ),
+    small=(
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+        (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+    ),
+)
+def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
     """Whiten the image and add flakes: enlarged normal noise above a threshold, blown along."""
     mean, deviation, zoom, threshold, radius, sigma, keep = constants
     height, width, channels = x.shape
@@ -119,7 +198,11 @@ def snow(x: Pixels, constants: tuple[float, ...], random: Random) -> Pixels:
     return whitened + blown + blown[::-1, ::-1]
 
 
-def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]], random: Random) -> Pixels:
+@_corruption(
+    large=((1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)),
+    small=((1, 0.2, 5), (1, 0.3, 5), (0.9, 0.4, 5), (0.85, 0.4, 5), (0.75, 0.45, 5)),
+)
+def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]], random: _Random) -> Pixels:
     """Add a part of a photograph of frost; (share of the image, of the frost, every n-th pixel, photographs).
 
     The authors reduce the photographs to a fifth for small images, linearly between pixels without smoothing: that
@@ -148,7 +231,11 @@ def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
     return photograph.resize(larger, Image.Resampling.BILINEAR)
 
 
-def fog(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
+@_corruption(
+    large=((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
+    small=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
+)
+def fog(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     """Add a plasma fractal whose coarse parts outweigh the fine by ``decay``; (times as bright, decay)."""
     amount, decay = constants
     height, width = x.shape[:2]
@@ -157,7 +244,11 @@ def fog(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
     return foggy * brightest / (brightest + amount)
 
 
-def brightness(x: Pixels, amount: float, random: Random) -> Pixels:
+@_corruption(
+    large=(0.1, 0.2, 0.3, 0.4, 0.5),
+    small=(0.05, 0.1, 0.15, 0.2, 0.3),
+)
+def brightness(x: Pixels, amount: float, random: _Random) -> Pixels:
     """Raise the value of HSV by ``amount``; hue and saturation are kept."""
     value = x.max(axis=2, keepdims=True)
     raised = np.clip(value + amount, 0, 1)
@@ -166,13 +257,31 @@ def brightness(x: Pixels, amount: float, random: Random) -> Pixels:
     return np.where(value > 0, x * (raised / divisor), raised)
 
 
-def contrast(x: Pixels, share: float, random: Random) -> Pixels:
+@_corruption(
+    large=(0.4, 0.3, 0.2, 0.1, 0.05),
+    small=(0.75, 0.5, 0.4, 0.3, 0.15),
+)
+def contrast(x: Pixels, share: float, random: _Random) -> Pixels:
     """Draw every value towards the mean of its channel; ``share`` of the distance is left."""
     mean = x.mean(axis=(0, 1), keepdims=True)
     return (x - mean) * share + mean
 
 
-def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: Random) -> Pixels:
+# ImageNet-C's constants are written for a side of 244 where its images have 224.
+_LARGER = 244 / 224
+
+
+@_corruption(
+    large=(
+        (2 * _LARGER, 0.7 * _LARGER, 0.1 * _LARGER),
+        (2 * _LARGER, 0.08 * _LARGER, 0.2 * _LARGER),
+        (0.05 * _LARGER, 0.01 * _LARGER, 0.02 * _LARGER),
+        (0.07 * _LARGER, 0.01 * _LARGER, 0.02 * _LARGER),
+        (0.12 * _LARGER, 0.01 * _LARGER, 0.02 * _LARGER),
+    ),
+    small=((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+)
+def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: _Random) -> Pixels:
     """Apply a random affine map, then smooth random shifts; (strength, smoothness, affine) in shorter sides."""
     height, width = x.shape[:2]
     side = min(height, width)
@@ -187,7 +296,7 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
     return warped(x, rows + shifts[1], columns + shifts[0], mode="reflect")
 
 
-def _affinely_moved(x: Pixels, most: float, random: Random) -> Pixels:
+def _affinely_moved(x: Pixels, most: float, random: _Random) -> Pixels:
     """Apply the affine map that moves each of three points near the middle by up to ``most`` pixels in x and in y."""
     height, width = x.shape[:2]
     reach = min(height, width) // 3
@@ -207,7 +316,11 @@ def _affinely_moved(x: Pixels, most: float, random: Random) -> Pixels:
     return warped(x, down, across, mode="mirror")
 
 
-def pixelate(x: Pixels, share: float, random: Random) -> Pixels:
+@_corruption(
+    large=(0.6, 0.5, 0.4, 0.3, 0.25),
+    small=(0.95, 0.9, 0.85, 0.75, 0.65),
+)
+def pixelate(x: Pixels, share: float, random: _Random) -> Pixels:
     """Reduce the image to a share of its sides and enlarge it again, by boxes."""
     image = to_image(x)
     width = max(1, int(image.width * share))
@@ -216,96 +329,15 @@ def pixelate(x: Pixels, share: float, random: Random) -> Pixels:
     return to_pixels(small.resize(image.size, Image.Resampling.BOX))
 
 
-def jpeg_compression(x: Pixels, quality: int, random: Random) -> Pixels:
+@_corruption(
+    large=(25, 18, 15, 10, 7),
+    small=(80, 65, 58, 50, 40),
+)
+def jpeg_compression(x: Pixels, quality: int, random: _Random) -> Pixels:
     """Write the image as JPEG and read it back; the bits depend on the JPEG library of this Pillow."""
     with io.BytesIO() as file:
         to_image(x).save(file, "JPEG", quality=quality)
         return to_pixels(Image.open(file))
-
-
-class Severities(NamedTuple):
-    """One corruption and its constants for severities 1 to 5.
-
-    Attributes:
-        apply: the function.
-        large: the constants of ImageNet-C.
-        small: the constants of CIFAR-C.
-    """
-
-    apply: Corruption
-    large: tuple[Any, ...]
-    small: tuple[Any, ...]
-
-
-# ImageNet-C's elastic constants are written for a side of 244 where its images have 224.
-_S = 244 / 224
-
-TABLE: dict[str, Severities] = {
-    "gaussian_noise": Severities(gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38), (0.04, 0.06, 0.08, 0.09, 0.10)),
-    "shot_noise": Severities(shot_noise, (60, 25, 12, 5, 3), (500, 250, 100, 75, 50)),
-    "impulse_noise": Severities(impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27), (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": Severities(
-        defocus_blur,
-        ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
-        ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
-    ),
-    "glass_blur": Severities(
-        glass_blur,
-        ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
-        ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
-    ),
-    "motion_blur": Severities(
-        motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)), ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
-    ),
-    "zoom_blur": Severities(
-        zoom_blur,
-        ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)),
-        ((1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
-    ),
-    "snow": Severities(
-        snow,
-        (
-            (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-            (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-            (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
-            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
-            (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
-        ),
-        (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-        ),
-    ),
-    "frost": Severities(
-        frost,
-        ((1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)),
-        ((1, 0.2, 5), (1, 0.3, 5), (0.9, 0.4, 5), (0.85, 0.4, 5), (0.75, 0.45, 5)),
-    ),
-    "fog": Severities(
-        fog,
-        ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
-        ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
-    ),
-    "brightness": Severities(brightness, (0.1, 0.2, 0.3, 0.4, 0.5), (0.05, 0.1, 0.15, 0.2, 0.3)),
-    "contrast": Severities(contrast, (0.4, 0.3, 0.2, 0.1, 0.05), (0.75, 0.5, 0.4, 0.3, 0.15)),
-    "elastic_transform": Severities(
-        elastic_transform,
-        (
-            (2 * _S, 0.7 * _S, 0.1 * _S),
-            (2 * _S, 0.08 * _S, 0.2 * _S),
-            (0.05 * _S, 0.01 * _S, 0.02 * _S),
-            (0.07 * _S, 0.01 * _S, 0.02 * _S),
-            (0.12 * _S, 0.01 * _S, 0.02 * _S),
-        ),
-        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    ),
-    "pixelate": Severities(pixelate, (0.6, 0.5, 0.4, 0.3, 0.25), (0.95, 0.9, 0.85, 0.75, 0.65)),
-    "jpeg_compression": Severities(jpeg_compression, (25, 18, 15, 10, 7), (80, 65, 58, 50, 40)),
-}
-"""Every corruption, by the names of :data:`hydractl.expressions.data_sets.CORRUPTIONS`."""
 
 
 def filtered(x: Pixels, kernel: Pixels) -> Pixels:

@@ -219,24 +219,27 @@ def split_line(line: str) -> tuple[str, str | None]:
 def _labels(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
     """Return the labels of some entries of a list: all integers, all names, or none at all."""
     labels: list[str] = []
-    without_label = []
-    names = []
+    problems_of_unlabelled = []
+    problems_of_names = []
     for entry in entries:
         if entry.label is None:
-            without_label.append(f"{entry.place}: no label for {repr(entry.path)[1:-1]}")
+            shown_path = repr(entry.path)[1:-1]
+            problems_of_unlabelled.append(f"{entry.place}: no label for {shown_path}")
             continue
         labels.append(entry.label)
         if not INTEGER.fullmatch(entry.label):
-            names.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
+            problems_of_names.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
     if not labels:
         return RawLabels()
-    problems = without_label
-    if 0 < len(names) < len(labels):
-        problems += names
+    # A name is a problem only where other labels are numbers.
+    are_names = len(problems_of_names) == len(labels)
+    problems = problems_of_unlabelled
+    if not are_names:
+        problems += problems_of_names
     if problems:
         return RawLabels(problems=problems)
     chosen = [labels[row] for row in rows]
-    if names:
+    if are_names:
         return RawLabels(chosen, sorted(set(labels)))
     return RawLabels(np.array(list(map(int, chosen)), dtype=np.int64))
 

@@ -24,7 +24,7 @@ from hydractl.data.text import TEXT_QUERY, read_table
 from hydractl.data.text_rows import TextRow, TextTable
 from hydractl.errors import InputError, UsageError, install_hint
 
-QUERY = ("image", "label")
+_SETTINGS = ("image", "label")
 
 _NAMES = ("image", "img")
 _LABEL = "label"
@@ -150,7 +150,7 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     import pyarrow
     import pyarrow.parquet
 
-    spec.check_query(QUERY)
+    spec.check_query(_SETTINGS)
     path = os.path.expanduser(spec.path)
     labels: list[Any] | None = None
     try:
@@ -227,11 +227,11 @@ class HubImages(EncodedImages):
         spec, where, ids: as of :class:`Dataset`.
         column: of images that are not decoded: each item is ``{"bytes", "path"}``.
         rows: of the samples in it.
-        folders: where images that are files may lie: that of the set, or the library's cache.
+        folders: where images that are files may lie: that of the set, or the library's cache; None: anywhere.
     """
 
     def __init__(
-        self, spec: str, where: str, ids: list[str], column: Any, rows: list[int], folders: Sequence[str]
+        self, spec: str, where: str, ids: list[str], column: Any, rows: list[int], folders: Sequence[str] | None
     ) -> None:
         super().__init__(spec, where, ids)
         self.column = column
@@ -243,7 +243,7 @@ class HubImages(EncodedImages):
         content = value.get("bytes")
         path = value.get("path")
         if content is None and path:
-            if not any(_lies_in(path, folder) for folder in self._folders):
+            if self._folders is not None and not any(_lies_in(path, folder) for folder in self._folders):
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
                 content = Path(path).read_bytes()
@@ -264,22 +264,54 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
         UsageError: where the library is not installed, or the SPEC has no config and split.
         InputError: where the library cannot open the set, or columns are not there or cannot be decided.
     """
-    table = _load(spec)
+    return _read_loaded(spec, _load(spec), _folders(spec), limit, seed)
+
+
+def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
+    """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as those of a set of the hub.
+
+    Raises:
+        InputError: columns are not there or cannot be decided.
+    """
+    try:
+        return _read_loaded(spec, table, None, limit, seed)
+    except InputError as error:
+        if error.hint is not None and "?" in error.hint:  # there is no SPEC to write that into
+            error.hint = (
+                "name the columns with rename_columns (image, text, text_b, label), or give two: (samples, labels)"
+            )
+        raise
+
+
+def _read_loaded(
+    spec: Spec, table: Any, folders: Sequence[str] | None, limit: int | None, seed: int
+) -> tuple[Dataset, RawLabels]:
+    """Read the columns of a table of the library.
+
+    Args:
+        spec: it was opened for.
+        table: the library's own.
+        folders: where images that are files may lie; None: anywhere.
+        limit: only so many samples.
+        seed: of their draw.
+    """
+    name = spec.path if folders is None else f"hf:{spec.path}"
     features = table.features
     images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
     if not len(table) or limit == 0:
         raise InputError(f"{spec.where}: the set is empty")
     if not images:
-        return _texts(spec, table, len(table) if limit is None else min(limit, len(table)))
-    spec.check_query(QUERY)
+        count = len(table) if limit is None else min(limit, len(table))
+        return _texts(spec, table, count, name)
+    spec.check_query(_SETTINGS)
     column, label = _image_and_label(spec, images, list(features))
     from datasets import Image
 
     labels = None if label is None else list(table[label])
     rows = limited(labels, len(table), limit, seed)
-    ids = [f"hf:{spec.path}#{row}" for row in rows]
+    ids = [f"{name}#{row}" for row in rows]
     encoded_images = table.cast_column(column, Image(decode=False))[column]
-    dataset = HubImages(spec.text, spec.where, ids, encoded_images, rows, _folders(spec))
+    dataset = HubImages(spec.text, spec.where, ids, encoded_images, rows, folders)
     if labels is None:
         return dataset, _no_labels(list(features))
     chosen = [labels[row] for row in rows]
@@ -292,7 +324,7 @@ def _names(feature: Any) -> list[str] | None:
     return list(names) if names else None
 
 
-def _texts(spec: Spec, table: Any, count: int) -> tuple[Dataset, RawLabels]:
+def _texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
     spec.check_query(TEXT_QUERY)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
@@ -300,7 +332,7 @@ def _texts(spec: Spec, table: Any, count: int) -> tuple[Dataset, RawLabels]:
         for i in range(count):
             yield TextRow(f"row {i + 1}", chosen[i])
 
-    dataset, raw = read_table(spec, TextTable(list(table.features), rows), count, f"hf:{spec.path}")
+    dataset, raw = read_table(spec, TextTable(list(table.features), rows), count, name)
     # Integers point into the names of the set; names are their own.
     if raw.values is not None and not isinstance(raw.values, list):
         label = spec.query.get("label", _LABEL)

@@ -80,7 +80,9 @@ def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
     runs = [len(list(run)) for _, run in itertools.groupby(labels)]
     if len(runs) <= 1 or len(runs) >= len(labels):
         return None
-    return runs if len(runs) == len(set(labels)) else None
+    if len(runs) > len(set(labels)):  # a class comes again
+        return None
+    return runs
 
 
 def raw_labels(
@@ -111,6 +113,7 @@ def raw_labels(
 
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
     """List what is wrong with labels: one line for each kind of problem, about the first sample that has it."""
+    # Places of the labels of each kind.
     missing: list[int] = []
     wrong: list[int] = []
     beyond: list[int] = []
@@ -207,8 +210,8 @@ def _indices(
         values = _index_names(raw.values, data_names, ids, where)
     else:
         values = raw.values
-    known = labels if data_names is None else data_names
-    _check_range(values, len(known) if known else None, ids, where)
+    classes = labels if data_names is None else data_names
+    _check_range(values, len(classes) if classes else None, ids, where)
     if data_names is None or labels is None:
         return values
     return _name_table(data_names, labels, label_map, where)[values]
@@ -216,11 +219,12 @@ def _indices(
 
 def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], where: str) -> Labels:
     """Return the position of each sample's name in the data's own names."""
-    twice = [name for name, count in Counter(data_names).items() if count > 1]
-    if twice:
-        raise InputError(
-            f"{where}: class names given more than once", problems=[f"{name!r} is in classes twice" for name in twice]
-        )
+    problems = []
+    for name, count in Counter(data_names).items():
+        if count > 1:
+            problems.append(f"{name!r} is in classes twice")
+    if problems:
+        raise InputError(f"{where}: class names given more than once", problems=problems)
     position = {name: i for i, name in enumerate(data_names)}
     first_samples: dict[str, str] = {}  # of names that are not known
     for value, sample in zip(values, ids, strict=True):
@@ -326,7 +330,10 @@ def _near(names: Sequence[str], labels: Sequence[str]) -> list[str]:
 
 
 def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number} {singular} is" if number == 1 else f"{number} {plural} are"
+    """Return a number of things with its verb."""
+    if number == 1:
+        return f"{number} {singular} is"
+    return f"{number} {plural} are"
 
 
 def some(names: Sequence[str], most: int = 12) -> str:

@@ -10,16 +10,15 @@ import numpy as np
 from PIL import Image
 
 from hydractl.data.base import Dataset, Spec
+from hydractl.data.held import HeldSamples, HeldSet, LazySamples
+from hydractl.data.hub import read_table_in_memory
 from hydractl.data.labels import RawLabels, limited, raw_labels
 from hydractl.data.text import Text, Texts
 from hydractl.errors import InputError
 from hydractl.families.pixels import image_of
 from hydractl.jsonio import shown
 
-Held = tuple[Any, Any]
-"""Samples and labels, or None in their place; anything that has a length and can be indexed."""
-
-HELD: ContextVar[Mapping[str, Held]] = ContextVar("HELD")
+HELD_SETS: ContextVar[Mapping[str, HeldSet]] = ContextVar("HELD_SETS")
 """The sets of the running call, by name. A context of its own in every thread: calls side by side do not meet."""
 
 
@@ -45,29 +44,37 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
         InputError: no such set, nothing in it, samples that are neither images nor texts, or another number of labels.
     """
     spec.check_query(())
-    held = HELD.get({})
+    held = HELD_SETS.get({})
     if spec.path not in held:
         raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")
-    samples, held_labels = held[spec.path]
-    if len(samples) == 0:
+    held_set = held[spec.path]
+    if not isinstance(held_set, HeldSamples):
+        return read_table_in_memory(spec, held_set, limit, seed)
+    if len(held_set.samples) == 0:
         raise InputError(f"{spec.where} has no samples")
-    labels = None if held_labels is None else list(map(_plain, held_labels))
+    labels = None
+    if held_set.labels is not None:
+        labels = [_plain(label) for label in held_set.labels]
+    samples = held_set.samples
     if labels is not None and len(labels) != len(samples):
         raise InputError(f"{spec.where} has {len(labels)} labels for {len(samples)} samples")
     rows = limited(labels, len(samples), limit, seed)
     ids = [f"{spec.path}#{row}" for row in rows]
-    raw = RawLabels() if labels is None else _raw_labels(labels, rows, ids)
-    chosen = [samples[row] for row in rows]
-    if isinstance(chosen[0], str | tuple | list):
-        texts = [_text(sample, spec) for sample in chosen]
+    raw = RawLabels()
+    if labels is not None:
+        raw = _raw_labels(labels, rows, ids, held_set.class_names)
+    first = samples[rows[0]]
+    if isinstance(first, str | tuple | list):
+        texts = [_text(samples[row], spec) for row in rows]
         return Texts(spec.text, spec.where, ids, texts), raw
-    image_of(chosen[0])  # refuses now what is no image
-    return HeldImages(spec.text, spec.where, ids, chosen), raw
+    image_of(first)  # refuses now what is no image
+    return HeldImages(spec.text, spec.where, ids, LazySamples(samples.__getitem__, rows)), raw
 
 
-def _raw_labels(labels: list[Any], rows: Sequence[int], ids: Sequence[str]) -> RawLabels:
+def _raw_labels(labels: list[Any], rows: Sequence[int], ids: Sequence[str], class_names: list[str] | None) -> RawLabels:
     """Return the labels of some samples; the names of their classes are those of all, whatever the limit."""
-    raw = raw_labels([labels[row] for row in rows], ids)
+    chosen = [labels[row] for row in rows]
+    raw = raw_labels(chosen, ids, names=class_names)
     if isinstance(labels[0], str):
         raw.names = sorted({label for label in labels if isinstance(label, str)})
     return raw
@@ -75,7 +82,9 @@ def _raw_labels(labels: list[Any], rows: Sequence[int], ids: Sequence[str]) -> R
 
 def _plain(label: Any) -> Any:
     """Return a label as a Python object: numpy's and torch's numbers are not."""
-    return label.item() if hasattr(label, "item") else label
+    if hasattr(label, "item"):
+        return label.item()
+    return label
 
 
 def _text(sample: Any, spec: Spec) -> Text:

@@ -57,8 +57,10 @@ def label_set(name: str) -> LabelSet:
             continue
         folder, *label = line.split("\t")
         published.append(folder)
-        # A line of one name: words are read with spaces between them.
-        labels.append(label[0] if label else re.sub("[_/]", " ", folder))
+        if label:
+            labels.append(label[0])
+        else:  # a line of one name: prompts have spaces between its words
+            labels.append(re.sub("[_/]", " ", folder))
     return LabelSet(tuple(labels), tuple(published))
 
 
@@ -75,8 +77,9 @@ def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[s
     places = {_folded(published): place for place, published in enumerate(known.published)}
     place_by_name = {}
     for name in names:
-        if _folded(name) in places:
-            place_by_name[name] = places[_folded(name)]
+        place = places.get(_folded(name))
+        if place is not None:
+            place_by_name[name] = place
     return place_by_name
 
 
@@ -92,6 +95,7 @@ def _set_of_labels(labels: tuple[str, ...]) -> LabelSet | None:
 
 
 def _folded(name: str) -> str:
+    """Return a name as names are compared: without case, one space between its words."""
     return " ".join(re.split(r"[\s_/-]+", name.casefold()))
 
 
@@ -181,26 +185,32 @@ def _class_folders(folder: Path, where: str) -> list[str]:
             texts, timm without case and by the numbers in them.
     """
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
         raise InputError(f"{where}: cannot read the folder: {error.strerror}") from error
     if not names:
         raise InputError(f"{where}: no folders of classes in the folder")
+    names.sort()
     by_number = sorted(names, key=_parts_with_numbers)
-    if by_number != names:
-        place = next(place for place, name in enumerate(names) if name != by_number[place])
-        raise InputError(
-            f"{where}: class {place} is {names[place]} where folders are sorted as texts (torchvision), and "
-            f"{by_number[place]} where case does not count and numbers do (timm)",
-            hint="write the names to a file, one a line, in the order of the classes, and give that",
-        )
+    for place, (name, name_by_number) in enumerate(zip(names, by_number, strict=True)):
+        if name != name_by_number:
+            raise InputError(
+                f"{where}: class {place} is {name} where folders are sorted as texts (torchvision), and "
+                f"{name_by_number} where case does not count and numbers do (timm)",
+                hint="write the names to a file, one a line, in the order of the classes, and give that",
+            )
     return names
 
 
 def _parts_with_numbers(name: str) -> list[tuple[bool, int | str]]:
     """Return a key that sorts texts by the numbers in them: ``c2`` before ``c10``."""
-    parts = re.split(r"([0-9]+)", name.lower())
-    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in parts]
+    key: list[tuple[bool, int | str]] = []
+    for part in re.split(r"([0-9]+)", name.lower()):
+        if part.isdigit():
+            key.append((True, int(part)))
+        else:
+            key.append((False, part))
+    return key
 
 
 def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
@@ -253,8 +263,10 @@ def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
         content = Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
-    is_json = path.lower().endswith(".json")
-    names = _listed_names(parse_json(content, where), where) if is_json else _text_names(content, where)
+    if path.lower().endswith(".json"):
+        names = _listed_names(parse_json(content, where), where)
+    else:
+        names = _text_names(content, where)
     return _checked_names(names, where, singular, plural)
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, limited, resolve_labels
-from hydractl.data.part import part_of, take_rows
+from hydractl.data.part import ChosenRows, dataset_part, take_rows
 from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
 
-Reader = Callable[..., "tuple[Dataset, RawLabels]"]
+_Reader = Callable[..., "tuple[Dataset, RawLabels]"]
 
 
 class _ReaderPlace(NamedTuple):
@@ -33,9 +33,9 @@ class _ReaderPlace(NamedTuple):
     samples: str | None
     drawn: bool
 
-    def reader(self) -> Reader:
+    def reader(self) -> _Reader:
         """Import the reader."""
-        function: Reader = getattr(importlib.import_module(self.module), self.function)
+        function: _Reader = getattr(importlib.import_module(self.module), self.function)
         return function
 
 
@@ -112,20 +112,13 @@ def open_data(
         raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
-    parsed, wanted = take_rows(parse_spec(spec, option))
-    parsed, ood = take_ood(parsed)
+    parsed, wanted_rows = take_rows(parse_spec(spec, option))
+    parsed, ood_kind = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
     place = _READERS[_kind(parsed)]
     if place.samples is not None:
         _check_reads(parsed, place.samples, reads or {})
-    read = place.reader()
-    limit_of_whole = limit if wanted is None else None  # of a part, the limit comes after it
-    if place.drawn:
-        dataset, raw = read(parsed, limit_of_whole, seed)
-    elif wanted is not None:
-        dataset, raw = read(parsed, wanted.reach)
-    else:
-        dataset, raw = read(parsed, limit)
+    dataset, raw = _read(parsed, place, wanted_rows, limit, seed)
     _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
@@ -134,22 +127,43 @@ def open_data(
     dataset.skipped = {} if on_bad == "skip" else None
     if corruption is not None:
         dataset = CorruptedImages(dataset, *corruption)
-    if wanted is not None:
+    if wanted_rows is not None:
         # By the labels as they stand in the data, so that every model has the same samples.
-        rows = wanted.places(raw.values, len(dataset))
+        rows = wanted_rows.places(raw.values, len(dataset))
         labels_of_rows = None
         if dataset.labels is not None and place.drawn:
             labels_of_rows = dataset.labels[rows].tolist()
         chosen = limited(labels_of_rows, len(rows), limit, seed)
-        dataset = part_of(dataset, spec, [rows[i] for i in chosen])
-    if ood is not None:
+        dataset = dataset_part(dataset, spec, [rows[i] for i in chosen])
+    if ood_kind is not None:
         if need_labels:
             raise UsageError(
                 f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
             )
-        dataset = PseudoOod(dataset, ood, seed)
+        dataset = PseudoOod(dataset, ood_kind, seed)
     dataset.spec = spec  # as it was given, with what each of these adds
     return dataset
+
+
+def _read(
+    spec: Spec, place: _ReaderPlace, wanted_rows: ChosenRows | None, limit: int | None, seed: int
+) -> tuple[Dataset, RawLabels]:
+    """Read the whole set that a part is taken of, or as much of a set as ``limit`` says; the limit of a part is later.
+
+    Args:
+        spec: of the whole.
+        place: of its reader.
+        wanted_rows: the samples of the part; None for a set that is not parted.
+        limit: how many samples are wanted.
+        seed: of their draw.
+    """
+    read = place.reader()
+    limit_of_whole = limit if wanted_rows is None else None
+    if place.drawn:
+        return read(spec, limit_of_whole, seed)
+    if wanted_rows is not None:
+        return read(spec, wanted_rows.reach)
+    return read(spec, limit)
 
 
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:

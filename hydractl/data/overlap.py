@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hydractl.data.base import Dataset
-from hydractl.data.part import part_of
+from hydractl.data.part import dataset_part
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, trained_on
 
 _HANDFUL, _SHARE = 5, 0.01
 
-APART = "give every set samples of its own"
+SETS_APART_HINT = "give every set samples of its own"
 """The hint of a command whose sets are not apart."""
 
 
@@ -98,7 +98,7 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def refuse(self, hint: str = APART) -> None:
+    def refuse(self, hint: str = SETS_APART_HINT) -> None:
         """Raise the problems, if there are any.
 
         Raises:
@@ -119,6 +119,7 @@ def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
 
 
 def _count(digests: Iterable[str], among: Collection[str]) -> int:
+    """Return how many of the digests are among others."""
     return sum(digest in among for digest in digests)
 
 
@@ -130,7 +131,7 @@ def compare_sets(sets: Sequence[GivenSet]) -> Findings:
         if shared.is_most:
             findings.problems.append(str(shared))
         elif shared.is_many:
-            findings.warnings.append(f"{shared}: {APART}")
+            findings.warnings.append(f"{shared}: {SETS_APART_HINT}")
     return findings
 
 
@@ -177,7 +178,7 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
     known = set(training.dataset.sample_fingerprints())
     digests = validation.dataset.sample_fingerprints()
     rows = np.flatnonzero([digest not in known for digest in digests]).tolist()
-    return Validation(part_of(validation.dataset, validation.dataset.spec, rows), shared.of_first)
+    return Validation(dataset_part(validation.dataset, validation.dataset.spec, rows), shared.of_first)
 
 
 def trained_on_doubt(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,23 +17,32 @@ from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import with_setting
 
-QUERY = ("from", "take", "fraction", "seed", "part", "without")
+_SETTINGS = ("from", "take", "fraction", "seed", "part", "without")
 
 _NUMBER = r"[0-9]{1,9}"
 _SHARE = r"[0-9]*\.?[0-9]+"
 _SPAN = f"{_NUMBER}(?:-{_NUMBER})?"
-# key -> what its value looks like, and what messages say of that
+
+
+class _Form(NamedTuple):
+    """The form of the value of one setting: as a regular expression, and in words."""
+
+    pattern: str
+    words: str
+
+
 _FORMS = {
-    "from": (re.compile(_NUMBER), "a number of samples to leave out at the start, 0 or more"),
-    "take": (re.compile(_NUMBER), "a number of samples, 1 or more"),
-    "fraction": (re.compile(f"({_SHARE}):({_SHARE})"), "A:B with 0 <= A < B <= 1, for example 0:0.01 and 0.01:1"),
-    "seed": (re.compile(_NUMBER), "a seed, 0 or more"),
-    "part": (re.compile(f"({_NUMBER})/({_NUMBER})"), "K/N with K from 1 to N, for example 1/2"),
-    "without": (re.compile(f"{_SPAN}(?:,{_SPAN})*"), "places from 0 on, for example 3,7-9"),
+    "from": _Form(_NUMBER, "a number of samples to leave out at the start, 0 or more"),
+    "take": _Form(_NUMBER, "a number of samples, 1 or more"),
+    "fraction": _Form(f"({_SHARE}):({_SHARE})", "A:B with 0 <= A < B <= 1, for example 0:0.01 and 0.01:1"),
+    "seed": _Form(_NUMBER, "a seed, 0 or more"),
+    "part": _Form(f"({_NUMBER})/({_NUMBER})", "K/N with K from 1 to N, for example 1/2"),
+    "without": _Form(f"{_SPAN}(?:,{_SPAN})*", "places from 0 on, for example 3,7-9"),
 }
+"""By key of the query."""
 
 
-class Part(Dataset):
+class DatasetPart(Dataset):
     """Some samples of a data set, with the ids, labels and fingerprints that they have in it.
 
     Args:
@@ -70,12 +79,12 @@ class Part(Dataset):
         return [lengths[row] for row in self._rows]
 
 
-def part_of(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
+def dataset_part(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
     """Return the samples at some places of a data set; images with captions stay such."""
     if not isinstance(whole, CaptionedImages):
-        return Part(whole, spec, rows)
+        return DatasetPart(whole, spec, rows)
     captions = [whole.captions[row] for row in rows]
-    part = CaptionedImages(Part(whole.images, spec, rows), captions)
+    part = CaptionedImages(DatasetPart(whole.images, spec, rows), captions)
     part.skipped = None if whole.skipped is None else {}
     return part
 
@@ -98,12 +107,14 @@ class ChosenRows:
     share: tuple[Fraction, Fraction]
     seed: int
     part: tuple[int, int]
-    without: tuple[tuple[int, int], ...] = ()
+    without: tuple[tuple[int, int], ...]
 
     @property
     def reach(self) -> int | None:
         """The place up to which the set is read; None: to its end."""
-        return None if self.count is None else self.start + self.count
+        if self.count is None:
+            return None
+        return self.start + self.count
 
     def places(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
         """Return the places of the samples, in the order of the set.
@@ -115,7 +126,8 @@ class ChosenRows:
         Raises:
             InputError: the set has fewer samples, or nothing is left.
         """
-        rows = self._drawn_share(self._span(total), labels, total)
+        span = self._span(total)
+        rows = self._drawn_share(span, labels, total)
         part, parts = self.part
         if part > len(rows):
             raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
@@ -128,12 +140,16 @@ class ChosenRows:
 
     def _span(self, total: int) -> np.ndarray:
         """Return the places from ``start`` on, as many as are asked for."""
-        if total < (self.reach or self.start + 1):
+        if self.count is None:
             wanted = f"from={self.start}"
-            if self.count is not None:
-                wanted += f"&take={self.count}"
+            needed = self.start + 1
+            end = total
+        else:
+            wanted = f"from={self.start}&take={self.count}"
+            needed = self.start + self.count
+            end = needed
+        if total < needed:
             raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
-        end = total if self.reach is None else self.reach
         return np.arange(self.start, end)
 
     def _drawn_share(self, rows: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
@@ -182,28 +198,31 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     Raises:
         UsageError: for what makes no sense.
     """
-    asked = {key: spec.query[key] for key in QUERY if key in spec.query}
+    asked = {key: spec.query[key] for key in _SETTINGS if key in spec.query}
     if not asked:
         return spec, None
     for key, text in asked.items():
         if not _is_sound(key, text):
-            raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key][1]}")
+            raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key].words}")
     if "seed" in asked and "fraction" not in asked:
         raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
+    count = None
+    if "take" in asked:
+        count = int(asked["take"])
     part, parts = _pair("part", asked.get("part", "1/1"))
+    without: tuple[tuple[int, int], ...] = ()
+    if "without" in asked:
+        without = _spans(asked["without"])
     chosen = ChosenRows(
         where=spec.where,
         start=int(asked.get("from", 0)),
-        count=None,
+        count=count,
         share=_pair("fraction", asked.get("fraction", "0:1")),
         seed=int(asked.get("seed", 0)),
         part=(int(part), int(parts)),
+        without=without,
     )
-    if "take" in asked:
-        chosen = replace(chosen, count=int(asked["take"]))
-    if "without" in asked:
-        chosen = replace(chosen, without=_spans(asked["without"]))
-    other_settings = {key: value for key, value in spec.query.items() if key not in QUERY}
+    other_settings = {key: value for key, value in spec.query.items() if key not in _SETTINGS}
     return replace(spec, query=other_settings), chosen
 
 
@@ -220,8 +239,10 @@ def without_places(spec: str, places: Iterable[int]) -> str:
     """Return a SPEC without the samples at some places of the set that it names."""
     gone = set(places)
     before = parse_spec(spec).query.get("without")
+    if before is None and not gone:
+        return spec
     if before is None:
-        return with_setting(spec, f"without={_spans_text(gone)}") if gone else spec
+        return with_setting(spec, f"without={_spans_text(gone)}")
     # The places are those of a set that lacks some already: they are counted among the samples that are there.
     missing: set[int] = set()
     for first, last in _spans(before):
@@ -249,19 +270,23 @@ def _spans_text(places: Iterable[int]) -> str:
             spans.append([place, place])
     texts = []
     for first, last in spans:
-        texts.append(str(first) if first == last else f"{first}-{last}")
+        if first == last:
+            texts.append(str(first))
+        else:
+            texts.append(f"{first}-{last}")
     return ",".join(texts)
 
 
 def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
-    match = _FORMS[key][0].fullmatch(text)
+    """Return the two numbers in a value of ``fraction`` or ``part``, which has its form."""
+    match = re.fullmatch(_FORMS[key].pattern, text)
     assert match is not None
     return Fraction(match[1]), Fraction(match[2])
 
 
 def _is_sound(key: str, text: str) -> bool:
     """Return whether a setting has the form that its key wants, and makes sense."""
-    if _FORMS[key][0].fullmatch(text) is None:
+    if re.fullmatch(_FORMS[key].pattern, text) is None:
         return False
     if key == "without":
         return all(first <= last for first, last in _spans(text))

@@ -30,10 +30,10 @@ _VERSION = 1
 _TILES = 4
 """Tiles per side of a jigsaw."""
 
-Random = np.random.RandomState
+_Random = np.random.RandomState
 
 
-def _jigsaw(pixels: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
+def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     """Move the tiles of an image, ``[H, W]`` or ``[H, W, C]``; a margin of up to 3 pixels stays."""
     rows = min(_TILES, pixels.shape[0])
     columns = min(_TILES, pixels.shape[1])
@@ -51,23 +51,28 @@ def _jigsaw(pixels: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
     return result
 
 
-def _noise(pixels: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
+def _noise(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
+    """Put the pixels of an image into another order."""
     flat = pixels.reshape(-1, *pixels.shape[2:])  # [H, W, C] -> [H * W, C]: the channels of a pixel stay together
-    return flat[random.permutation(len(flat))].reshape(pixels.shape)
+    moved = flat[random.permutation(len(flat))]
+    return moved.reshape(pixels.shape)
 
 
-def _rotate(pixels: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
+def _rotate(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
+    """Turn an image by 90, 180 or 270 degrees."""
     return np.rot90(pixels, int(random.randint(1, 4)))
 
 
-def _shuffle(text: str, random: Random) -> str:
+def _shuffle(text: str, random: _Random) -> str:
+    """Put the words of a text into another order, or the letters of a single word."""
     words = text.split()
-    if len(set(words)) < 2:  # one word has only its letters
-        return "".join(_moved(np.array(list(text), dtype=object), random))
+    if len(set(words)) < 2:
+        letters = np.array(list(text), dtype=object)
+        return "".join(_moved(letters, random))
     return " ".join(_moved(np.array(words, dtype=object), random))
 
 
-def _splice(text: str, other: str, random: Random) -> str:
+def _splice(text: str, other: str, random: _Random) -> str:
     """Join the first half of a text and the second half of another one."""
     words = text.split()
     other_words = other.split()
@@ -76,18 +81,20 @@ def _splice(text: str, other: str, random: Random) -> str:
     return " ".join(first_half + second_half)
 
 
-def _moved(items: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
+def _moved(items: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     """Shuffle the items into another order, if there is one."""
     if len(set(items.tolist())) < 2:
         return items
     while True:
-        order = items[random.permutation(len(items))]
-        if (order != items).any():
-            return order
+        shuffled = items[random.permutation(len(items))]
+        if (shuffled != items).any():
+            return shuffled
 
 
-def _mixture(pixels: npt.NDArray[Any], other: npt.NDArray[Any], random: Random) -> npt.NDArray[Any]:
-    return ((pixels.astype(np.uint16) + other + 1) // 2).astype(np.uint8)
+def _mixture(pixels: npt.NDArray[Any], other: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
+    """Return the mean of two images, rounded up."""
+    total = pixels.astype(np.uint16) + other
+    return ((total + 1) // 2).astype(np.uint8)
 
 
 class PseudoOodKind(NamedTuple):
@@ -105,7 +112,7 @@ class PseudoOodKind(NamedTuple):
     two: bool = False
 
 
-KINDS = {
+PSEUDO_OOD_KINDS = {
     "jigsaw": PseudoOodKind("image", _jigsaw),
     "mixture": PseudoOodKind("image", _mixture, two=True),
     "noise": PseudoOodKind("image", _noise),
@@ -124,7 +131,7 @@ class PseudoOod(Dataset):
 
     Args:
         clean: ID images or texts.
-        kind: one of :data:`KINDS`, or ``auto``: as many samples of each kind that fits the data.
+        kind: one of :data:`PSEUDO_OOD_KINDS`, or ``auto``: as many samples of each kind that fits the data.
         seed: of all that is drawn.
         where: what messages call it; None: what they call ``clean``.
 
@@ -136,7 +143,7 @@ class PseudoOod(Dataset):
     def __init__(self, clean: Dataset, kind: str, seed: int = 0, where: str | None = None) -> None:
         where = where or clean.where
         names = _names_of_kind(clean, kind, where)
-        if len(clean) < 2 and any(KINDS[name].two for name in names):
+        if len(clean) < 2 and any(PSEUDO_OOD_KINDS[name].two for name in names):
             raise InputError(f"{where}: ?ood={kind} needs two samples")
         ids = [f"{clean_id}?ood={kind}" for clean_id in clean.ids]
         super().__init__(with_setting(clean.spec, f"ood={kind}"), where, ids)
@@ -158,18 +165,22 @@ class PseudoOod(Dataset):
         text = f"hydractl.ood {what} {self.seed} {self.clean.ids[i]}"
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
-    def _drawn(self, i: int) -> tuple[PseudoOodKind, int | None, Random]:
+    def _drawn(self, i: int) -> tuple[PseudoOodKind, int | None, _Random]:
         """Return the kind of a sample, its second sample if it needs one, and its generator."""
         name = self._names[self._kinds[i]]
-        random = Random(np.frombuffer(self._digest(name, i), dtype="<u4").astype(np.uint32))
-        if not KINDS[name].two:
-            return KINDS[name], None, random
+        kind = PSEUDO_OOD_KINDS[name]
+        seeds = np.frombuffer(self._digest(name, i), dtype="<u4").astype(np.uint32)
+        random = _Random(seeds)
+        if not kind.two:
+            return kind, None, random
         others = np.empty(0, dtype=np.intp)
-        if self.clean.labels is not None:
-            others = np.flatnonzero(self.clean.labels != self.clean.labels[i])
-        if not len(others):
+        labels = self.clean.labels
+        if labels is not None:
+            others = np.flatnonzero(labels != labels[i])
+        if not len(others):  # no labels, or no other class
             others = np.delete(np.arange(len(self)), i)
-        return KINDS[name], int(others[random.randint(len(others))]), random
+        other = int(others[random.randint(len(others))])
+        return kind, other, random
 
     def _sample(self, i: int) -> Any:
         kind, other_index, random = self._drawn(i)
@@ -201,9 +212,11 @@ class PseudoOod(Dataset):
 
 def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
     """Return the names of the kinds that ``?ood=KIND`` means for some data: of ``auto`` all that fit them."""
-    if kind not in (AUTO, *KINDS):
-        raise UsageError(f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {', '.join(KINDS)}, auto")
-    fitting = [name for name in KINDS if KINDS[name].samples == clean.kind]
+    if kind not in (AUTO, *PSEUDO_OOD_KINDS):
+        raise UsageError(
+            f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {', '.join(PSEUDO_OOD_KINDS)}, auto"
+        )
+    fitting = [name for name in PSEUDO_OOD_KINDS if PSEUDO_OOD_KINDS[name].samples == clean.kind]
     if fitting and kind == AUTO:
         return fitting
     if kind in fitting:
@@ -214,7 +227,7 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
     raise UsageError(f"{where} holds {clean.kind}s, of which ?ood={kind} makes no OOD samples", hint=hint)
 
 
-def _make_image(kind: PseudoOodKind, image: Image.Image, other: Image.Image | None, random: Random) -> Image.Image:
+def _make_image(kind: PseudoOodKind, image: Image.Image, other: Image.Image | None, random: _Random) -> Image.Image:
     """Make an image, and a second one where the kind takes two, into an OOD image."""
     image = grey_or_rgb(image)
     pixels = [np.asarray(image)]
@@ -225,7 +238,7 @@ def _make_image(kind: PseudoOodKind, image: Image.Image, other: Image.Image | No
     return Image.fromarray(np.ascontiguousarray(ood_pixels))
 
 
-def _make_text(kind: PseudoOodKind, text: Text, other: Text | None, random: Random) -> Text:
+def _make_text(kind: PseudoOodKind, text: Text, other: Text | None, random: _Random) -> Text:
     """Make a text, or each text of a pair for itself, into an OOD text."""
     sources = [parts_of(text)]
     if other is not None:
@@ -233,7 +246,9 @@ def _make_text(kind: PseudoOodKind, text: Text, other: Text | None, random: Rand
     ood_parts = []
     for texts in zip(*sources, strict=True):
         ood_parts.append(kind.make(*texts, random))
-    return ood_parts[0] if len(ood_parts) == 1 else (ood_parts[0], ood_parts[1])
+    if len(ood_parts) == 1:
+        return ood_parts[0]
+    return ood_parts[0], ood_parts[1]
 
 
 def take_ood(spec: Spec) -> tuple[Spec, str | None]:

@@ -221,7 +221,8 @@ class _Index:
 
     def _label(self, key: str, sample: _ShardSample) -> int | str | None:
         """Return the label of a sample; None where there is none."""
-        what = f"the {'text' if self.texts else 'label'} of {printable(key)}"
+        kind = "text" if self.texts else "label"
+        what = f"the {kind} of {printable(key)}"
         for ending in self._label_endings():
             if ending not in sample.label_files:
                 continue
@@ -242,7 +243,8 @@ class _Index:
             document = parse_json(text, "it")
         except InputError as error:
             raise ValueError(f"{what} cannot be read: {error.message}") from None
-        name = (self.asked or "").partition(".")[2] or "label"
+        _, _, asked_name = (self.asked or "").partition(".")
+        name = asked_name or "label"
         value = document.get(name) if isinstance(document, dict) else None
         if value is None or type(value) is str:
             return value
@@ -304,9 +306,13 @@ def expand_braces(text: str) -> Iterator[str]:
     for plain in pieces[::2]:
         if "{" in plain or "}" in plain:
             raise ValueError("braces that do not match")
-    parts = [[plain] for plain in pieces]
-    parts[1::2] = map(_alternatives, pieces[1::2])
-    return map("".join, itertools.product(*parts))
+    alternatives: list[list[str]] = []
+    for number, piece in enumerate(pieces):
+        if number % 2 == 0:
+            alternatives.append([piece])
+        else:
+            alternatives.append(_alternatives(piece))
+    return map("".join, itertools.product(*alternatives))
 
 
 def _alternatives(inside: str) -> list[str]:

@@ -80,6 +80,13 @@ _CLASSIC, _LARGE = "images_classic", "images_largescale"
 def _openood(
     benchmark: str, name: str, group: str | None, folder: str, *lists: str, official: bool = False
 ) -> SuiteMember:
+    """Return a set of an OpenOOD benchmark.
+
+    Args:
+        benchmark: the name of its folder of lists.
+        name, group, folder, official: as of :class:`SuiteMember`.
+        lists: names of the list, the first that is there is taken.
+    """
     data_set = "texture" if name == "textures" else name  # as the download names it
     return SuiteMember(
         name=name,
@@ -105,20 +112,20 @@ FULL_SPECTRUM = "full-spectrum"
 
 
 def _parts(
-    benchmark: str, folder: str, val_ood: SuiteMember, shifted: Mapping[str, Sequence[str]]
+    benchmark: str, folder: str, ood_val: SuiteMember, shifted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[SuiteMember]]:
     """Return the parts that ``openood:`` opens: ID data, covariate-shifted sets, and test data with all of these.
 
     Args:
         benchmark: its name.
         folder: of its images.
-        val_ood: its OOD validation set.
+        ood_val: its OOD validation set.
         shifted: lists by set, the first that is there is taken.
     """
     parts: dict[str, Sequence[SuiteMember]] = {}
     for part in ("train", "val", "test"):
         parts[part] = [_openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")]
-    parts["val-ood"] = [val_ood]
+    parts["ood-val"] = [ood_val]
     if not shifted:
         return parts
     shifted_sets = [_openood(benchmark, name, None, folder, *lists) for name, lists in shifted.items()]
@@ -129,11 +136,12 @@ def _parts(
 
 
 def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
-    val_ood = _openood(benchmark, "openimage_o", None, _LARGE, "val_openimage_o")
+    """Return the benchmark of ImageNet, or of some of its classes; ``test`` and ``val`` are numbers of ``images``."""
+    ood_val = _openood(benchmark, "openimage_o", None, _LARGE, "val_openimage_o")
     return OodBenchmark(
         samples="images",
         members=(
-            val_ood,
+            ood_val,
             _openood(benchmark, "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
             _openood(benchmark, "ninco", NEAR, _LARGE, "test_ninco"),
             _openood(benchmark, "inaturalist", FAR, _LARGE, "test_inaturalist"),
@@ -141,18 +149,19 @@ def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping
             _openood(benchmark, "openimage_o", FAR, _LARGE, "test_openimage_o", official=True),
         ),
         id_lists=_id_lists(benchmark, test, val, images),
-        parts=_parts(benchmark, _LARGE, val_ood, shifted),
+        parts=_parts(benchmark, _LARGE, ood_val, shifted),
         note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only, unless "
         f"openood-{benchmark}:official is asked for",
     )
 
 
 def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
-    val_ood = _openood(benchmark, "tin", None, _CLASSIC, "val_tin")
+    """Return the benchmark of one of the two CIFAR sets, for which the ``other`` one is a near OOD set."""
+    ood_val = _openood(benchmark, "tin", None, _CLASSIC, "val_tin")
     return OodBenchmark(
         samples="images",
         members=(
-            val_ood,
+            ood_val,
             _openood(benchmark, other, NEAR, _CLASSIC, f"test_{other}"),
             _openood(benchmark, "tin", NEAR, _CLASSIC, "test_tin", official=True),
             _openood(benchmark, "mnist", FAR, _CLASSIC, "test_mnist"),
@@ -161,7 +170,7 @@ def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Seque
             _openood(benchmark, "places365", FAR, _CLASSIC, "test_places365"),
         ),
         id_lists=_id_lists(benchmark, 9_000, 1_000, f"test images of CIFAR-{classes}"),
-        parts=_parts(benchmark, _CLASSIC, val_ood, shifted),
+        parts=_parts(benchmark, _CLASSIC, ood_val, shifted),
         note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only, unless "
         f"openood-{benchmark}:official is asked for",
     )
@@ -367,7 +376,10 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
 def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
     """Return the sets of the NAME/PART of an ``openood:`` SPEC."""
     benchmark, _, part = spec.path.partition("/")
-    benchmarks = {name.removeprefix("openood-"): suite.parts for name, suite in SUITES.items() if suite.parts}
+    benchmarks = {}
+    for name, suite in SUITES.items():
+        if suite.parts:
+            benchmarks[name.removeprefix("openood-")] = suite.parts
     parts = benchmarks.get(benchmark)
     if parts is None:
         hint = f"there are {', '.join(benchmarks)}"
@@ -481,12 +493,13 @@ def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
         if rank is not None:
             paths_by_rank.setdefault(rank, []).append(path)
     if not paths_by_rank:
-        endings = {suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}
+        endings = "|".join(sorted({suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}))
         names = " or ".join(f"{stem}.* or {stem}_*" for stem in stems)
-        return None, f"no file {names} ({'|'.join(sorted(endings))})"
+        return None, f"no file {names} ({endings})"
     best = paths_by_rank[min(paths_by_rank)]
     if len(best) > 1:
-        return None, f"several files may be it: {', '.join(map(os.path.basename, best))}"
+        listed = ", ".join(map(os.path.basename, best))
+        return None, f"several files may be it: {listed}"
     return best[0], ""
 
 
@@ -496,13 +509,14 @@ def _rank(name: str, stems: tuple[str, ...]) -> int | None:
     Parts for training are never taken; of MNLI's two test parts the matched one is.
     """
     lower = name.lower()
-    suffixes = [suffix for suffix in TEXT_SUFFIXES if lower.endswith(suffix)]
-    stem = re.sub(r"[-. ]+", "_", lower.removesuffix(max(suffixes, key=len)))
+    longest_suffix = max((suffix for suffix in TEXT_SUFFIXES if lower.endswith(suffix)), key=len)
+    stem = re.sub(r"[-. ]+", "_", lower.removesuffix(longest_suffix))
     words = stem.split("_")
     if "train" in words or "mismatched" in words:
         return None
     if stem in stems:
         return 0
-    if not stem.startswith(tuple(f"{known}_" for known in stems)):
+    beginnings = tuple(f"{known}_" for known in stems)
+    if not stem.startswith(beginnings):
         return None
     return 1 if "test" in words else 2

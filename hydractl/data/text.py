@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,9 @@ MOST_PROBLEMS = 20
 
 def parts_of(text: Text) -> tuple[str, ...]:
     """Return the texts of a pair, or the one text."""
-    return (text,) if isinstance(text, str) else text
+    if isinstance(text, str):
+        return (text,)
+    return text
 
 
 def characters(text: Text) -> int:
@@ -132,7 +135,8 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
     used = [text, label]
     if text_b is not None:
         used.append(text_b)
-    twice = sorted({name for name in used if list(available).count(name) > 1})
+    times_there = Counter(available)
+    twice = sorted(name for name in used if times_there[name] > 1)
     if twice:
         raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {shown_columns(available)}")
     if len(set(used)) < len(used):
@@ -189,7 +193,8 @@ def _near(wanted: Sequence[str], available: Sequence[str]) -> str | None:
                 similar.append(folded)
     if not similar:
         return None
-    return "near: " + ", ".join(repr(name_by_folded[folded]) for folded in similar)
+    names = [repr(name_by_folded[folded]) for folded in similar]
+    return f"near: {', '.join(names)}"
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -279,8 +284,9 @@ class _Collector:
             return
         self.texts.append(text)
         label = row.values.get(self.columns.label)
-        # Thousands of rows share a few names.
-        self.labels.append(sys.intern(label) if type(label) is str else label)
+        if type(label) is str:
+            label = sys.intern(label)  # thousands of rows share a few names
+        self.labels.append(label)
 
     def _text(self, row: TextRow, columns: Columns) -> Text:
         """Return the text of one row."""
@@ -302,6 +308,7 @@ class _Collector:
 
 
 def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
+    """Return the labels of the rows; where all are ``plain`` texts, those that look like integers are such."""
     columns = collector.columns
     assert columns is not None  # there is a row
     values = [_without_spaces(label) for label in collector.labels]
@@ -309,9 +316,9 @@ def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLab
     if not labelled and columns.label_asked and columns.label not in collector.keys:
         return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
     texts: list[Any] | None = None
-    if plain and all(map(INTEGER.fullmatch, labelled)):
+    if plain and all(INTEGER.fullmatch(text) for text in labelled):
         texts = values
-        values = [_integer(text) for text in texts]
+        values = [None if text is None else int(text) for text in texts]
     listed = ", ".join(collector.keys[:20])
     hint = f"the rows have {listed}: name what holds the labels with ?label=NAME"
     return raw_labels(values, ids, hint=hint, texts=texts)
@@ -322,10 +329,6 @@ def _without_spaces(label: Any) -> Any:
     if isinstance(label, str):
         return label.strip() or None
     return label
-
-
-def _integer(text: str | None) -> int | None:
-    return None if text is None else int(text)
 
 
 def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:

@@ -14,9 +14,21 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.reading import first_line
 from hydractl.families.torchvision_operators import declare_operators
 
-NAMES: tuple[str, ...] = (
-    *("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10", "DTD", "Food101", "Flowers102"),
-    *("OxfordIIITPet", "EuroSAT", "SUN397", "Places365"),
+TORCHVISION_SETS: tuple[str, ...] = (
+    "MNIST",
+    "FashionMNIST",
+    "KMNIST",
+    "CIFAR10",
+    "CIFAR100",
+    "SVHN",
+    "STL10",
+    "DTD",
+    "Food101",
+    "Flowers102",
+    "OxfordIIITPet",
+    "EuroSAT",
+    "SUN397",
+    "Places365",
 )
 """The sets that can be named: image classification, with labels that are known without reading the images."""
 
@@ -31,7 +43,7 @@ class TorchvisionImages(Dataset):
 
     def _sample(self, i: int) -> Any:
         try:
-            image = self.source[self.rows[i]][0]
+            image, _ = self.source[self.rows[i]]
             image.load()
         # A damaged file makes the decoders raise nearly anything.
         except Exception as error:
@@ -52,8 +64,10 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
     """
     spec.check_query(("root",))
     name, _, split = spec.path.partition("/")
-    if name not in NAMES:
-        raise UsageError(f"{spec.where}: unknown torchvision set {name!r}", hint=f"there are: {', '.join(NAMES)}")
+    if name not in TORCHVISION_SETS:
+        raise UsageError(
+            f"{spec.where}: unknown torchvision set {name!r}", hint=f"there are: {', '.join(TORCHVISION_SETS)}"
+        )
     if "root" not in spec.query:
         raise UsageError(
             f"{spec.where}: the folder of the files is not given",
@@ -67,8 +81,9 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
     labels = np.asarray(getattr(source, labels_name), dtype=np.int64)
     rows = limited(labels.tolist(), len(source), limit, seed)
     dataset = TorchvisionImages(spec, rows, source)
-    names = getattr(source, "classes", None)
-    return dataset, RawLabels(labels[rows], list(map(str, names)) if names else None)
+    classes = getattr(source, "classes", None)
+    names = [str(name) for name in classes] if classes else None
+    return dataset, RawLabels(labels[rows], names)
 
 
 def _open(spec: Spec, name: str, split: str) -> Any:

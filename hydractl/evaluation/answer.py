@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydractl.evaluation import mc_dropout, probes
-from hydractl.evaluation.fitting import RowFit
+from hydractl.evaluation.fitting import RowFit, unused_sets
 from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
-from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
-from hydractl.files.eval_answer import EvalRow
+from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, TRAIN, VAL, EvalSet, of_role, tested
+from hydractl.files.eval_answer import (
+    EvalCurves,
+    EvalRow,
+    MemberDiversity,
+    OodDetection,
+    SampleMetrics,
+    SeverityMetrics,
+)
+from hydractl.files.model_records import DataSetRecord, MeasuredThreshold
 from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.rows import id_block, row_blocks, row_keys
+from hydractl.metrics.rows import DetectionBlocks, id_block, row_blocks, row_keys
 from hydractl.metrics.samples import Samples
 
 _KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptions", "seen")
@@ -29,85 +37,130 @@ def row_of(
     sets: Sequence[EvalSet],
     gathered: Mapping[str, Gathered],
     fitted: RowFit,
-    extras: Mapping[str, Any],
+    score: str,
 ) -> EvalRow:
-    """Return everything that is measured of one model.
+    """Return what is measured of every model; the caller adds what only some commands ask for.
 
     Args:
         model: the row.
         sets: the data sets.
         gathered: the samples of those that are measured, by name.
         fitted: what it was measured with.
-        extras: ``ood_score``, and what only some commands ask for (``conformal``, ``seen``, ``ci``, ...); None is left
-            out.
+        score: the OOD score that leads.
     """
     inside_set, *outside_sets = tested(sets)
     inside = gathered[inside_set.name].samples
     outside = {dataset.name: gathered[dataset.name].samples for dataset in outside_sets}
     groups = {dataset.name: dataset.group for dataset in outside_sets}
-    row: dict[str, Any] = {
-        "name": model.name,
-        "sha256": model.sha256,
-        "ood_score": extras["ood_score"],
-        **row_blocks(inside, outside, groups),
-        "members": [id_block(member) for member in gathered[inside_set.name].members],
-        "curves": curves.curves(inside, outside),
-        "heads": model.heads,
-        "cost": model.cost,
+    blocks = row_blocks(inside, outside, groups)
+    detection: DetectionBlocks = {
+        "ood": blocks["ood"],
+        "near_avg": blocks["near_avg"],
+        "far_avg": blocks["far_avg"],
+        "ood_avg": blocks["ood_avg"],
     }
-    if model.training:
-        row["training"] = list(model.training)
-    calibration = fitted.calibration_json()
-    if calibration is not None:
-        row["calibration"] = calibration
-    if fitted.threshold is not None and inside.score is not None:
-        scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
-        row["threshold"] = threshold.threshold_block(fitted.threshold, inside.score, scores)
+    scores = {name: OodDetection.from_json(block) for name, block in blocks.get("scores", {}).items()}
+    diversity = {name: MemberDiversity.from_json(block) for name, block in blocks["diversity"].items()}
+    members = [SampleMetrics.from_json(id_block(member)) for member in gathered[inside_set.name].members]
     corrupted = [(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]
-    row.update(corruption_blocks(corrupted))
-    for key, value in extras.items():
-        if value is not None:
-            row[key] = value
-    return EvalRow.from_json(row)
+    by_corruption = corruption_metrics(corrupted)
+    return EvalRow(
+        name=model.name,
+        sha256=model.sha256,
+        ood_score=score,
+        id=SampleMetrics.from_json(blocks["id"]),
+        detection=OodDetection.from_json(detection),
+        diversity=diversity,
+        scores=scores,
+        members=members,
+        curves=EvalCurves.from_json(curves.curves(inside, outside)),
+        heads=model.heads,
+        cost=model.cost,
+        training=model.training,
+        calibration=fitted.calibration_record(),
+        threshold=_measured_threshold(fitted, inside, outside),
+        corruptions=by_corruption,
+        corruption_avg=_means_over_corruptions(by_corruption),
+    )
 
 
-SeverityTable = dict[str, dict[str, dict[str, Any]]]
-"""Metrics by corruption, severity and key."""
+def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, Samples]) -> MeasuredThreshold | None:
+    """Return the threshold of a row and what it flags; None without one, and where the score says nothing."""
+    if fitted.threshold is None or inside.score is None:
+        return None
+    scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
+    return MeasuredThreshold.from_json(threshold.threshold_block(fitted.threshold, inside.score, scores))
 
 
-def corruption_blocks(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
-    """Return the metrics declared ``by_severity`` of each corruption and severity, and their means over corruptions.
+ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
+"""Metrics by corruption and severity."""
 
-    Only n where the images have no labels; empty without corruptions.
-    """
-    if not measured:
-        return {}
-    table: SeverityTable = {}
+
+def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> ByCorruption:
+    """Return the metrics declared ``by_severity`` of each corruption and severity; only n without labels."""
+    by_corruption: dict[str, dict[str, SeverityMetrics]] = {}
     for dataset, samples in measured:
         kind, _, severity = dataset.name.rpartition("/")
         block = id_block(samples)
-        by_severity = {key: block[key] for key in ("n", *_by_severity()) if key in block}
-        table.setdefault(kind, {})[severity] = by_severity
-    return {"corruptions": table, "corruption_avg": _means_over_corruptions(table)}
+        values = {key: block[key] for key in _by_severity() if key in block}
+        by_corruption.setdefault(kind, {})[severity] = SeverityMetrics(n=block["n"], metrics=values)
+    return by_corruption
 
 
-def _means_over_corruptions(table: SeverityTable) -> dict[str, dict[str, float]]:
+def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMetrics]:
     """Return the mean of each metric at each severity, where all corruptions have it."""
-    severities = next(iter(table.values()))  # which are those of all corruptions
-    means: dict[str, dict[str, float]] = {}
+    means: dict[str, SeverityMetrics] = {}
+    if not by_corruption:
+        return means
+    severities = next(iter(by_corruption.values()))  # which are those of all corruptions
     for severity in severities:
-        means[severity] = {}
-        blocks = [of_kind[severity] for of_kind in table.values()]
+        measured = [of_kind[severity].metrics for of_kind in by_corruption.values()]
+        of_severity = {}
         for key in _by_severity():
-            values = [block[key] for block in blocks if key in block]
-            if len(values) == len(blocks):
-                means[severity][key] = math.fsum(values) / len(blocks)
+            values: list[Any] = [metrics[key] for metrics in measured if key in metrics]
+            if len(values) == len(measured):
+                of_severity[key] = math.fsum(values) / len(measured)
+        means[severity] = SeverityMetrics(metrics=of_severity)
     return means
 
 
 def _by_severity() -> list[str]:
     """Return the keys of the metrics that are taken of each corruption."""
     return [metric.key for metric in metrics("id") if metric.by_severity]
+
+
+# --- data sets --------------------------------------------------------------------------------------------------------
+
+
+class SetRecords(NamedTuple):
+    """The data sets that were run, as the answer lists them; validation data only where they chose something."""
+
+    test: Mapping[str, DataSetRecord]
+    val: DataSetRecord | None
+    ood_val: Mapping[str, DataSetRecord]
+    train: DataSetRecord | None
+
+
+def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: bool = False) -> SetRecords:
+    """Return the records of the data sets by their roles.
+
+    Args:
+        sets: the data sets.
+        options: what is chosen on them.
+        all_used: whether something else is chosen on all of them.
+    """
+    unused_roles = {dataset.role for dataset in unused_sets(sets, options) if not all_used}
+    used = [dataset for dataset in sets if dataset.role not in unused_roles]
+    return SetRecords(
+        test=_records(tested(used)),
+        val=_records(of_role(used, VAL)).get("val"),
+        ood_val=_records(of_role(used, OOD_VAL)),
+        train=_records(of_role(used, TRAIN)).get("train"),
+    )
+
+
+def _records(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
+    return {dataset.name: DataSetRecord.from_json(dataset.to_json()) for dataset in sets}
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -205,10 +258,14 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     present = {"probability"}
     for row in rows:
         present.update(_keys(row.to_json()))
-    explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in present}
-    leading = {row.name: row.ood_score for row in rows}
+    explained: dict[str, Any] = {}
+    for key, text in sentences().items():
+        if key in present:
+            explained[key] = text
     explained["ood_scores"] = _sentences_on_scores(rows)
-    explained["ood_score"] = leading if len({*leading.values()}) > 1 else rows[0].ood_score
+    explained["ood_score"] = rows[0].ood_score
+    if any(row.ood_score != rows[0].ood_score for row in rows):
+        explained["ood_score"] = {row.name: row.ood_score for row in rows}
     for model in models:
         for key, value in model.conventions.items():
             explained.setdefault(key, {})[model.name] = value
@@ -219,7 +276,7 @@ def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
     """Return the sentence on each OOD score: those that lead first, then those that are reported beside."""
     used = [row.ood_score for row in rows if row.ood_score is not None]
     for row in rows:
-        used += row.scores or {}
+        used += row.scores
     explained = {}
     for score in dict.fromkeys(used):
         declared = SCORES[score] if score in SCORES else FEATURE_SCORES[score]

@@ -1,4 +1,4 @@
-"""The checkpoint of ``--calibrated``: that of a model, with what was fitted for it in its description."""
+"""The checkpoint of ``calibrate``: that of a model, with what was fitted for it in its description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from hydractl.model.laplace import START as POSTERIOR
 
 
 def write_calibrated(
-    model: RunningModel, fitted: RowFit, score: str | None, sets: Sequence[EvalSet], note: str | None, output: Output
+    model: RunningModel,
+    fitted: RowFit,
+    score: str | None,
+    sets: Sequence[EvalSet],
+    note: str | None,
+    output: Output,
 ) -> Path:
     """Write the checkpoint of a model with its calibration, threshold and OOD score.
 
@@ -36,10 +41,9 @@ def write_calibrated(
     extra = dict(description.extra)
     for key in ("calibration", "threshold", "ood_score"):
         extra.pop(key, None)
-    calibration = fitted.calibration_json()
+    calibration = fitted.calibration_record()
     if calibration is not None:
-        calibration["stored"] = True
-        extra["calibration"] = calibration
+        extra["calibration"] = replace(calibration, stored=True).to_json()
     if fitted.threshold is not None:
         extra["threshold"] = fitted.threshold
     if score is not None:
@@ -52,7 +56,7 @@ def write_calibrated(
     provenance = {**description.provenance, "bases": source.lineage}
     if note is not None:
         provenance["note"] = note
-    seen = tuple(merged(description.seen, fitted_entries(sets)))
+    seen = tuple(merged(description.seen, fitted_entries(sets, "calibrate")))
     calibrated = replace(description, extra=extra, seen=seen, layout="sliced", provenance=provenance)
     write_checkpoint(output, tensors, calibrated.to_json())
     return output.path

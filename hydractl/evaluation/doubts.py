@@ -12,7 +12,7 @@ from hydractl.evaluation.fitting import RowFit, unused_sets
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import CORRUPTION, VAL, VAL_OOD, EvalSet, of_role, option_of
+from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, VAL, EvalSet, of_role, option_of
 from hydractl.files.training_history import kept_accuracies
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.plausibility import ExpectedAccuracy, accuracy_doubt, full_sets_doubt, nll_doubt
@@ -61,10 +61,10 @@ def _renamed_classes(models: Sequence[LogitsProvider]) -> list[str]:
 
 def _chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     """Return the validation sets that something is chosen on."""
-    if options.keep_logits and not options.fit.needs_val and not options.fit.needs_val_ood:
+    if options.keep_logits and not options.fit.needs_val and not options.fit.needs_ood_val:
         return []  # they are only kept
     unused = [dataset.name for dataset in unused_sets(sets, options)]
-    validation = [*of_role(sets, VAL), *of_role(sets, VAL_OOD)]
+    validation = [*of_role(sets, VAL), *of_role(sets, OOD_VAL)]
     return [dataset for dataset in validation if dataset.name not in unused]
 
 

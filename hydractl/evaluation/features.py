@@ -58,9 +58,13 @@ class FeaturesFile:
             raise InputError(text, hint=_HINT, problems=problems)
         _check_tensors(self.path, header, members, samples)
         tensors = FileTensors(self.path, header)
-        features = [tensors.read(f"features.{member}").numpy() for member in range(members)]
-        highest = [tensors.read(f"highest.{member}").numpy() for member in range(members)]
-        return TrainingFeatures(tensors.read("rows").numpy(), features, highest)
+        features = []
+        highest = []
+        for member in range(members):
+            features.append(tensors.read(f"features.{member}").numpy())
+            highest.append(tensors.read(f"highest.{member}").numpy())
+        rows = tensors.read("rows").numpy()
+        return TrainingFeatures(rows, features, highest)
 
     def write(self, training: TrainingFeatures, made_with: Mapping[str, Any]) -> None:
         """Keep the features of all samples, and what decides them."""
@@ -84,7 +88,9 @@ def _check_tensors(path: Path, header: Header, members: int, samples: int) -> No
         wanted[f"features.{member}"] = ("F32", 2)
         wanted[f"highest.{member}"] = ("F64", 1)
     for name, (dtype, dimensions) in wanted.items():
+        problem = f"{path} is broken: its {name} are missing or of another shape"
         info = header.tensors.get(name)
-        has_form = info is not None and info.dtype == dtype and len(info.shape) == dimensions
-        if info is None or not has_form or info.shape[0] != samples:
-            raise InputError(f"{path} is broken: its {name} are missing or of another shape", hint="remove it")
+        if info is None or info.dtype != dtype:
+            raise InputError(problem, hint="remove it")
+        if len(info.shape) != dimensions or info.shape[0] != samples:
+            raise InputError(problem, hint="remove it")

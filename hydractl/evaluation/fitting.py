@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from hydractl.evaluation.gathering import Logits, LogitsReader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores
-from hydractl.evaluation.predictions.header import DataEntry, FittedCalibrationEntry
+from hydractl.evaluation.predictions.header import DataEntry
 from hydractl.evaluation.providers.interface import LogitsProvider
-from hydractl.evaluation.sets import VAL, VAL_OOD, EvalSet, of_role
+from hydractl.evaluation.sets import OOD_VAL, VAL, EvalSet, of_role
+from hydractl.files.model_records import CalibrationRecord, DataSetRecord
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.conformal import Conformal, fit_conformal
 from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
@@ -42,11 +43,22 @@ class RowFit:
     conformal: Conformal | None = None
     validation: Samples | None = None
 
-    def calibration_json(self) -> FittedCalibrationEntry | None:
-        """Return the row's entry for the calibration; None without one."""
+    def calibration_record(self) -> CalibrationRecord | None:
+        """Return the calibration as the row has it; None without one."""
         if self.calibration is None:
             return None
-        return {**self.calibration.to_json(), "fitted_on": self.fitted_on, "stored": self.stored}
+        fitted_on = None
+        if self.fitted_on is not None:
+            fitted_on = DataSetRecord.from_json(self.fitted_on)
+        entry = self.calibration.to_json()
+        return CalibrationRecord(
+            kind=entry["kind"],
+            temperature=entry["temperature"],
+            scale=entry["scale"],
+            bias=entry["bias"],
+            fitted_on=fitted_on,
+            stored=self.stored,
+        )
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
@@ -56,8 +68,8 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     unused = []
     if not options.fit.needs_val and options.fit.probe != "linear":
         unused += of_role(sets, VAL)
-    if not options.fit.needs_val_ood:
-        unused += of_role(sets, VAL_OOD)
+    if not options.fit.needs_ood_val:
+        unused += of_role(sets, OOD_VAL)
     return unused
 
 
@@ -102,14 +114,16 @@ class _RowFitting:
     def fitted(self) -> RowFit:
         """Return everything."""
         calibrated = self._calibrated()
-        validation = self._validation
+        validation_samples = None
+        if self._validation is not None:
+            validation_samples = self._validation.samples
         return RowFit(
             calibration=calibrated.calibration,
             fitted_on=calibrated.fitted_on,
             stored=calibrated.stored,
             threshold=self._threshold(calibrated.calibration),
             conformal=self._conformal(calibrated.calibration),
-            validation=None if validation is None else validation.samples,
+            validation=validation_samples,
         )
 
     def _read_validation(self) -> _Validation:
@@ -162,7 +176,7 @@ class _RowFitting:
     def _validation_scores(self, rule: ThresholdRule, calibration: Calibration | None) -> Floats:
         """Return the OOD scores of the samples that a rule looks at, ``[N]``."""
         if rule.side == "ood":
-            samples = [self._outside(dataset, calibration) for dataset in of_role(self._sets, VAL_OOD)]
+            samples = [self._outside(dataset, calibration) for dataset in of_role(self._sets, OOD_VAL)]
         else:
             samples = [self._inside(calibration)]
         return np.concatenate([part.score for part in samples if part.score is not None])
@@ -174,7 +188,7 @@ class _RowFitting:
         given: dict[str, Floats] = {}
         if self._score in ON_FEATURES and validation.samples.score is not None:
             given[self._score] = validation.samples.score
-        return samples_of(validation.logits, score=self._score, given=given, calibration=calibration)
+        return samples_of(validation.logits, score=self._score, fitted_scores=given, calibration=calibration)
 
     def _outside(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
         """Return the samples of one OOD validation set, calibrated."""

@@ -87,7 +87,7 @@ def gather(
             labels,
             score=scores.leading,
             beside=scores.beside,
-            given=given,
+            fitted_scores=given,
             calibration=calibration,
             pairs=pairs,
         )

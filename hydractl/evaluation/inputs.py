@@ -60,7 +60,7 @@ def read_batches(
         batch_size, workers: as there.
         rows: which samples, in which order; None: all.
     """
-    assert dataset.dataset is not None  # a model that runs needs --data
+    assert dataset.dataset is not None  # a model that runs needs --test
     read_now = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows)
     kept = _KEPT.get()
     if kept is None or rows is not None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.evaluation.predictions.header import FittedCalibrationEntry, ModelHeader, ScoreDataEntry
+from hydractl.evaluation.predictions.header import ScoreDataEntry
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.atomic import Output
+from hydractl.files.model_records import CalibrationRecord, ScoreDataRecord, ThresholdRecord
+from hydractl.files.predictions_header import PredictedModelRecord, StoredScoreRecord
 from hydractl.log import Log
 
 
@@ -37,53 +39,59 @@ class KeptRow:
     feature_scores: Sequence[str] = ()
     scores_fitted_on: ScoreDataEntry | None = None
 
-    def header(self) -> ModelHeader:
+    def header(self) -> PredictedModelRecord:
         """Return what the header says of the model."""
         model = self.model
-        described: ModelHeader = {
-            "name": model.name.encode("utf-8", "backslashreplace").decode("utf-8"),  # that of a file may be no UTF-8
-            "sha256": model.sha256,
-            "labels": None if model.labels is None else list(model.labels),
-            "heads": model.heads,
-            "cost": model.cost,
-        }
-        header = cast("ModelHeader", {**described, **model.decisive()})
-        if self.feature_scores:
-            header["feature_scores"] = list(self.feature_scores)
-            if self.scores_fitted_on is not None:
-                header["fitted_on"] = self.scores_fitted_on
-        if model.training:
-            header["training"] = list(model.training)
-        _add_stored(header, model)
-        return header
+        stored = model.stored
+        fitted_on = None
+        if self.feature_scores and self.scores_fitted_on is not None:
+            fitted_on = ScoreDataRecord.from_json(self.scores_fitted_on)
+        threshold = None
+        if stored.threshold is not None:
+            threshold = ThresholdRecord.from_json(stored.threshold)
+        ood_score = None
+        if stored.score is not None:
+            ood_score = StoredScoreRecord(score=stored.score)
+        name_bytes = model.name.encode("utf-8", "backslashreplace")  # the name of a file may be no UTF-8
+        return PredictedModelRecord(
+            name=name_bytes.decode("utf-8"),
+            sha256=model.sha256,
+            labels=model.labels,
+            heads=model.heads,
+            training=model.training,
+            cost=model.cost,
+            decisive=model.decisive(),
+            calibration=_calibration(stored),
+            threshold=threshold,
+            ood_score=ood_score,
+            feature_scores=self.feature_scores or None,
+            fitted_on=fitted_on,
+        )
 
     def writer(self, path: Path, resume: bool) -> PredictionsWriter:
         """Return the unfinished predictions file, beside the finished one to be."""
         sets = [replace(dataset, seen=self.seen.get(dataset.name, 0)) for dataset in self.sets]
+        kind = "F64" if self.model.options.dtype == "float64" else "F32"
         return PredictionsWriter(
             path,
-            self.header(),
+            self.header().to_json(),
             sets,
             members=self.model.members,
             classes=self.model.classes,
-            kind="F64" if self.model.options.dtype == "float64" else "F32",
+            kind=kind,
             scores=self.feature_scores,
             resume=resume,
         )
 
 
-def _add_stored(header: ModelHeader, model: RunningModel) -> None:
-    """Add what the model's own file holds of a calibration, an OOD score and a threshold."""
-    stored = model.stored
-    if stored.calibration is not None:
-        calibration = cast("FittedCalibrationEntry", stored.calibration.to_json())
-        if stored.fitted_on is not None:
-            calibration["fitted_on"] = stored.fitted_on
-        header["calibration"] = calibration
-    if stored.score is not None:
-        header["ood_score"] = {"score": stored.score}
-    if stored.threshold is not None:
-        header["threshold"] = stored.threshold
+def _calibration(stored: StoredFit) -> CalibrationRecord | None:
+    """Return the calibration that the model's own file holds; None without one."""
+    if stored.calibration is None:
+        return None
+    document: dict[str, object] = {**stored.calibration.to_json()}
+    if stored.fitted_on is not None:
+        document["fitted_on"] = stored.fitted_on
+    return CalibrationRecord.from_json(document)
 
 
 def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> PredictionsWriter:
@@ -99,7 +107,9 @@ def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> Predict
         log.info(f"an unfinished {unfinished} is begun anew; --resume would have gone on with it")
     writer = row.writer(unfinished, resume)
     if writer.resumed:
-        left = sum(int(writer.missing(index).sum()) for index in range(len(row.sets)))
+        left = 0
+        for index in range(len(row.sets)):
+            left += int(writer.missing(index).sum())
         samples = sum(len(dataset) for dataset in row.sets)
         log.info(f"{unfinished} is resumed: {left:,} of {samples:,} samples are left")
     return writer
@@ -126,12 +136,15 @@ def _skip_again(sets: Sequence[EvalSet], missing: Sequence[npt.NDArray[np.int64]
     Returns:
         Whether they are left out now too: where a set may not leave any out, nothing is noted.
     """
-    lacking = [(dataset.dataset, rows) for dataset, rows in zip(sets, missing, strict=True) if len(rows)]
-    for dataset, _ in lacking:
-        if dataset is None or dataset.skipped is None:
+    lacking = []
+    for dataset, rows in zip(sets, missing, strict=True):
+        if len(rows):
+            lacking.append((dataset.dataset, rows))
+    for opened, _ in lacking:
+        if opened is None or opened.skipped is None:
             return False
-    for dataset, rows in lacking:
-        assert dataset is not None and dataset.skipped is not None
+    for opened, rows in lacking:
+        assert opened is not None and opened.skipped is not None
         for row in rows:
-            dataset.skipped[int(row)] = "it could not be read for these predictions"
+            opened.skipped[int(row)] = "it could not be read for these predictions"
     return True

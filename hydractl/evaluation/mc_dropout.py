@@ -25,7 +25,7 @@ from hydractl.model.source import Source
 from hydractl.training.start import with_dropout
 
 CONVENTIONS = {
-    "mc_dropout": "MC dropout (Gal and Ghahramani 2016): the model runs `samples` times with dropout of rate p, every"
+    "mc_dropout": "MC dropout (Gal and Ghahramani 2016): the model runs `passes` times with dropout of rate p, every"
     " pass counts as a member, and macs are those of all passes. Masks are drawn by seed, data set and batch. `heads`"
     " are those of one pass; pairs of passes are left out, as each is a draw like any other.",
 }
@@ -56,13 +56,13 @@ class MCDropout:
     Args:
         model: built from what :func:`with_layers` gave; several that run one after another are one ensemble.
         p: rate of dropout, at least 0 and below 1. With 0, each pass is the model's own answer, bit for bit.
-        samples: number of passes N.
+        passes: number of passes N.
         seed: of the masks.
     """
 
-    def __init__(self, model: Any, p: float, samples: int, seed: int) -> None:
+    def __init__(self, model: Any, p: float, passes: int, seed: int) -> None:
         self._model = model
-        self._samples = samples
+        self._passes = passes
         self._seed = seed
         self._device = next(model.parameters()).device
         parts = [module for module in model.modules() if isinstance(module, HydraModel)]
@@ -82,7 +82,7 @@ class MCDropout:
         digest = hashlib.sha256(f"{self._seed} {data} {first}".encode()).digest()
         batch_seed = int.from_bytes(digest[:7], "big")
         with _drawn_by(batch_seed, self._device):
-            passes = [self._model.member_logits(inputs) for _ in range(self._samples)]
+            passes = [self._model.member_logits(inputs) for _ in range(self._passes)]
         return torch.cat(passes)
 
 

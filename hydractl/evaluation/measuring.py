@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from hydractl.evaluation.answer import row_of
-from hydractl.evaluation.calibrated import write_calibrated
 from hydractl.evaluation.doubts import row_doubts
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
@@ -23,9 +22,10 @@ from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
 from hydractl.evaluation.rows import row_scores
-from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, of_role, tested
+from hydractl.evaluation.sets import CORRUPTION, TRAIN, VAL, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
-from hydractl.files.eval_answer import EvalRow
+from hydractl.files.eval_answer import ConformalSets, EvalRow, PairedDifference
+from hydractl.files.model_records import CascadeRecord, MeasuredCascade, ScoreDataRecord
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
@@ -56,8 +56,8 @@ class Measuring:
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
         self.warnings: list[str] = []
-        self._sets = [dataset for dataset in sets if dataset.role != FIT]
-        self._training = next(iter(of_role(sets, FIT)), None)
+        self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
+        self._training = next(iter(of_role(sets, TRAIN)), None)
         self._options = options
         self._log = log
         self._first: bootstrap.Resampled | None = None
@@ -122,15 +122,6 @@ class Measuring:
         ids = [self._sets[0].ids[row] for row in inside.rows]
         write_lines(output, inside.samples, ids, model.labels, value)
 
-    def write_calibrated(self, model: LogitsProvider, output: Output) -> Path:
-        """Write the checkpoint of a model that was measured, with what was fitted for it in its description."""
-        assert isinstance(model, RunningModel)  # check_writable() has been here
-        score = None
-        if self._options.fit.scores.told or model.stored.score:
-            score = row_scores(model, self._options).leading
-        sets = [*self._sets] if self._training is None else [*self._sets, self._training]
-        return write_calibrated(model, self._fitted[model.name], score, sets, self._options.note, output)
-
     # --- one row ------------------------------------------------------------------------------------------------------
 
     def _measured(
@@ -165,18 +156,22 @@ class Measuring:
             for dataset in read.unread():  # what is kept is kept of all sets
                 gather(read(dataset), dataset, model.name, pairs=False)
 
-        counts = on_tests.counts
-        extras: dict[str, Any] = {
-            "ood_score": scores.leading,
-            "fitted_on": None if model.detector is None else fitted_on_of(model.detector),
-            "mc_dropout": model.mc_dropout,
-            "probe": model.probe,
-            "conformal": None if counts is None else counts.to_json(),
-            "seen": dict(seen) or None,
-        }
-        extras.update(_of_cascade(model, shares))
-        extras.update(self._intervals(model, tests, gathered))
-        return row_of(model, self._sets, gathered, fitted, extras), inside
+        prediction_sets = None
+        if on_tests.counts is not None:
+            prediction_sets = ConformalSets.from_json(on_tests.counts.to_json())
+        row = replace(
+            row_of(model, self._sets, gathered, fitted, scores.leading),
+            fitted_on=_scores_fitted_on(model),
+            mc_dropout=model.mc_dropout,
+            probe=model.probe,
+            conformal=prediction_sets,
+            seen=dict(seen),
+        )
+        if model.cascade is not None:
+            row = _with_cascade(row, model.cascade, shares)
+        if self._options.bootstrap:
+            row = self._with_intervals(row, tests, gathered)
+        return row, inside
 
     def _scores(self, model: LogitsProvider) -> RowScores:
         """Return the OOD scores of a row, and warn of those that say nothing of it."""
@@ -197,7 +192,7 @@ class Measuring:
             return
         for name in model.detector.constant:
             self.warnings.append(
-                f"{model.name}: {name} learns from wrong and right predictions, and those on --fit are all alike: it "
+                f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it "
                 "is constant; give data that the model was not trained on"
             )
 
@@ -229,16 +224,12 @@ class Measuring:
             )
         return on_tests
 
-    def _intervals(
-        self, model: LogitsProvider, tests: Sequence[EvalSet], gathered: Mapping[str, Gathered]
-    ) -> dict[str, Any]:
-        """Return ``ci`` of the row, and ``difference`` to the first row; nothing without resamples."""
+    def _with_intervals(self, row: EvalRow, tests: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> EvalRow:
+        """Return a row with its intervals, and with its differences to the first row."""
         rounds = self._options.bootstrap
-        if not rounds:
-            return {}
         outside = {dataset.name: gathered[dataset.name].samples for dataset in tests[1:]}
         groups = {dataset.name: dataset.group for dataset in tests[1:]}
-        with self._log.progress(f"intervals of {model.name}", rounds, "resamples") as progress:
+        with self._log.progress(f"intervals of {row.name}", rounds, "resamples") as progress:
             resampled = bootstrap.resample(
                 gathered[tests[0].name].samples,
                 outside,
@@ -247,21 +238,36 @@ class Measuring:
                 seed=self._options.seed,
                 advance=progress.advance,
             )
-        extras: dict[str, Any] = {"ci": bootstrap.intervals(resampled)}
+        row = replace(row, ci=bootstrap.intervals(resampled))
         if self._first is None:
             self._first = resampled
-        else:
-            extras["difference"] = bootstrap.paired_differences(self._first, resampled)
-        return extras
+            return row
+        differences = {}
+        for key, difference in bootstrap.paired_differences(self._first, resampled).items():
+            differences[key] = PairedDifference.from_json(difference)
+        return replace(row, difference=differences)
 
 
-def _of_cascade(model: LogitsProvider, shares: Mapping[str, float]) -> dict[str, Any]:
-    """Return ``cascade`` of the row, with the share of each set that goes on; and its ``cost``, with mean mult-adds."""
-    if model.cascade is None:
-        return {}
-    of_inside = next(iter(shares.values()))
-    mean = round(model.cascade["first_macs"] + of_inside * model.cascade["rest_macs"])
-    return {"cascade": {**model.cascade, "share": dict(shares)}, "cost": {**model.cost, "macs": mean}}
+def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
+    """Return the training data that the OOD scores of a row were fitted to; None where none were needed."""
+    entry = None if model.detector is None else fitted_on_of(model.detector)
+    return None if entry is None else ScoreDataRecord.from_json(entry)
+
+
+def _with_cascade(row: EvalRow, cascade: CascadeRecord, shares: Mapping[str, float]) -> EvalRow:
+    """Return a row with its cascade and the share of each set that goes on, and with its mean mult-adds as cost."""
+    assert row.cost is not None
+    share_of_id = next(iter(shares.values()))
+    mean = round(cascade.first_macs + share_of_id * cascade.rest_macs)
+    measured = MeasuredCascade(
+        member=cascade.member,
+        score=cascade.score,
+        value=cascade.value,
+        first_macs=cascade.first_macs,
+        rest_macs=cascade.rest_macs,
+        share=shares,
+    )
+    return replace(row, cascade=measured, cost=replace(row.cost, macs=mean))
 
 
 def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 from hydractl.expressions.data_sets import OodSet
+from hydractl.files.model_records import DropoutRecord
 from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
-
-
-class DropoutSettings(TypedDict):
-    """MC dropout: its rate, the number of passes and the seed of the masks; the entry of a row has the same keys."""
-
-    p: float
-    samples: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -27,7 +19,7 @@ class EvalRunOptions:
         dtype, device: as ``--dtype`` and ``--device`` name them.
         workers: processes that read data.
         whole_last_block: whether the last block runs for tokens that are not read out too.
-        passes: the settings of MC dropout; None without.
+        dropout: the settings of MC dropout; None without.
     """
 
     batch_size: int
@@ -35,7 +27,7 @@ class EvalRunOptions:
     device: str = "cpu"
     workers: int = 0
     whole_last_block: bool = False
-    passes: DropoutSettings | None = None
+    dropout: DropoutRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -43,25 +35,25 @@ class DataOptions:
     """The data sets.
 
     Attributes:
-        data: SPEC of the ID test data; None where predictions bring their own.
+        test: SPEC of the ID test data; None where predictions bring their own.
         ood: the OOD test sets.
         val: SPEC of the ID validation data.
-        val_ood: the OOD validation sets.
-        fit: SPEC of the training data that OOD scores are fitted to.
+        ood_val: the OOD validation sets.
+        train: SPEC of the training data that OOD scores are fitted to.
         limit: so many samples of each only.
         seed: draws them of a set sorted by class.
         on_bad: what to do with samples that cannot be read.
         label_map: file of an object from labels of the data to labels of the model.
-        corruptions, severities: of ``data``, measured as well.
+        corruptions, severities: of ``test``, measured as well.
         photographs: the folder of those of frost, where it is among the corruptions.
         allow_seen: whether samples may be tested on that something was chosen on.
     """
 
-    data: str | None
+    test: str | None
     ood: Sequence[OodSet] = ()
     val: str | None = None
-    val_ood: Sequence[OodSet] = ()
-    fit: str | None = None
+    ood_val: Sequence[OodSet] = ()
+    train: str | None = None
     limit: int | None = None
     seed: int = 0
     on_bad: str = "stop"
@@ -87,7 +79,8 @@ class RowScores:
     @property
     def on_features(self) -> list[str]:
         """Those that are taken of features."""
-        return [name for name in dict.fromkeys([self.leading, *self.beside]) if name in ON_FEATURES]
+        each_once = dict.fromkeys([self.leading, *self.beside])
+        return [name for name in each_once if name in ON_FEATURES]
 
 
 MSP = RowScores("msp")
@@ -188,7 +181,7 @@ class FitOptions:
         return self.fits_calibration or self.conformal is not None or (self.threshold or "").startswith("id:")
 
     @property
-    def needs_val_ood(self) -> bool:
+    def needs_ood_val(self) -> bool:
         """Whether something is fitted on the OOD validation data."""
         return (self.threshold or "").startswith("ood:")
 
@@ -206,7 +199,6 @@ class EvalOptions:
         keep_logits: whether the logits of all data sets are kept in predictions files.
         resume: whether to go on with unfinished ones.
         reuse: predictions files to read logits from.
-        note: a sentence about how the model was chosen, for its provenance.
     """
 
     run: EvalRunOptions
@@ -217,4 +209,3 @@ class EvalOptions:
     keep_logits: bool = False
     resume: bool = False
     reuse: Sequence[str] = ()
-    note: str | None = None

@@ -24,11 +24,11 @@ PENALTIES = tuple(10.0**power for power in range(-4, 5))
 
 CONVENTIONS = {
     "probe": "The row is measured by a classifier of the features that its readout gives, fitted to the training data"
-    f" of --fit for each member. knn: the {NEIGHBOURS} training samples of highest cosine similarity s vote with weight"
-    f" exp(s / {TEMPERATURE}) for their class; the logit of a class is the logarithm of its votes, and a class without"
-    f" one has the probability {NO_VOTE:.1g}. linear: multinomial logistic regression on standardised features that"
-    " minimises the mean NLL + |W|^2 / (2 C n), n training samples, where C is 1, or the power of ten from 1e-4 to 1e4"
-    " of lowest NLL on --val. cost is that of the model without the probe.",
+    f" of --train for each member. knn: the {NEIGHBOURS} training samples of highest cosine similarity s vote with"
+    f" weight exp(s / {TEMPERATURE}) for their class; the logit of a class is the logarithm of its votes, and a class"
+    f" without one has the probability {NO_VOTE:.1g}. linear: multinomial logistic regression on standardised features"
+    " that minimises the mean NLL + |W|^2 / (2 C n), n training samples, where C is 1, or the power of ten from 1e-4 to"
+    " 1e4 of lowest NLL on --val. cost is that of the model without the probe.",
 }
 
 
@@ -65,7 +65,7 @@ class NeighbourProbe:
     def __init__(self, features: Floats, labels: NDArray[np.int64], classes: int) -> None:
         if len(features) < NEIGHBOURS:
             raise InputError(
-                f"--probe knn asks {NEIGHBOURS} neighbours, and --fit has {len(features)} samples",
+                f"--probe knn asks {NEIGHBOURS} neighbours, and --train has {len(features)} samples",
                 hint="give more training data, or --probe linear",
             )
         self._bank = unit(features)
@@ -77,13 +77,16 @@ class NeighbourProbe:
     def logits(self, features: Floats) -> Floats:
         """Return the logarithms of the votes [n, C] that features [n, D] get: their softmax is the shares of votes."""
         similarity = unit(features) @ self._bank.T  # [n, N]
-        nearest = np.argpartition(-similarity, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
+        nearest_first = np.argpartition(-similarity, NEIGHBOURS - 1, axis=1)
+        nearest = nearest_first[:, :NEIGHBOURS]
         weights = np.take_along_axis(similarity, nearest, axis=1) / TEMPERATURE
         votes = np.full((len(features), self._classes), -np.inf)
         samples = np.arange(len(features))[:, None]
-        np.logaddexp.at(votes, (samples, self._labels[nearest]), weights)
-        all_votes = np.logaddexp.reduce(votes, axis=1, keepdims=True)
-        return np.maximum(votes, all_votes + np.log(NO_VOTE))
+        classes = self._labels[nearest]  # [n, NEIGHBOURS]
+        np.logaddexp.at(votes, (samples, classes), weights)
+        all_votes = np.logaddexp.reduce(votes, axis=1, keepdims=True)  # [n, 1]
+        least_votes = all_votes + np.log(NO_VOTE)
+        return np.maximum(votes, least_votes)
 
 
 class LinearProbe:
@@ -150,7 +153,8 @@ class _Regression:
     def unscaled(self, point: Floats) -> tuple[Floats, Floats]:
         """Return the weight [C, D] and bias [C] for features as they are."""
         weight, bias = self._parts(point)
-        return weight * self._scale, bias + weight @ self._shift
+        bias_unscaled = bias + weight @ self._shift
+        return weight * self._scale, bias_unscaled
 
     def minimum(self, start: Floats, penalty: float) -> Floats:
         """Return the point of lowest loss, looked for from a start."""
@@ -158,29 +162,36 @@ class _Regression:
 
         ridge = 1.0 / (penalty * len(self._labels))
         limits = {"gtol": 1e-7, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000, "maxcor": 30}
-        found = minimize(self._loss, start, args=(ridge,), method="L-BFGS-B", jac=True, options=limits)
-        return np.asarray(found.x)
+        result = minimize(self._loss, start, args=(ridge,), method="L-BFGS-B", jac=True, options=limits)
+        return np.asarray(result.x)
 
     def _loss(self, point: Floats, ridge: float) -> tuple[float, Floats]:
         """Return the loss and its gradient."""
         weight, bias = self._parts(point)
         logits = self._features @ weight.T + bias
-        error = softmax(logits)  # p - 1[y = k], and then its mean over samples: the gradient by the logits, [N, C]
-        error[np.arange(len(error)), self._labels] -= 1.0
-        error /= len(error)
-        loss = _mean_nll(logits, self._labels) + ridge / 2 * float(np.square(weight).sum())
-        gradient = np.column_stack([error.T @ self._features + ridge * weight, error.sum(axis=0)])
+        samples = len(logits)
+        error = softmax(logits)
+        error[np.arange(samples), self._labels] -= 1.0  # p - 1[y = k]
+        error /= samples  # the gradient of the mean NLL by the logits, [N, C]
+        squared_norm = float(np.square(weight).sum())
+        loss = _mean_nll(logits, self._labels) + ridge / 2 * squared_norm
+        weight_gradient = error.T @ self._features + ridge * weight  # [C, D]
+        bias_gradient = error.sum(axis=0)  # [C]
+        gradient = np.column_stack([weight_gradient, bias_gradient])
         return loss, gradient.ravel()
 
     def _parts(self, point: Floats) -> tuple[Floats, Floats]:
         """Return the weight [C, D] and the bias [C] of a point."""
-        both = point.reshape(-1, self._features.shape[1] + 1)
-        return both[:, :-1], both[:, -1]
+        both = point.reshape(-1, self._features.shape[1] + 1)  # [C, D + 1]
+        weight = both[:, :-1]
+        bias = both[:, -1]
+        return weight, bias
 
 
 def _mean_nll(logits: Floats, labels: NDArray[np.int64]) -> float:
     log_probs = log_softmax(logits)
-    return -float(log_probs[np.arange(len(labels)), labels].mean())
+    of_labels = log_probs[np.arange(len(labels)), labels]  # [N]
+    return -float(of_labels.mean())
 
 
 def fit_probe(

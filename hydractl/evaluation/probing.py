@@ -12,9 +12,9 @@ import torch
 
 from hydractl.data.labels import some
 from hydractl.errors import InputError
-from hydractl.evaluation.predictions.header import ProbeEntry
 from hydractl.evaluation.probes import fit_probe
 from hydractl.evaluation.sets import EvalSet
+from hydractl.files.model_records import DataSetRecord, ProbeRecord
 from hydractl.metrics.feature_scores.scores import MemberTraining
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.detection import Detector, detector_of
@@ -59,18 +59,20 @@ class Probes:
         self._training = training
         self._members = []
         for member, features in enumerate(training.features):
-            of_val = None if val is None else (val.features[member], val.labels)
+            of_val = None
+            if val is not None:
+                of_val = (val.features[member], val.labels)
             self._members.append(fit_probe(name, features, training.labels, classes, of_val))
         self.facts = self._entry(name, val)
 
-    def _entry(self, name: str, val: Readouts | None) -> ProbeEntry:
+    def _entry(self, name: str, val: Readouts | None) -> ProbeRecord:
         """Return what the row says of the probes."""
-        fitted_on = self._training.source.to_json()
-        chosen_on = None if val is None else val.source.to_json()
         penalties = [probe.penalty for probe in self._members if probe.penalty is not None]
-        if not penalties:
-            return {"name": name, "fitted_on": fitted_on, "chosen_on": chosen_on}
-        return {"name": name, "c": penalties, "fitted_on": fitted_on, "chosen_on": chosen_on}
+        fitted_on = DataSetRecord.from_json(self._training.source.to_json())
+        chosen_on = None
+        if val is not None:
+            chosen_on = DataSetRecord.from_json(val.source.to_json())
+        return ProbeRecord(name=name, c=penalties or None, fitted_on=fitted_on, chosen_on=chosen_on)
 
     def logits(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute float64 ``[M, B, C]`` from the features ``[B, D]`` of each member."""
@@ -84,7 +86,8 @@ class Probes:
         training = []
         for probe, features in zip(self._members, self._training.features, strict=True):
             # Only scores of linear classifiers look at the highest logits; other probes have a bias of no class.
-            highest = probe.logits(features).max(axis=1) if len(probe.bias) else probe.bias
+            is_linear = len(probe.bias) > 0
+            highest = probe.logits(features).max(axis=1) if is_linear else probe.bias
             member = MemberTraining(features, self._training.labels, highest, probe.weight, probe.bias, neighbours)
             training.append(member)
         return detector_of(names, training, fitted_on)
@@ -101,7 +104,8 @@ def _check_every_class(training: Readouts, classes: int, labels: Sequence[str] |
     if not missing:
         return
     names = labels or [str(index) for index in range(classes)]
+    missing_names = [names[index] for index in missing]
     raise InputError(
-        f"--fit {training.source.spec} has no sample of the class {some([names[index] for index in missing], 5)}",
+        f"--train {training.source.spec} has no sample of the class {some(missing_names, 5)}",
         hint="every class needs samples to be told apart by",
     )

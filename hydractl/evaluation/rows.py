@@ -16,7 +16,7 @@ from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.providers.stored_fit import warn_of_left_out
-from hydractl.evaluation.sets import FIT, EvalSet, of_role
+from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES
@@ -24,21 +24,15 @@ from hydractl.model.loading import ModelArgument, find_models, with_class_names
 from hydractl.model.source import ModelOptions, split_model
 
 
-def check_writable(models: Sequence[Model], keep_logits: bool, calibrated: bool) -> None:
-    """Refuse files that no row, or none of this kind, can be written to.
+def check_writable(models: Sequence[Model]) -> None:
+    """Refuse rows whose logits cannot be written, as they are those of a predictions file.
 
     Raises:
-        UsageError: the logits of predictions are to be written again, or ``--calibrated`` has no checkpoint to write.
+        UsageError: the logits of predictions are to be written again.
     """
-    if keep_logits:
-        for model in models:
-            if isinstance(model, PredictedModel):
-                raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
-    if calibrated:
-        only = models[0]
-        if not isinstance(only, RunningModel) or len(only.argument.sources) > 1:
-            hint = "fuse the members first, or leave --calibrated out" if isinstance(only, RunningModel) else None
-            raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
+    for model in models:
+        if isinstance(model, PredictedModel):
+            raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
 
 
 def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: EvalOptions) -> None:
@@ -48,12 +42,12 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
         UsageError: there are no training data, or the row is one of MC dropout.
         InputError: its predictions file does not hold them, or the training data have no labels.
     """
-    data = next(iter(of_role(sets, FIT)), None)
+    data = next(iter(of_role(sets, TRAIN)), None)
     for model in models:
         for name in row_scores(model, options).on_features:
             if isinstance(model, PredictedModel):
                 if name not in model.on_features:
-                    hint = f"write it again: eval --ood-score {name} --fit SPEC --predictions F.st"
+                    hint = f"write it again: eval --ood-score {name} --train SPEC --predictions F.st"
                     raise InputError(f"the predictions of {model.name} hold no scores by {name}", hint=hint)
             elif model.mc_dropout is not None:
                 raise UsageError(
@@ -68,17 +62,23 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
                 hint = "for a classifier use vim, mahalanobis, ..."
                 raise UsageError(f"--ood-score {name} is of class texts, and {model.name} is not zero-shot", hint=hint)
             elif data is None and ON_FEATURES[name] and name not in model.on_features:
-                raise UsageError(f"--ood-score {name} needs --fit SPEC, training data of {model.name}")
+                raise UsageError(f"--ood-score {name} needs --train SPEC, training data of {model.name}")
             elif data is not None and data.labels is None and ON_FEATURES[name] == "labels":
                 free = ", ".join(score for score, need in ON_FEATURES.items() if need != "labels")
-                raise InputError(f"--fit {data.spec} has no labels, which {name} needs", hint=f"--ood-score {free}")
+                raise InputError(f"--train {data.spec} has no labels, which {name} needs", hint=f"--ood-score {free}")
 
 
 def row_scores(model: Model, options: EvalOptions) -> RowScores:
     """The OOD scores of a row."""
-    fitted = options.data.fit is not None and isinstance(model, RunningModel) and model.mc_dropout is None
-    barred = (*(OF_CLASSIFIER if options.fit.probe == "knn" else ()), *(() if model.zero_shot else OF_ZERO_SHOT))
-    known = [name for name in ON_FEATURES if name not in barred] if fitted else model.on_features
+    known: Sequence[str] = model.on_features
+    runs = isinstance(model, RunningModel) and model.mc_dropout is None
+    if runs and options.data.train is not None:  # then scores on features can be fitted
+        barred: list[str] = []
+        if options.fit.probe == "knn":
+            barred += OF_CLASSIFIER
+        if not model.zero_shot:
+            barred += OF_ZERO_SHOT
+        known = [name for name in ON_FEATURES if name not in barred]
     return options.fit.scores.of(model.name, model.members, model.stored.score, known)
 
 
@@ -94,7 +94,7 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
     for place, text in enumerate(texts):
         name, refs = split_model(text)
         if _are_predictions(text, refs):
-            if options.run.passes is not None:
+            if options.run.dropout is not None:
                 raise UsageError(
                     f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                     hint="give the model; or leave --mc-dropout out, where the file was made with it",
@@ -102,21 +102,28 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
             predicted[place] = _predicted(name, refs, options.fit, log)
         else:
             others.append(text)
-    data = options.data.data
+    data = options.data.test
     if others and data is None:
-        for ref in (ref for text in others for ref in split_model(text)[1]):
-            if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
-                _check_file(ref)  # predictions that are damaged say so
-        raise UsageError("eval needs --data", hint="hydractl eval --help")
+        for text in others:
+            _, refs = split_model(text)
+            for ref in refs:
+                if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
+                    _check_file(ref)  # predictions that are damaged say so
+        raise UsageError("eval needs --test", hint="hydractl eval --help")
     arguments: list[ModelArgument] = []
     probed = None
     if others and options.fit.probe is not None:
         arguments = find_models(others, replace(opening, labels=None, bodies=True))
-        probed = _classes_of_fit(arguments[0], options.data, opening.labels)
+        probed = _classes_of_training_data(arguments[0], options.data, opening.labels)
     elif others and data is not None:
-        arguments = with_class_names(find_models(others, opening), data, options.data.limit)
+        arguments = with_class_names(find_models(others, opening), data, options.data.limit, "--test")
     running = (RunningModel(argument, options.run, options.fit, log, probed) for argument in arguments)
-    rows = [predicted[place] if place in predicted else next(running) for place in range(len(texts))]
+    rows: list[Model] = []
+    for place in range(len(texts)):
+        if place in predicted:
+            rows.append(predicted[place])
+        else:
+            rows.append(next(running))
     names = [row.name for row in rows]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -126,27 +133,59 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
     return rows
 
 
+def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions, log: Log) -> RunningModel:
+    """Return the row of the one checkpoint that is to be calibrated.
+
+    Raises:
+        UsageError: it is no single checkpoint.
+        InputError: what is wrong with the file.
+    """
+    _, refs = split_model(text)
+    if len(refs) > 1:
+        raise UsageError(f"calibrate writes a checkpoint, and {text} is none", hint="fuse the members first")
+    if is_predictions(refs[0]):
+        raise UsageError(f"calibrate writes a checkpoint, and {text} is a predictions file", hint="give the model")
+    (argument,) = find_models([text], opening)
+    if not argument.sources:
+        raise UsageError(f"calibrate writes a checkpoint, and {text} is an exported file", hint="give the model")
+    if options.data.val is not None:
+        (argument,) = with_class_names([argument], options.data.val, options.data.limit, "--val")
+    elif options.data.train is not None:
+        (argument,) = with_class_names([argument], options.data.train, options.data.limit, "--train")
+    row = RunningModel(argument, options.run, options.fit, log, None)
+    for path in options.reuse:
+        _reuse(PredictedModel(path, read_predictions(path)), [row])
+    return row
+
+
 def _reuse(file: PredictedModel, rows: Sequence[Model]) -> None:
     """Give predictions to the rows that they are of."""
-    alike = [row for row in rows if isinstance(row, RunningModel) and row.sha256 == file.sha256]
-    of = [row for row in alike if row.cascade == file.cascade]
-    if not of:
+    same_model: list[RunningModel] = []
+    for row in rows:
+        if not isinstance(row, RunningModel):
+            continue
+        if row.sha256 == file.sha256 and row.cascade == file.cascade:
+            same_model.append(row)
+    if not same_model:
         raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
-    for row in of:
+    for row in same_model:
         row.reused.append(file)
 
 
-def _classes_of_fit(
+def _classes_of_training_data(
     model: ModelArgument, options: DataOptions, labels: Sequence[str] | None
 ) -> tuple[list[str] | None, int]:
     """Names, if any, and number of the classes of a probe: those of ``--labels``, else of the training data."""
-    assert options.fit is not None  # the settings hold it
+    assert options.train is not None  # the settings hold it
     reads = {model.name: model.sources[0].description.reads}
-    how: dict[str, Any] = {"option": "--fit", "limit": options.limit, "seed": options.seed, "reads": reads}
-    data = open_data(options.fit, labels=labels, need_labels=True, **how)
+    how: dict[str, Any] = {"option": "--train", "limit": options.limit, "seed": options.seed, "reads": reads}
+    data = open_data(options.train, labels=labels, need_labels=True, **how)
     assert data.labels is not None
     names = data.label_names
-    count = len(names) if names is not None else int(data.labels.max()) + 1
+    if names is not None:
+        count = len(names)
+    else:
+        count = int(data.labels.max()) + 1
     if count < 2:
         raise InputError(f"{data.where} has one class", hint="a probe tells classes apart: give more of them")
     return names, count
@@ -182,5 +221,5 @@ def _predicted(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log)
     if len(parts) == 1:
         return PredictedModel(name, parts[0])
     row = PredictedModel(name, Concatenated(parts))
-    warn_of_left_out(name, [part.model for part in parts], fit, log, "of one model alone")
+    warn_of_left_out(name, [part.model.to_json() for part in parts], fit, log, "of one model alone")
     return row

@@ -11,7 +11,7 @@ from typing import Protocol
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
-from hydractl.data.overlap import APART, GivenSet, compare_sets, without_training_data
+from hydractl.data.overlap import SETS_APART_HINT, GivenSet, compare_sets, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
@@ -23,7 +23,7 @@ from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
 from hydractl.model.matching import label_differences
 
-ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
+ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,15 @@ class Classifier(Protocol):
 
 def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
     """Return an opened data set in its role; labels of OOD data are left alone."""
+    labels = None
+    if role in (ID, VAL, CORRUPTION, TRAIN):
+        labels = dataset.labels
     return EvalSet(
         name=name,
         role=role,
         group=group,
         ids=dataset.ids,
-        labels=dataset.labels if role in (ID, VAL, CORRUPTION, FIT) else None,
+        labels=labels,
         fingerprint=dataset.fingerprint(),
         spec=dataset.spec,
         dataset=dataset,
@@ -105,14 +108,31 @@ class OpenedSets:
 def open_sets(options: DataOptions, models: Sequence[Classifier]) -> OpenedSets:
     """Open every data set of the command.
 
-    Where only prediction files are measured and ``--data`` is not given, the test sets are those of the first file.
+    Where only prediction files are measured and ``--test`` is not given, the test sets are those of the first file.
 
     Raises:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
     opening = _Opening(options, models)
-    opened = OpenedSets(models[0].stored_sets() if options.data is None else opening.test_sets(options.data))
-    training = None if options.fit is None else opening.labelled(options.fit, option="--fit")
+    tests = models[0].stored_sets() if options.test is None else opening.test_sets(options.test)
+    return _with_fitted_sets(tests, opening, options, models)
+
+
+def open_fitted_sets(options: DataOptions, model: Classifier) -> OpenedSets:
+    """Open the data sets of a command that tests nothing: those that something is fitted to or chosen on.
+
+    Raises:
+        UsageError, InputError: as :func:`open_sets` does.
+    """
+    return _with_fitted_sets([], _Opening(options, [model]), options, [model])
+
+
+def _with_fitted_sets(
+    tests: Sequence[EvalSet], opening: _Opening, options: DataOptions, models: Sequence[Classifier]
+) -> OpenedSets:
+    """Return the test sets, and behind them those that something is fitted to or chosen on, all checked."""
+    opened = OpenedSets(list(tests))
+    training = None if options.train is None else opening.labelled(options.train, option="--train")
     validation = None
     if options.val is not None:
         opened_val = opening.labelled(options.val, option="--val", need_labels=True)
@@ -121,7 +141,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> OpenedSets:
         opened.sets.append(validation_set)
     opened.sets += opening.ood_validation_sets(validation)
     if training is not None:
-        opened.sets.append(_eval_set("fit", FIT, training))
+        opened.sets.append(_eval_set("train", TRAIN, training))
     opened.warnings += _check_apart(opened.sets, options.allow_seen)
     for dataset in opened.sets:
         _check_classes(dataset, models[0])
@@ -150,7 +170,7 @@ class _Opening:
     def test_sets(self, spec: str) -> list[EvalSet]:
         """Open the ID test data and the OOD test sets, and make the corrupted ones."""
         options = self._options
-        inside = self.labelled(spec)
+        inside = self.labelled(spec, option="--test")
         sets = [_eval_set("id", ID, inside)]
         for name, group, ood_spec in options.ood:
             sets.append(_eval_set(name, OOD, self._outside(ood_spec, option=f"--ood {name}"), group))
@@ -163,13 +183,13 @@ class _Opening:
     def ood_validation_sets(self, validation: Dataset | None) -> list[EvalSet]:
         """Open the OOD validation sets, or make them of the ID validation data."""
         sets = []
-        for name, _, spec in self._options.val_ood:
-            option = f"--val-ood {name}"
+        for name, _, spec in self._options.ood_val:
+            option = f"--ood-val {name}"
             if spec == AUTO and validation is not None:
                 outside: Dataset = PseudoOod(validation, AUTO, self._options.seed, option)
             else:
                 outside = self._outside(spec, option=option)
-            sets.append(_eval_set(name, VAL_OOD, outside))
+            sets.append(_eval_set(name, OOD_VAL, outside))
         return sets
 
 
@@ -180,9 +200,9 @@ def _validation_set(validation: Dataset, training: Dataset | None, notes: list[s
     """
     if training is None:
         return _eval_set("val", VAL, validation)
-    remaining = without_training_data(GivenSet("--val", validation), GivenSet("--fit", training))
+    remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
     if remaining.left_out:
-        notes.append(remaining.words("--val", "--fit"))
+        notes.append(remaining.words("--val", "--train"))
     return replace(_eval_set("val", VAL, remaining.dataset), left_out=remaining.left_out)
 
 
@@ -196,7 +216,7 @@ def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
     return [dataset for dataset in sets if dataset.role == role]
 
 
-_OPTIONS = {ID: "--data", VAL: "--val", FIT: "--fit"}
+_OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train"}
 
 
 def option_of(dataset: EvalSet) -> str:
@@ -216,13 +236,13 @@ def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
         InputError: naming every such pair.
     """
     problems = _same_sets(sets, allow_seen)
-    fitted = [dataset for dataset in sets if dataset.role in (VAL, VAL_OOD, FIT)]
+    fitted = [dataset for dataset in sets if dataset.role in (VAL, OOD_VAL, TRAIN)]
     overlaps = [compare_sets(_given_sets(fitted)), compare_sets(_given_sets(tested(sets)))]
     for overlap in overlaps:
         problems += overlap.problems
     if problems:
         problems = list(dict.fromkeys(problems))
-        raise InputError(problems[0], hint=APART, problems=problems[1:])
+        raise InputError(problems[0], hint=SETS_APART_HINT, problems=problems[1:])
     warnings = []
     for overlap in overlaps:
         warnings += overlap.warnings
@@ -231,12 +251,14 @@ def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
 
 def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
     """Name the OOD sets that are the ID test data, and the validation sets that are test data."""
+    if not tested(sets):
+        return []
     problems = []
     inside = sets[0]
     for dataset in sets[1:]:
         if dataset.role == OOD and _is_same(dataset, inside):
             problems.append(f"{option_of(dataset)} and {option_of(inside)} are the same samples")
-        if dataset.role not in (VAL, VAL_OOD) or allow_seen:
+        if dataset.role not in (VAL, OOD_VAL) or allow_seen:
             continue
         for other in tested(sets):
             if _is_same(dataset, other):
@@ -271,7 +293,8 @@ def _label_map(path: str | None) -> Mapping[str, str]:
     if path is None:
         return {}
     names = read_json_file(path)
-    if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
+    is_map = isinstance(names, dict) and all(isinstance(value, str) for value in names.values())
+    if not is_map:
         raise InputError(f"{path} is not a JSON object from name to name")
     return names
 
@@ -337,17 +360,17 @@ def _seen_error(problems: Sequence[str]) -> InputError:
 
 def _fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
     """Return the sets that this command chooses on and fits to."""
-    return [*of_role(sets, VAL), *of_role(sets, VAL_OOD), *of_role(sets, FIT)]
+    return [*of_role(sets, VAL), *of_role(sets, OOD_VAL), *of_role(sets, TRAIN)]
 
 
-def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
-    """Return the entries for what this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
+def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
+    """Return the entries for what a verb fits on, as :mod:`hydractl.files.fingerprints` notes it."""
     entries = []
     for dataset in _fitted_sets(sets):
         if dataset.dataset is None:
             continue
-        use = "train" if dataset.role == FIT else dataset.role
-        entries += [entry("eval", use, origin) for origin in dataset.dataset.origins()]
+        use = "train" if dataset.role == TRAIN else dataset.role
+        entries += [entry(verb, use, origin) for origin in dataset.dataset.origins()]
     return entries
 
 

@@ -26,7 +26,7 @@ from hydractl.exports.program import Refused, check_payload, check_program
 from hydractl.files.header import MAX_TENSORS
 from hydractl.jsonio import parse_json, shown
 
-_HINT = "export its checkpoint again: hydractl fuse FILE.st --export pt2"
+_HINT = "export its checkpoint again: hydractl export FILE.st --format pt2"
 _MOST_BYTES = 1 << 26
 """Of a document of the archive: the graph of a model of 1,000 blocks has a tenth of it."""
 _MOST_ENTRIES = MAX_TENSORS

@@ -11,6 +11,7 @@ import torch
 
 from hydractl.data import batches
 from hydractl.data.base import Dataset
+from hydractl.files.export_answer import RoundedFigures, RoundedOnData
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood import auroc, curve_of
@@ -34,49 +35,6 @@ class SetAnswers(NamedTuple):
 
 Answers = list[SetAnswers]
 """Those to each data set, ID first."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What answers are worth: the accuracy, and by OOD set the AUROC, None where it cannot be told."""
-
-    accuracy: float
-    auroc: Mapping[str, float | None]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the figures as a document."""
-        return {"accuracy": self.accuracy, "auroc": dict(self.auroc)}
-
-
-@dataclass(frozen=True)
-class DataComparison:
-    """The answers of a model and of a file, compared.
-
-    Attributes:
-        data: the fingerprint of the ID data.
-        samples: their number.
-        score: the OOD score that was taken.
-        agreement: the share of ID samples of the same predicted class.
-        before, after: of the model, and of the file.
-    """
-
-    data: str
-    samples: int
-    score: str
-    agreement: float
-    before: Figures
-    after: Figures
-
-    def to_json(self) -> dict[str, object]:
-        """Return the comparison as a document."""
-        return {
-            "data": self.data,
-            "n": self.samples,
-            "score": self.score,
-            "agreement": self.agreement,
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
-        }
 
 
 @dataclass(frozen=True)
@@ -122,26 +80,26 @@ class CheckData:
                 answers.append(SetAnswers(predicted, scores))
         return answers
 
-    def compared(self, model: HydraModel, before: Answers, after: Answers) -> DataComparison:
+    def compared(self, model: HydraModel, before: Answers, after: Answers) -> RoundedOnData:
         """Compare the answers of a model before and after."""
         same = before[0].predicted == after[0].predicted
-        return DataComparison(
+        return RoundedOnData(
             data=self.inside.fingerprint(),
-            samples=len(self.inside),
+            n=len(self.inside),
             score=score_of(model),
             agreement=float(same.mean()),
             before=self._figures(before),
             after=self._figures(after),
         )
 
-    def _figures(self, answers: Answers) -> Figures:
+    def _figures(self, answers: Answers) -> RoundedFigures:
         inside, *outside = answers
         aurocs: dict[str, float | None] = {}
         for name, ood_answers in zip(self.outside, outside, strict=True):
             curve = curve_of(inside.scores, ood_answers.scores)
             aurocs[name] = None if curve is None else auroc(curve)
         correct = inside.predicted == self.inside.labels
-        return Figures(accuracy=float(correct.mean()), auroc=aurocs)
+        return RoundedFigures(accuracy=float(correct.mean()), auroc=aurocs)
 
 
 def score_of(model: HydraModel) -> str:

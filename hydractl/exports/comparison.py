@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -13,37 +12,10 @@ from hydractl.errors import HydraError
 from hydractl.exports.formats import Runner
 from hydractl.exports.graph import OUTPUTS, Expectation, NamedTensors
 from hydractl.families.reading import first_line
+from hydractl.files.export_answer import ExportCheck
 
 TOLERANCE = 1e-4
 """Largest allowed difference of logits and of probabilities, times max(1, largest logit)."""
-
-
-@dataclass(frozen=True)
-class OutputComparison:
-    """What the check of a file has found.
-
-    Attributes:
-        runtime: what ran it.
-        inputs: the shapes of the inputs that it ran on.
-        max_abs: the largest difference of each output.
-        max_abs_logit: the largest logit of the model.
-        tolerance: the largest difference that is allowed; None where a format rounds weights.
-    """
-
-    runtime: str
-    inputs: Sequence[Mapping[str, Sequence[int]]]
-    max_abs: Mapping[str, float]
-    max_abs_logit: float
-    tolerance: float | None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the check as a document."""
-        document: dict[str, object] = {"runtime": self.runtime, "inputs": list(self.inputs)}
-        for name, difference in self.max_abs.items():
-            document[f"{name}_max_abs"] = _three_digits(difference)
-        document["max_abs_logit"] = _three_digits(self.max_abs_logit)
-        document["tolerance"] = None if self.tolerance is None else _three_digits(self.tolerance)
-        return document
 
 
 def _three_digits(number: float) -> float:
@@ -52,7 +24,7 @@ def _three_digits(number: float) -> float:
 
 def compare_with_model(
     path: Path, run: Runner, runtime: str, expected: Sequence[Expectation], *, exact: bool
-) -> OutputComparison:
+) -> ExportCheck:
     """Run a file and compare it with its model.
 
     Args:
@@ -84,12 +56,13 @@ def compare_with_model(
                 by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
                 raise _failed(path, f"in {runtime}, {name} on {size} {by_how_much}")
             worst[name] = max(worst[name], difference)
-    return OutputComparison(
+    return ExportCheck(
         runtime=runtime,
         inputs=[_shapes_of(expectation.inputs) for expectation in expected],
-        max_abs=worst,
-        max_abs_logit=largest_logit,
-        tolerance=allowed if exact else None,
+        probabilities_max_abs=_three_digits(worst["probabilities"]),
+        member_logits_max_abs=_three_digits(worst["member_logits"]),
+        max_abs_logit=_three_digits(largest_logit),
+        tolerance=_three_digits(allowed) if exact else None,
     )
 
 

@@ -217,7 +217,7 @@ class OnnxInt8(Onnx):
 
 
 FORMATS: dict[str, Format] = {"onnx": Onnx(), "onnx-int8": OnnxInt8(), "pt2": Pt2()}
-"""The formats by the names of ``--export``."""
+"""The formats by the names of ``--format``."""
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:

@@ -57,7 +57,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     assert kind is not None
     with refused_as(f"cannot read {path}"):
         metadata = FORMATS[kind].metadata(path)
-    hint = f"write it with fuse --export {kind}, of this version"
+    hint = f"write it with export --format {kind}, of this version"
     if not metadata.keys() >= set(_NEEDED):
         raise InputError(f"{path} does not say what it is made of", hint=hint)
     problems = _metadata_problems(metadata, path)

@@ -18,7 +18,7 @@ from hydractl.jsonio import shown
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_HINT = "export its checkpoint again: hydractl fuse FILE.st --export onnx"
+_HINT = "export its checkpoint again: hydractl export FILE.st --format onnx"
 _DOMAINS = ("", "ai.onnx")
 """Domains of ONNX's own operators; those of others come from libraries."""
 _KEYS = ("location", "offset", "length", "checksum")

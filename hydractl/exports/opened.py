@@ -17,7 +17,7 @@ from hydractl.exports.graph import NamedTensors, named_inputs
 from hydractl.exports.metadata import read_metadata
 from hydractl.families import get_family
 from hydractl.families.base import ModelFamily
-from hydractl.families.library_json import Preprocessing
+from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import first_line, refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.model.source import Source, split_model
@@ -53,7 +53,7 @@ class ExportedModel(nn.Module):
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file of ``fuse --export`` as a MODEL argument, not yet loaded.
+    """A file of ``export`` as a MODEL argument, not yet loaded.
 
     Attributes:
         name: the name given, else that of the file.

@@ -1,17 +1,16 @@
-"""``fuse --export``: files that run a model without hydractl, each checked against the model when it is written."""
+"""``export``: files that run a model without hydractl, each checked against the model when it is written."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.exports.checking import Answers, CheckData
 from hydractl.exports.comparison import compare_with_model
-from hydractl.exports.formats import FORMATS, WeightsFile, kind_of, relocated
+from hydractl.exports.formats import FORMATS, WeightsFile, relocated
 from hydractl.exports.graph import Expectation, Graph, expectations, traced
 from hydractl.exports.metadata import metadata_of
 from hydractl.exports.opened import ExportedModel
@@ -19,6 +18,7 @@ from hydractl.families import classes_of
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, sha256_file
 from hydractl.files.description import Description
+from hydractl.files.export_answer import ExportCheck, ExportedFileRecord
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.threshold import stored_score
@@ -49,12 +49,10 @@ class Target:
             return [self.path]
         return [self.data, self.path]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the planned export as JSON, before it is written."""
-        document = {"format": self.kind, "path": str(self.path)}
-        if self.data is not None:
-            document["data"] = str(self.data)
-        return document
+    def planned(self) -> ExportedFileRecord:
+        """Return what an answer says of the file before it is written."""
+        data = None if self.data is None else str(self.data)
+        return ExportedFileRecord(format=self.kind, path=str(self.path), data=data)
 
 
 def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> list[Target]:
@@ -70,20 +68,18 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         UsageError: for libraries that are not installed, a zero-shot model whose classes have no names, and a
             checkpoint with an OOD score on features.
     """
-    if not kinds:
-        return []
     for kind in kinds:
         FORMATS[kind].require()
     if classes_of(description) is None and not description.labels:
         raise UsageError(
-            f"--export: {description.arch} has no classes of its own, and a file needs them",
+            f"{description.arch} has no classes of its own, and an exported file needs them",
             hint="name them: --labels FILE",
         )
     score = stored_score(description.extra)
     if score in ON_FEATURES:
         raise UsageError(
-            f"--export: the OOD score {score} of this checkpoint is taken of features, which a file cannot give",
-            hint="export the checkpoint as it was before eval --calibrated, or with a score on logits",
+            f"the OOD score {score} of this checkpoint is taken of features, which an exported file cannot give",
+            hint="export the checkpoint as it was before calibrate, or with a score on logits",
         )
     weights = sum(tensors.info(name).numel for name in tensors.names())
     return [_target(kind, stem, weights) for kind in kinds]
@@ -101,26 +97,11 @@ def _target(kind: str, stem: Path, weights: int) -> Target:
     path = stem.with_name(f"{stem.name}{export_format.ending}")
     fits = export_format.bytes_per_weight * weights <= MOST_IN_ONE_FILE
     if kind == "onnx-int8" and not fits:
-        raise UsageError(f"--export {kind}: {weights:,} weights do not fit into one file", hint="--export onnx")
+        raise UsageError(f"--format {kind}: {weights:,} weights do not fit into one file", hint="--format onnx")
     data = None
     if export_format.has_weights_beside and not fits:
         data = path.with_name(f"{path.name}.data")
     return Target(kind, path, data)
-
-
-def stem_beside(path: Path, kinds: Sequence[str]) -> Path:
-    """Return the path of a fused checkpoint without its ending; where nothing is exported beside it, any will do.
-
-    Raises:
-        UsageError: for the ending of an exported file.
-    """
-    kind = kind_of(path)
-    if kinds and kind is not None:
-        raise UsageError(
-            f"--output {path}: the fused checkpoint is no {kind} file",
-            hint=f"-o {str(path).removesuffix(FORMATS[kind].ending)}.st writes {path} beside it",
-        )
-    return path.with_name(path.name.removesuffix(".st"))
 
 
 @contextlib.contextmanager
@@ -170,7 +151,7 @@ class Claim:
         seed: int,
         log: Log,
         data: CheckData | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[ExportedFileRecord]:
         """Write every file under its temporary name and check it.
 
         Args:
@@ -187,8 +168,6 @@ class Claim:
         Raises:
             HydraError: where a file does not run, or differs from the model.
         """
-        if not self._targets:
-            return []
         model = build()
         if model.cascade is not None:
             log.warn("in an exported file all members run for all samples: a graph has no cascade")
@@ -209,20 +188,19 @@ class Claim:
                 check = self._check(target, reference, log)
                 self._settle(target)
                 size = sum(self._outputs[file].temporary.stat().st_size for file in target.files)
-                written.append(
-                    {
-                        **target.to_json(),
-                        "bytes": size,
-                        "sha256": sha256_file(self._outputs[target.path].temporary),
-                        "inputs": graph.inputs(),
-                        "check": check,
-                    }
+                record = replace(
+                    target.planned(),
+                    bytes=size,
+                    sha256=sha256_file(self._outputs[target.path].temporary),
+                    inputs=graph.inputs(),
+                    check=check,
                 )
+                written.append(record)
                 progress.advance()
         return written
 
-    def _check(self, target: Target, reference: _Reference, log: Log) -> dict[str, object]:
-        """Run a written file, compare it with its model, and return the result as a document.
+    def _check(self, target: Target, reference: _Reference, log: Log) -> ExportCheck:
+        """Run a written file, and compare it with its model.
 
         Raises:
             HydraError: where it does not run, or differs from the model.
@@ -230,14 +208,13 @@ class Claim:
         exact = FORMATS[target.kind].exact
         run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
         check = compare_with_model(target.path, run, runtime, reference.expected, exact=exact)
-        document = check.to_json()
         if reference.data is not None and not exact:
             model = reference.model
             rounded = ExportedModel(run, model.family, model.description.preprocess)
             answers = reference.data.measure(model, rounded.member_logits, log)
-            document["on_data"] = reference.data.compared(model, reference.answers, answers).to_json()
+            check = replace(check, on_data=reference.data.compared(model, reference.answers, answers))
         log.detail(f"{target.path}: {runtime} runs it as the model does")
-        return document
+        return check
 
     def _fill(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
         """Write the files of one target under their temporary names, by which they also find each other."""

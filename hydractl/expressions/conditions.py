@@ -12,7 +12,7 @@ _REQUIREMENT = re.compile(
     r"(?:(?P<row>.+):)?(?P<key>[^\s:<>=!]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<value>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)",
     re.IGNORECASE,
 )
-_CONSTRAINT = re.compile(r"([a-z]+)\s*>=\s*(?:(-?[\d.]+)|(base)(?:\s*-\s*([\d.]+))?)")
+_CONSTRAINT = re.compile(r"(?P<key>[a-z]+)\s*>=\s*(?:(?P<number>-?[\d.]+)|(?P<base>base)(?:\s*-\s*(?P<below>[\d.]+))?)")
 
 
 class Requirement(NamedTuple):
@@ -33,8 +33,9 @@ class Requirement(NamedTuple):
     value: float
 
     def holds(self, measured: float) -> bool:
-        """Whether a measured value meets the requirement."""
-        return bool(_COMPARE[self.sign](measured, self.value))
+        """Return whether a measured value meets the requirement."""
+        compare = _COMPARE[self.sign]
+        return bool(compare(measured, self.value))
 
 
 def parse_requirement(text: str) -> Requirement:
@@ -42,7 +43,8 @@ def parse_requirement(text: str) -> Requirement:
     match = _REQUIREMENT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"must be [NAME:]KEY>=NUMBER (or <=, >, <, ==), not {text!r}")
-    return Requirement(text.strip(), match["row"], match["key"], match["sign"], float(match["value"]))
+    value = float(match["value"])
+    return Requirement(text.strip(), match["row"], match["key"], match["sign"], value)
 
 
 class Constraint(NamedTuple):
@@ -60,9 +62,16 @@ class Constraint(NamedTuple):
 
 
 def parse_constraint(text: str) -> Constraint:
-    """Read ``KEY>=NUMBER`` or ``KEY>=base-NUMBER``."""
+    """Read ``KEY>=NUMBER``, ``KEY>=base`` or ``KEY>=base-NUMBER``."""
+    problem = f"must be KEY>=NUMBER or KEY>=base-NUMBER, not {text!r}"
+    match = _CONSTRAINT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(problem)
+    below_base = match["base"] is not None
+    number = match["number"]
+    if below_base:
+        number = match["below"] or "0"
     try:
-        key, number, base, below = _CONSTRAINT.fullmatch(text.strip()).groups()  # type: ignore[union-attr]
-        return Constraint(key, Fraction((below or "0") if base else number), base is not None)
-    except (AttributeError, ValueError):
-        raise ValueError(f"must be KEY>=NUMBER or KEY>=base-NUMBER, not {text!r}") from None
+        return Constraint(match["key"], Fraction(number), below_base)
+    except ValueError:  # of dots alone, or several of them
+        raise ValueError(problem) from None

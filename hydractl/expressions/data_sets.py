@@ -11,8 +11,21 @@ OOD_SUITES = ("openood-imagenet", "openood-imagenet200", "openood-cifar100", "op
 """Names of ``--ood-suite``; ``hydractl.data.suites`` lists the contents of each."""
 
 CORRUPTIONS = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
 )
 """Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
 
@@ -31,13 +44,14 @@ PHOTOGRAPHS = "{}; those of ImageNet-C are ImageNet-C/create_c/frost*.* of https
 
 
 def setting_value(text: str) -> str:
-    """A value as it stands in the query of a SPEC."""
+    """Return a value as it stands in the query of a SPEC."""
     return text.replace("%", "%25").replace("&", "%26")
 
 
 def with_setting(spec: str, setting: str) -> str:
-    """A SPEC of data with one more ``key=value`` in its query."""
-    return f"{spec}{'&' if '?' in spec else '?'}{setting}"
+    """Return a SPEC of data with one more ``key=value`` in its query."""
+    separator = "&" if "?" in spec else "?"
+    return f"{spec}{separator}{setting}"
 
 
 class OodSet(NamedTuple):
@@ -56,17 +70,21 @@ class OodSet(NamedTuple):
 
 def parse_ood_set(text: str) -> OodSet:
     """Read ``NAME[:near|far]=SPEC``."""
-    left, equals, spec = text.partition("=")
+    left, _, right = text.partition("=")
     name, colon, group = left.partition(":")
-    named = _SET_NAME.fullmatch(name) and (not colon or group in ("near", "far"))
-    if not equals or not spec.strip() or not named:
+    spec = right.strip()
+    has_name = _SET_NAME.fullmatch(name) is not None
+    has_wrong_group = bool(colon) and group not in ("near", "far")
+    if not has_name or not spec or has_wrong_group:
         raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
-    return OodSet(name, group or None, spec.strip())
+    return OodSet(name, group or None, spec)
 
 
-def parse_val_ood(text: str) -> OodSet:
+def parse_ood_val(text: str) -> OodSet:
     """Read ``NAME=SPEC``, or ``auto`` alone."""
-    return OodSet(AUTO, None, AUTO) if text == AUTO else parse_ood_set(text)
+    if text == AUTO:
+        return OodSet(AUTO, None, AUTO)
+    return parse_ood_set(text)
 
 
 class SuiteChoice(NamedTuple):
@@ -90,7 +108,9 @@ def parse_ood_suite(text: str) -> SuiteChoice:
     name, colon, rest = text.strip().partition(":")
     if name not in OOD_SUITES:
         raise ValueError(f"must be one of {', '.join(OOD_SUITES)}, not {name!r}")
-    words = [word.strip() for word in rest.split(",")] if colon else []
+    words = []
+    if colon:
+        words = [word.strip() for word in rest.split(",")]
     if not all(words):
         raise ValueError(f"has an empty name of a set in {text!r}")
     twice = sorted({word for word in words if words.count(word) > 1})

@@ -25,12 +25,17 @@ class ScoreChoice(NamedTuple):
 
 def parse_ood_score(text: str) -> ScoreChoice:
     """Read ``NAME,...``, ``all`` or ``ROW=NAME``."""
-    row, equals, rest = text.rpartition("=")
-    names = tuple(name.strip() for name in rest.split(","))
-    known = (*SCORES, *ON_FEATURES, *(() if equals else (ALL_SCORES,)))
-    wrong = next((name for name in names if name not in known), None)
-    if wrong is not None:
-        raise ValueError(f"must be one of {', '.join(known)}, not {wrong!r}{did_you_mean(wrong, known)}")
-    if equals and (not row or len(names) > 1):
+    row, equals, listed = text.rpartition("=")
+    names = tuple(name.strip() for name in listed.split(","))
+    known = [*SCORES, *ON_FEATURES]
+    if not equals:
+        known.append(ALL_SCORES)
+    for name in names:
+        if name not in known:
+            choices = ", ".join(known)
+            raise ValueError(f"must be one of {choices}, not {name!r}{did_you_mean(name, known)}")
+    if not equals:
+        return ScoreChoice(None, names)
+    if not row or len(names) > 1:
         raise ValueError(f"must be NAME,... or ROW=NAME, not {text!r}")
-    return ScoreChoice(row if equals else None, names)
+    return ScoreChoice(row, names)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.library_json import LibraryConfig, Preprocessing, numbers_in, text_in
+from hydractl.families.config_json import LibraryConfig, Preprocessing, numbers_in, text_in
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import COMMON, HeadWeights
@@ -244,14 +244,16 @@ class AttentionLayout:
         table = tensors.get(f"{site.path}.{self.table}")
         if table is None or self.features:
             return table
-        return table.T
+        return table.T  # [R, heads] -> [heads, R]
 
     def _read_scale(self, tensors: Mapping[str, Tensor], site: Site) -> Tensor | None:
         """Read the logarithms of the factors of cosines, ``[heads, 1]``."""
         if not self.scale:
             return None
         scale = tensors.get(f"{site.path}.{self.scale}")
-        return None if scale is None else scale.flatten(1)
+        if scale is None:
+            return None
+        return scale.flatten(1)  # [heads, 1, 1] -> [heads, 1]
 
     def _read_common(self, tensors: Mapping[str, Tensor], site: Site) -> dict[str, Tensor]:
         """Read what belongs to no head, by the names of :attr:`HeadWeights.extra`."""
@@ -272,14 +274,15 @@ class AttentionLayout:
             if parts:
                 tensors[name] = self._outputs_first(torch.cat(parts))
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
-        tensors[out_weight] = self._outputs_first(weights.o.permute(1, 0, 2).flatten(1))
+        output = weights.o.permute(1, 0, 2).flatten(1)  # [heads, d_model, head_dim] -> [d_model, heads * head_dim]
+        tensors[out_weight] = self._outputs_first(output)
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
         if weights.table is not None:
             table = weights.table if self.features else weights.table.T
             tensors[f"{site.path}.{self.table}"] = table.contiguous()
         if weights.scale is not None:
-            tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]
+            tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]  # [heads, 1] -> [heads, 1, 1]
         for name, extra_name in self._common_names(site.path):
             if extra_name in weights.extra:
                 tensors[name] = weights.extra[extra_name]
@@ -328,7 +331,7 @@ class AttentionLayout:
 
 def _weight_and_bias(path: str, module: str) -> tuple[str, str]:
     """Return the names of a weight and a bias; behind a module that ends in an underscore they follow at once."""
-    start = f"{path}.{module}" if path and module else path or module
+    start = ".".join(filter(None, (path, module)))
     if not module.endswith("_"):
         start += "."
     return f"{start}weight", f"{start}bias"
@@ -388,6 +391,10 @@ class ModelFamily(ABC):
         Returns:
             The model, or the path of a checkpoint of hydractl where the name is that of one.
         """
+
+    def known_names(self) -> Sequence[str]:
+        """Return the names of models that the library knows; empty where any repository can be named."""
+        return ()
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return the ``NAME?OPTIONS`` of a model that the library's training script has made.
@@ -588,7 +595,9 @@ class ModelFamily(ABC):
             sites = self.sites(small)
         except InputError:  # the library builds no such model
             return None
-        return small if sites == wanted else None
+        if sites != wanted:
+            return None
+        return small
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Return the configuration of the same model with a share of its width, of its heads and of its MLPs.
@@ -645,6 +654,9 @@ def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, k
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
     """Return the tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
-    inside = f"{site.path}."
-    inside_names = [name for name in names if name.startswith(inside)]
-    return [name for name in inside_names if family.part(name, sites) == "attention"]
+    start = f"{site.path}."
+    of_heads = []
+    for name in names:
+        if name.startswith(start) and family.part(name, sites) == "attention":
+            of_heads.append(name)
+    return of_heads

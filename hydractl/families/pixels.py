@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from hydractl.errors import InputError
-from hydractl.families.library_json import Preprocessing
+from hydractl.families.config_json import Preprocessing, is_whole_number
 from hydractl.jsonio import shown
 
 if TYPE_CHECKING:
@@ -49,13 +49,12 @@ def image_of(sample: Any) -> Image.Image:
     import numpy as np
 
     pixels = _channels_last(sample)
-    has_numbers = pixels.dtype.kind == "f" and pixels.size > 0
-    if has_numbers and pixels.min() >= 0 and pixels.max() <= 1:
+    is_of_floats = pixels.dtype.kind == "f" and pixels.size > 0
+    if is_of_floats and pixels.min() >= 0 and pixels.max() <= 1:
         pixels = np.round(pixels * 255).astype(np.uint8)
     is_empty = 0 in pixels.shape
-    is_grey = pixels.ndim == 2
-    is_rgb = pixels.shape[2:] == (3,)
-    if pixels.dtype != np.uint8 or is_empty or not (is_grey or is_rgb):
+    has_known_channels = pixels.ndim == 2 or pixels.shape[2:] == (3,)
+    if pixels.dtype != np.uint8 or is_empty or not has_known_channels:
         raise InputError(
             f"an image of {pixels.dtype} {list(sample.shape)} cannot be read",
             hint="arrays are [height, width, 3] and tensors [3, height, width], of bytes or of numbers from 0 to 1 "
@@ -127,7 +126,7 @@ def mode_of(channels: int) -> str:
 
 def is_size(numbers: Sequence[Any]) -> bool:
     """Return whether these are whole numbers that an image can have as its size."""
-    return all(type(number) is int and 0 < number < LARGEST for number in numbers)
+    return all(is_whole_number(number, 1, LARGEST - 1) for number in numbers)
 
 
 def input_size(preprocess: Preprocessing) -> list[int]:
@@ -146,4 +145,5 @@ def random_pixels(size: Sequence[int], batch: int, seed: int) -> Tensor:
     """Draw standard normal pixels ``[batch, *size]``."""
     import torch
 
-    return torch.randn((batch, *size), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((batch, *size), generator=generator)

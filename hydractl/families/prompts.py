@@ -29,14 +29,16 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
             problems.append(f"prompt {template!r} has braces that are no place for the class name")
     if problems:
         hint = "write {label} where the name goes: 'A photo of a {label}.'"
-        raise UsageError(problems[0], hint=hint, problems=problems if len(problems) > 1 else ())
+        several = problems if len(problems) > 1 else ()
+        raise UsageError(problems[0], hint=hint, problems=several)
     if not labels or not templates:
         raise UsageError("prompts need class names and templates")
     texts = []
     for label in labels:
         for template in templates:
-            # Between the places, because a name may hold what looks like one.
-            texts.append(label.join(_PLACE.split(template)))
+            # The name goes between the pieces, because it may hold what looks like a place.
+            pieces = _PLACE.split(template)
+            texts.append(label.join(pieces))
     return texts
 
 
@@ -47,8 +49,9 @@ def mean_features(features: Tensor, prompts: int) -> Tensor:
         features: ``[classes * prompts, D]``.
         prompts: of each class.
     """
-    normalised = F.normalize(features, dim=-1).unflatten(0, (-1, prompts))  # [classes, prompts, D]
-    means = normalised.mean(dim=1)
+    normalised = F.normalize(features, dim=-1)
+    by_class = normalised.unflatten(0, (-1, prompts))  # [classes, prompts, D]
+    means = by_class.mean(dim=1)
     return means / means.norm(dim=1, keepdim=True)
 
 

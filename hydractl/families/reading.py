@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydractl.errors import HydraError, InputError, UsageError
-from hydractl.families.library_json import LibraryConfig
+from hydractl.families.config_json import LibraryConfig
 from hydractl.files.checkpoint import FileTensors, ShardedTensors
 from hydractl.files.header import PICKLES
 from hydractl.jsonio import canonical_json, parse_json, shown
@@ -117,7 +117,8 @@ def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
         return ShardedTensors(index)
     folder = weights.parent
     problem = f"{folder} has no {weights.name}"
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    pickles = [path.name for path in folder.iterdir() if path.suffix in PICKLES]
+    pickles.sort()
     if pickles:
         problem += f", but {', '.join(pickles[:3])}: pickles, which hydractl never opens"
     raise InputError(problem, hint=hint)

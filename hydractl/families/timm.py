@@ -32,7 +32,7 @@ from hydractl.families.base import (
     numbered_paths,
     seeded,
 )
-from hydractl.families.library_json import LibraryConfig, Preprocessing, object_or_empty
+from hydractl.families.config_json import LibraryConfig, Preprocessing, is_whole_number, object_or_empty
 from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels, stacked
 from hydractl.families.reading import (
     cached_by_config,
@@ -78,6 +78,13 @@ _NOT_THE_MODEL = {
 }
 
 
+_FILES = (
+    *("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit"),
+    *("swin_transformer", "swin_transformer_v2"),
+)
+"""Files of timm that define the models opened here, and few others."""
+
+
 class TimmViT(ModelFamily):
     """timm ``VisionTransformer`` and its subclasses."""
 
@@ -120,7 +127,7 @@ class TimmViT(ModelFamily):
         """Load ``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model."""
         options = dict(options)
         pretrained = options.pop("pretrained", True)
-        if not timm.is_model(name.split(".")[0]):
+        if not _is_known(name):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_near(name))
         if pretrained:
             hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
@@ -161,10 +168,17 @@ class TimmViT(ModelFamily):
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded
 
+    def known_names(self) -> Sequence[str]:
+        """Return the models of those files of timm whose classes have attention that is read here."""
+        names: list[str] = []
+        for file in _FILES:
+            names += timm.list_models(module=file)
+        return names
+
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return what ``train.py`` has made of ``--model``, ``--num-classes``, ``--model-kwargs`` and so on."""
         name = arguments.get("model")
-        if not isinstance(name, str) or not timm.is_model(name.split(".")[0]):
+        if not isinstance(name, str) or not _is_known(name):
             return None
         options = {
             "num_classes": arguments.get("num_classes"),
@@ -176,19 +190,21 @@ class TimmViT(ModelFamily):
             options |= model_arguments
         written = []
         for key, value in options.items():
-            if type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(f"{key}={value}"):
-                written.append(f"{key}={value}")
-        return f"{name}?{'&'.join(written)}" if written else name
+            option = f"{key}={value}"
+            if type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(option):
+                written.append(option)
+        if not written:
+            return name
+        return f"{name}?{'&'.join(written)}"
 
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
     ) -> Preprocessing:
         """Return what ``train.py`` has evaluated with, by timm's own rule; the input size is that of the model."""
         published = timm.get_pretrained_cfg(name)
+        defaults = {} if published is None else published.to_dict()
         with refused_as(f"timm cannot tell how {name} was evaluated in its training"):
-            resolved = timm.data.resolve_data_config(
-                dict(arguments), pretrained_cfg={} if published is None else published.to_dict()
-            )
+            resolved = timm.data.resolve_data_config(dict(arguments), pretrained_cfg=defaults)
         channels, _, _ = input_size(preprocess)
         return {
             **preprocess,
@@ -325,8 +341,11 @@ class TimmViT(ModelFamily):
         for site in self.sites(config):
             stage = site.path.split(".")[1]
             head_dims[stage] = site.head_dim
-        of_stages = {"num_heads": [heads] * len(head_dims), "head_dim": list(head_dims.values())}
-        small = _with_arguments(config, of_stages)
+        arguments = {
+            "num_heads": [heads] * len(head_dims),
+            "head_dim": list(head_dims.values()),
+        }
+        small = _with_arguments(config, arguments)
         return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
@@ -354,9 +373,16 @@ class TimmViT(ModelFamily):
         return _with_arguments(config, rates)
 
 
+def _is_known(name: str) -> bool:
+    """Return whether timm has a model of this name, which may have a tag behind a dot."""
+    architecture = name.split(".")[0]
+    return timm.is_model(architecture)
+
+
 def _with_arguments(config: LibraryConfig, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration with these arguments of the library's model."""
-    return {**config, "model_args": {**object_or_empty(config, "model_args"), **arguments}}
+    before = object_or_empty(config, "model_args")
+    return {**config, "model_args": {**before, **arguments}}
 
 
 def _with_classes_unnamed(section: Mapping[str, object], classes: int) -> dict[str, object]:
@@ -368,17 +394,21 @@ def _with_classes_unnamed(section: Mapping[str, object], classes: int) -> dict[s
 
 def timm_sites(model: Any) -> list[Site]:
     """List the sites of a model that :func:`check_timm_model` lets pass."""
+    sites = []
     if isinstance(model, _RELATIVE):
-        blocks = timm_relative.relative_blocks(model)
-        return [timm_relative.relative_site(f"{path}.attn", block.attn) for path, block in blocks.items()]
-    paths = numbered_paths("blocks", model.blocks)
-    return [timm_eva.rotary_site(f"{path}.attn", model.get_submodule(path).attn) for path in paths]
+        for path, block in timm_relative.relative_blocks(model).items():
+            sites.append(timm_relative.relative_site(f"{path}.attn", block.attn))
+        return sites
+    for path, block in zip(numbered_paths("blocks", model.blocks), model.blocks, strict=True):
+        sites.append(timm_eva.rotary_site(f"{path}.attn", block.attn))
+    return sites
 
 
 def _run(block: nn.Module, state: State) -> State:
     arguments = {}
-    if timm_relative.SHARED_TABLE in state.context:
-        arguments[timm_relative.SHARED_TABLE] = state.context[timm_relative.SHARED_TABLE]
+    shared_table = state.context.get(timm_relative.SHARED_TABLE)
+    if shared_table is not None:
+        arguments[timm_relative.SHARED_TABLE] = shared_table
     return State(block(state.hidden, **arguments), state.context)
 
 
@@ -460,9 +490,9 @@ def _check_depth(name: object, arguments: object) -> None:
     """Refuse blocks without end: each would be built before any is compared with the weights."""
     if not isinstance(arguments, Mapping):
         return
-    depths = arguments.get("depths", [arguments.get("depth", 1)])
+    depths = arguments.get("depths", [arguments.get("depth", 1)])  # of stages, or of a model without
     depth = depths
-    if isinstance(depths, list) and all(type(number) is int and number >= 0 for number in depths):
+    if isinstance(depths, list) and all(is_whole_number(number, 0) for number in depths):
         depth = sum(depths)
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
@@ -514,8 +544,8 @@ def _check_vit(model: Any, kind: str) -> None:
             )
     for name, _ in model.named_buffers():
         path, _, _ = name.rpartition(".")
-        is_stem_norm = path.startswith("patch_embed.") and isinstance(model.get_submodule(path), BatchNorm2d)
-        if not is_stem_norm:
+        is_in_stem = path.startswith("patch_embed.")
+        if not is_in_stem or not isinstance(model.get_submodule(path), BatchNorm2d):
             raise InputError(f"{kind} keeps buffers outside of the norms of its patch embedding")
 
 
@@ -541,10 +571,10 @@ def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
     """
     with quiet_logger("timm"):  # it warns of what is done below: one mean for all channels
         data_config = timm.data.resolve_model_data_config(model)
-    size = model.patch_embed.img_size or data_config["input_size"][1:]
+    height, width = model.patch_embed.img_size or data_config["input_size"][1:]
     channels = int(model.in_chans)
     settings = {key: data_config[key] for key in _PREPROCESS}
-    settings["input_size"] = [channels, int(size[0]), int(size[1])]
+    settings["input_size"] = [channels, int(height), int(width)]
     for key in ("mean", "std"):
         settings[key] = _for_each_channel(settings[key], channels, key, name)
     if crop is not None:
@@ -554,7 +584,8 @@ def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
 
 def _for_each_channel(values: Any, channels: int, key: str, name: str) -> list[float]:
     """Return a mean or deviation for every channel; their mean for all where there are as many as of another image."""
-    if not isinstance(values, (list, tuple)) or not values or not all(map(_is_pixel, values)):
+    is_sequence = isinstance(values, (list, tuple)) and len(values) > 0
+    if not is_sequence or not all(map(_is_pixel, values)):
         raise InputError(f"the configuration of {name} has the {key} {shown(values)}, no list of numbers")
     if len(values) == channels:
         return list(values)
@@ -568,7 +599,8 @@ def _is_pixel(value: Any) -> bool:
 
 def _labels(model: Any, config: LibraryConfig) -> list[str] | None:
     """Return the label names of the published configuration, else of the ImageNet subset that timm infers."""
-    names = config.get("label_names") or object_or_empty(config, "pretrained_cfg").get("label_names")
+    pretrained = object_or_empty(config, "pretrained_cfg")
+    names = config.get("label_names") or pretrained.get("label_names")
     if isinstance(names, Mapping):
         names = _in_order(names, model.num_classes)
     if isinstance(names, list):

@@ -68,7 +68,8 @@ class RotaryStandIn(nn.Module):
     def _rotary(self, rope: Tensor) -> Rotary:
         """Return the angles of all tokens: those of the prefix are not turned."""
         sin, cos = rope.chunk(2, dim=-1)
-        prefix_shape = (*cos.shape[:-2], self.prefix, cos.shape[-1])
+        *leading, _, width = cos.shape  # [..., T - prefix, head_dim]
+        prefix_shape = (*leading, self.prefix, width)
         prefix_sin = sin.new_zeros(prefix_shape)
         prefix_cos = cos.new_ones(prefix_shape)
         sin = torch.cat((prefix_sin, sin), dim=-2)
@@ -107,9 +108,12 @@ def _problem_of(model: Any) -> str | None:
     attentions = [block.attn for block in model.blocks]
     kinds = {type(attention) for attention in attentions}
     if not kinds <= {EvaAttention, AttentionRope}:
-        return f"its attention is {', '.join(sorted(kind.__name__ for kind in kinds))}"
-    if any(not isinstance(attention.norm, nn.Identity) for attention in attentions):
-        return f"its {type(attentions[0]).__name__} normalises across heads, so its heads cannot be separated"
+        names = sorted(kind.__name__ for kind in kinds)
+        return f"its attention is {', '.join(names)}"
+    for attention in attentions:
+        if not isinstance(attention.norm, nn.Identity):
+            name = type(attentions[0]).__name__
+            return f"its {name} normalises across heads, so its heads cannot be separated"
     if model.patch_drop is not None:
         return "it drops patches in training (patch_drop_rate)"
     return None
@@ -127,11 +131,12 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         hidden, rope = model._pos_embed(model.patch_embed(images))
         return State(model.norm_pre(hidden), {"rope": rope})
 
-    blocks: list[Callable[[State], State]]
-    if model.rope_mixed:
-        blocks = [partial(_run_by_index, index, block) for index, block in enumerate(model.blocks)]
-    else:
-        blocks = for_each(_run, model.blocks)
+    blocks: list[Callable[[State], State]] = []
+    for index, block in enumerate(model.blocks):
+        if model.rope_mixed:
+            blocks.append(partial(_run_by_index, index, block))
+        else:
+            blocks.append(partial(_run, block))
     tower = Stages(
         stem=stem,
         blocks=blocks,

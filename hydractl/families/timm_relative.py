@@ -94,7 +94,8 @@ def check_relative(model: Any) -> None:
     problem = None
     kinds = {type(block.attn) for block in relative_blocks(model).values()}
     if not kinds <= _KINDS.keys():
-        problem = f"its attention is {', '.join(sorted(kind.__name__ for kind in kinds))}"
+        names = sorted(kind.__name__ for kind in kinds)
+        problem = f"its attention is {', '.join(names)}"
     elif getattr(model, "dynamic_img_size", False):
         problem = "it makes its windows anew for every size of image (dynamic_img_size)"
     if problem is not None:

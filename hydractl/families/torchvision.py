@@ -24,7 +24,7 @@ from hydractl.families.base import (
     first_tokens,
     for_each,
 )
-from hydractl.families.library_json import LibraryConfig, Preprocessing
+from hydractl.families.config_json import LibraryConfig, Preprocessing, is_whole_number
 from hydractl.families.pixels import in_mode, input_size, random_pixels, stacked
 from hydractl.families.reading import cached_by_config, published_weights, read_config, refused_as, write_config
 from hydractl.families.torchvision_operators import declare_operators
@@ -70,7 +70,7 @@ class _Sizes:
         wrong = []
         for name in _SIZE_NAMES:
             size = config.get(name)
-            if type(size) is int and 0 < size <= _LARGEST_SIZE:
+            if is_whole_number(size, 1, _LARGEST_SIZE):
                 sizes[name] = size
             else:
                 wrong.append(name)
@@ -145,13 +145,19 @@ class TorchvisionViT(ModelFamily):
             labels=None,
         )
 
+    def known_names(self) -> Sequence[str]:
+        """Return the vision transformers of torchvision."""
+        return _NAMES
+
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return the model that the reference script has made of ``--model``; the data gave it its classes."""
         name = arguments.get("model")
         if name not in _NAMES:
             return None
         classifier = shapes.get("heads.head.weight")
-        return name if classifier is None else f"{name}?num_classes={classifier[0]}"
+        if classifier is None:
+            return name
+        return f"{name}?num_classes={classifier[0]}"
 
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing

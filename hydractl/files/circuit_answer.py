@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hydractl.files.model_records import ProvenanceRecord
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, needed
 
 
@@ -14,7 +15,7 @@ class SeenRecord(Record, form="Seen"):
     """One use of a data set by what is behind a file."""
 
     by: str = needed("The verb that used it.")
-    as_: str = needed("What it was used as: `id`, `ood`, `train`, `val`, `val_ood` or `calibration`.", key="as")
+    as_: str = needed("What it was used as: `id`, `ood`, `train`, `val`, `ood_val` or `calibration`.", key="as")
     data: str = needed("Fingerprint of the data set.")
     n: Count = needed("Number of its samples that were used.")
     hashes: str = needed("Base64 of the first six bytes of each sample's SHA-256, ascending, each once.")
@@ -35,7 +36,7 @@ class MaskRecord(Record, form="Mask"):
     schema: Literal["hydractl.mask/1"] = needed(SCHEMA_TEXT, "hydractl.mask/1")
     arch: str | None = described("Architecture of the model.")
     sites: Mapping[str, MaskSiteRecord] = needed("Every site of the model, by path.")
-    source: Mapping[str, Any] | None = described("Verb, inputs, settings, versions and seed it was made by.")
+    source: ProvenanceRecord | None = described("Verb, inputs, settings, versions and seed it was made by.")
     seen: Sequence[SeenRecord] | None = described("The samples that were seen in making it.")
 
 
@@ -48,7 +49,7 @@ class ScoresAnswer(Record, form="Scores"):
     method: str | None = described("The criterion.")
     sites: Mapping[str, Sequence[Number]] = needed("By site one number a head; null for one that is gone.")
     cahp: Mapping[str, Any] | None = described("Of this method how many heads to keep, and which.")
-    source: Mapping[str, Any] | None = described("Verb, inputs, settings, versions and seed they were made by.")
+    source: ProvenanceRecord | None = described("Verb, inputs, settings, versions and seed they were made by.")
     seen: Sequence[SeenRecord] | None = described("The samples that were seen in making them.")
 
 
@@ -63,7 +64,6 @@ class SearchCounts(Record, form="Measured"):
     nll: Count | None = described("Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = described("Summed Brier score, likewise.")
     score: float = needed("The objective as a number.")
-    mac_ratio: float | None = described("Mult-adds of the ensemble, fused, over those of the model with all its heads.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class SearchedGain(Record, form="Gain"):
     before: float = needed("Of the model that the search began with.")
     after: float = needed("After the last step.")
     corrected: float = needed("The share of wrongly ordered pairs of an ID and an OOD sample put right.")
-    low: bool | None = needed("Whether that is below what was seen to help; null of an ensemble.")
+    low: bool = needed("Whether that is below what was seen to help.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +119,23 @@ class CircuitAgreement(Record, form="Agreement"):
 class CircuitAnswer(Record, form="Circuit"):
     """An order in which heads are removed: nested masks for every budget up to its length, but for `headmap`."""
 
-    schema: Literal["hydractl.circuit/1"] = needed(SCHEMA_TEXT, "hydractl.circuit/1")
+    schema: Literal["hydractl.circuit/2"] = needed(SCHEMA_TEXT, "hydractl.circuit/2")
     arch: str | None = described("Architecture of the model.")
     objective: str | None = described("What each step maximises.")
-    ensemble_with: Sequence[str] | None = described(
-        "SHA-256 of the other members of the ensemble that the counts are of; without, of the circuit."
-    )
     algorithm: str | None = described("`greedy` or `headmap`.")
     approx: str | None = described("The approximation; null of an exact search.")
     ood_score: str | None = described("The OOD score whose AUROC counts.")
     budget: Count | None = described("How many heads were to be removed in all, or were, if it ended.")
     max_drop: float | None = described("The value of `--max-drop`.")
     subject_to: Sequence[str] | None = described("The constraints that every removal keeps.")
-    max_cost: float | None = described("The value of `--max-cost`.")
-    ended: Literal["max_drop", "max_cost", "subject_to"] | None = described("What ended it before the budget.")
+    ended: Literal["max_drop", "subject_to"] | None = described("What ended it before the budget.")
     loss_unit: float | None = described("The unit of `nll` and `brier`.")
     sites: Mapping[str, Count] | None = described("By site its number of heads.")
     base: SearchCounts | None = described("The counts before the first removal.")
     removed: Sequence[RemovalRecord] = needed("The removals in order.")
     gain: SearchedGain | None = described("What the OOD validation samples gained; with OOD data, but not headmap.")
     rounding: Sequence[UndecidedStep] | None = described("The steps whose winner led by less than rounding.")
-    source: Mapping[str, Any] | None = described("Verb, inputs, settings, versions and seed it was made by.")
+    source: ProvenanceRecord | None = described("Verb, inputs, settings, versions and seed it was made by.")
     tower: str | None = described("The tower that the search was kept to, of a model with two.")
     start_mask: MaskRecord | None = described("The heads that the search began with, where some were gone.")
     agreement: CircuitAgreement | None = described("How far it agrees with the circuit of `--check-against`.")

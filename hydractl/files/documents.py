@@ -87,8 +87,22 @@ def read_document(path: str, form: type[Form]) -> dict[str, Any]:
     Raises:
         InputError: it is another file, the answer of a dry run, or has not the form.
     """
-    document = read_json_file(path)
-    origin = "standard input" if path == "-" else path
+    document: dict[str, Any] = read_json_file(path)
+    check_document(document, "standard input" if path == "-" else path, form)
+    return document
+
+
+def check_document(document: Any, origin: str, form: type[Form]) -> None:
+    """Check that a document holds results of the verb whose form this is.
+
+    Args:
+        document: as read.
+        origin: where it was read from, for messages.
+        form: the form.
+
+    Raises:
+        InputError: as :func:`read_document` does.
+    """
     schema = schema_of(form)
     verb = schema.removeprefix("hydractl.").partition("/")[0]
     if not isinstance(document, dict) or document.get("schema") != schema:
@@ -97,7 +111,6 @@ def read_document(path: str, form: type[Form]) -> dict[str, Any]:
     if document.get("dry_run"):
         raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
     check(document, form, f"{origin} is no document that {verb} writes")
-    return document
 
 
 def _line(problem: ErrorDetails) -> str:

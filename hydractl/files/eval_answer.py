@@ -1,4 +1,4 @@
-"""The answer of an eval (``hydractl.eval/1``): the record that the verb builds and that every table and page reads."""
+"""The answer of an eval (``hydractl.eval/2``): the record that the verb builds and that every table and page reads."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from hydractl.files.records import (
     Sized,
     described,
     inline,
-    lists_differ,
     metrics_of,
     needed,
+    sparse,
 )
 from hydractl.jsonio import shown
 
-EVAL_SCHEMA: Literal["hydractl.eval/1"] = "hydractl.eval/1"
+EVAL_SCHEMA: Literal["hydractl.eval/2"] = "hydractl.eval/2"
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,20 @@ class OodDetection(Record, form="ByScore"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReliabilityCurve(Record, form="Reliability"):
+class CurveRecord(Record):
+    """Base of curves, whose lists belong together."""
+
+    @classmethod
+    def problem(cls, values: Mapping[str, Any]) -> str | None:
+        """Return that the lists differ in length, where they do; there is one more of `edges`."""
+        lengths = set()
+        for name, entries in values.items():
+            lengths.add(len(entries) - 1 if name == "edges" else len(entries))
+        return "has lists that differ in length" if len(lengths) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReliabilityCurve(CurveRecord, form="Reliability"):
     """A reliability diagram: bins of equal width, and Wilson intervals of their accuracy."""
 
     edges: Edges = needed("Edges of the bins of confidence, one more than there are bins.")
@@ -115,50 +128,30 @@ class ReliabilityCurve(Record, form="Reliability"):
     low: Sequence[Number] = needed("Lower end of the interval of the accuracy; null of an empty bin.")
     high: Sequence[Number] = needed("Upper end of the interval of the accuracy; null of an empty bin.")
 
-    @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return that the lists differ in length, where they do."""
-        return lists_differ(values)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RiskCoverageCurve(Record, form="RiskCoverage"):
+class RiskCoverageCurve(CurveRecord, form="RiskCoverage"):
     """Risk over coverage, by confidence."""
 
     coverage: Sequence[float] = needed("Shares of samples that are answered, ascending.")
     risk: Sequence[float] = needed("Share of wrong answers among them.")
 
-    @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return that the lists differ in length, where they do."""
-        return lists_differ(values)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RocCurve(Record, form="Roc"):
+class RocCurve(CurveRecord, form="Roc"):
     """The ROC curve of an OOD set."""
 
     fpr: Annotated[Sequence[float], Sized(1)] = needed("Shares of ID samples that are flagged.")
     tpr: Annotated[Sequence[float], Sized(1)] = needed("Shares of OOD samples that are flagged.")
 
-    @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return that the lists differ in length, where they do."""
-        return lists_differ(values)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreHistograms(Record, form="ScoreCounts"):
+class ScoreHistograms(CurveRecord, form="ScoreCounts"):
     """Histograms of OOD scores: `edges`, and by data set the number of samples in each bin."""
 
     edges: Edges = needed("Edges of the bins, one more than there are bins.")
     id: Sequence[Count] = needed("Number of ID samples in each bin.")
     ood: Mapping[str, Sequence[Count]] = inline()
-
-    @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return that the lists differ in length, where they do."""
-        return lists_differ(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,28 +198,28 @@ class EvalRow(Record, form="Row"):
     id: SampleMetrics = needed("Metrics of the ID data.")
     detection: OodDetection = inline(OodDetection)
     diversity: Mapping[str, MemberDiversity] = described("By data set how the members differ.", empty=dict)
-    scores: Mapping[str, OodDetection] | None = described("OOD metrics by each OOD score asked for.")
+    scores: Mapping[str, OodDetection] = sparse("OOD metrics by each OOD score asked for.", dict)
     members: Sequence[SampleMetrics] = described("Metrics of the ID data for each member alone.", empty=list)
     curves: EvalCurves = described("What the curves of a report are drawn from.", empty=EvalCurves)
     heads: Sequence[SiteHeadsRecord] = described("The heads at each site; empty where members differ.", empty=list)
     cost: CostRecord | None = described("The cost of one sample.")
-    training: Sequence[TrainingRecord] | None = described("The trainings that members came straight from.")
+    training: Sequence[TrainingRecord] = sparse("The trainings that members came straight from.", list)
     calibration: CalibrationRecord | None = described("The calibration that was applied.")
     threshold: MeasuredThreshold | None = described("The threshold and what it flags.")
-    corruptions: Mapping[str, Mapping[str, SeverityMetrics]] | None = described("By corruption and severity.")
-    corruption_avg: Mapping[str, SeverityMetrics] | None = described("By severity the means over corruptions.")
+    corruptions: Mapping[str, Mapping[str, SeverityMetrics]] = sparse("By corruption and severity.", dict)
+    corruption_avg: Mapping[str, SeverityMetrics] = sparse("By severity the means over corruptions.", dict)
     fitted_on: ScoreDataRecord | None = described("The training data that OOD scores were fitted to.")
     mc_dropout: DropoutRecord | None = described("How the members were drawn by MC dropout.")
     probe: ProbeRecord | None = described("The classifier of features that was measured.")
     conformal: ConformalSets | None = described("Conformal prediction sets.")
-    seen: Mapping[str, Count | None] | None = described("By data set how many samples had been seen.")
+    seen: Mapping[str, Count | None] = sparse("By data set how many samples had been seen.", dict)
     cascade: MeasuredCascade | None = described("The cascade, and how many samples go on in it.")
-    ci: Mapping[str, Interval | None] | None = described("By dotted key the bootstrap interval.")
-    difference: Mapping[str, PairedDifference | None] | None = described(
-        "By dotted key the paired difference of this row and the first."
+    ci: Mapping[str, Interval | None] = sparse("By dotted key the bootstrap interval.", dict)
+    difference: Mapping[str, PairedDifference | None] = sparse(
+        "By dotted key the paired difference of this row and the first.", dict
     )
     runs: Count | None = described("Number of runs that the figures are means of.")
-    std: Mapping[str, Number] | None = described("By dotted key the sample standard deviation over runs.")
+    std: Mapping[str, Number] = sparse("By dotted key the sample standard deviation over runs.", dict)
 
     @property
     def macs(self) -> int | None:
@@ -275,9 +268,14 @@ Conventions = Mapping[str, Any]
 class EvalAnswer(Record, form="Eval"):
     """What `hydractl eval` measured."""
 
-    schema: Literal["hydractl.eval/1"] = needed(SCHEMA_TEXT, EVAL_SCHEMA)
+    schema: Literal["hydractl.eval/2"] = needed(SCHEMA_TEXT, EVAL_SCHEMA)
     models: Annotated[Sequence[EvalRow], Sized(1)] = needed("A row for each model; names differ.")
-    data: Mapping[str, DataSetRecord] = described("The data sets by name.", empty=dict)
+    test: Mapping[str, DataSetRecord] = described(
+        "The data sets that were tested on, by name: `id` and the OOD sets.", empty=dict
+    )
+    val: DataSetRecord | None = described("The validation data that something was chosen on.")
+    ood_val: Mapping[str, DataSetRecord] | None = described("By name the OOD validation sets that it was chosen on.")
+    train: DataSetRecord | None = described("The training data that OOD scores or probes were fitted to.")
     conventions: Conventions = described("A sentence on each metric that is in the rows.", empty=dict)
     note: str | None = described("How the model was chosen, as the command said it.")
     suite: OodSuite | None = described("The OOD suite that was asked for.")
@@ -336,7 +334,7 @@ def score_average_place(score: str) -> Place:
     """Return the place of means over all OOD sets by one OOD score."""
 
     def metrics(row: EvalRow) -> Metrics:
-        detection = (row.scores or {}).get(score)
+        detection = row.scores.get(score)
         return average_of(detection, "ood_avg") if detection is not None else {}
 
     return Place(f"scores.{score}.ood_avg", metrics)
@@ -372,7 +370,7 @@ def corruption_place(kind: str, severity: str) -> Place:
     """Return the place of the metrics of one corruption at one severity."""
 
     def metrics(row: EvalRow) -> Metrics:
-        measured = (row.corruptions or {}).get(kind, {}).get(severity)
+        measured = row.corruptions.get(kind, {}).get(severity)
         return measured.metrics if measured is not None else {}
 
     return Place(f"corruptions.{kind}.{severity}", metrics)
@@ -382,7 +380,7 @@ def severity_place(severity: str) -> Place:
     """Return the place of the means over corruptions at one severity."""
 
     def metrics(row: EvalRow) -> Metrics:
-        means = (row.corruption_avg or {}).get(severity)
+        means = row.corruption_avg.get(severity)
         return means.metrics if means is not None else {}
 
     return Place(f"corruption_avg.{severity}", metrics)

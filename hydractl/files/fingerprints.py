@@ -51,7 +51,7 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
 
     Args:
         by: the verb, or the part of it, that saw the samples.
-        role: what for: ``id``, ``ood``, ``train``, ``val``, ``val_ood`` or ``calibration``.
+        role: what for: ``id``, ``ood``, ``train``, ``val``, ``ood_val`` or ``calibration``.
         dataset: the samples.
         used: the indices of those that were used; None: all.
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hydractl.files.model_records import CascadeRecord, DataSetRecord, ModelSize
-from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, needed
+from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, needed, sparse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class AnswersRecord(Record, form="Answers"):
 
 @dataclass(frozen=True, kw_only=True)
 class OnDataRecord(Record, form="OnData"):
-    """What averaging does on the data of `--data`."""
+    """What averaging does on the data of `--val`."""
 
     data: str = needed("Fingerprint of the data set.")
     n: Count = needed("Number of its samples.")
@@ -104,30 +104,29 @@ class FuseAnswer(Record, form="Fuse"):
     output: str = needed("The fused checkpoint.")
     arch: str = needed("Architecture of the members.")
     merge: Sequence[str] = needed("What was averaged; empty where members are kept whole.")
-    members: Sequence[Mapping[str, Any]] = needed("Name, SHA-256, heads by site and kind of each member.")
+    members: Sequence[FusedMember] = needed("Name, SHA-256, heads by site and kind of each member.")
     parameters: Mapping[str, Count] = needed("Parameters `averaged`, `equal` in all members and `per_member`.")
-    shared: Sequence[Mapping[str, Any]] | None = described("By tower what runs once, and where members part.")
-    cost: Mapping[str, Any] = needed(
+    shared: Sequence[SharedTower] = sparse("By tower what runs once, and where members part.", list)
+    cost: FusedSizes = needed(
         "Of the first member (`single`), of all members run separately and of the fused model; parameters "
         "and mult-adds of the model with all heads; the ratio of mult-adds to that."
     )
     self_check: SelfCheckRecord | None = described("The check of the fused model.")
     averaging: AveragingRecord | None = described("What averaging does; not there with `--merge none`.")
-    on_data: OnDataRecord | None = described("What `--data` measured.")
-    cascade: FittedCascadeRecord | None = described("What `--cascade` fitted.")
-    exports: Sequence[Mapping[str, Any]] | None = described("The exported files.")
+    on_data: OnDataRecord | None = described("What averaging does on the data of `--val`.")
+    cascade: FittedCascadeRecord | None = described("What `--cascade` chose.")
     warnings: Sequence[str] | None = described("What makes the result less than it seems.")
     sha256: str | None = described("SHA-256 of the fused checkpoint.")
 
-    @property
-    def sizes(self) -> FusedSizes:
-        """What members and the fused model take."""
-        return FusedSizes.from_json(self.cost)
 
-    @property
-    def towers(self) -> list[SharedTower]:
-        """What runs once for all members, by tower; nothing in a plan."""
-        return [SharedTower.from_json(tower) for tower in self.shared or ()]
+@dataclass(frozen=True, kw_only=True)
+class FusedMember(Record):
+    """A model that was fused."""
+
+    name: str = needed("Its name.")
+    sha256: str | None = described("SHA-256 of its file; not in a plan.")
+    heads: Sequence[Count] = needed("Number of heads kept at each site.")
+    kind: str | None = described("`dense`, `pruned` or `fused`.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +136,8 @@ class FusedSizes(Record):
     single: ModelSize = needed("The first member.")
     members: ModelSize = needed("All members run separately.")
     fused: ModelSize = needed("The fused model.")
-    dense_params: Count | None = described("Parameters of the model with all heads.")
     dense_macs: Count | None = described("Multiply-adds of the model with all heads.")
+    dense_params: Count | None = described("Parameters of the model with all heads.")
     mac_ratio: Number = described("Multiply-adds of the fused model over those of the model with all heads.")
 
 
@@ -151,9 +150,9 @@ class SharedTower(Record):
     stem: bool = needed("Whether what comes before the blocks runs once.")
     blocks_once: Count = needed("How many leading blocks run once.")
     attention_once: bool = needed("Whether the attention behind them does.")
-    parts_at: str | None = described("Where members part; null where they never do.")
-    differs: str | None = described("In what they differ there.")
-    hint: str | None = described("What would make them part later.")
+    parts_at: str | None = described("Where members part; null where they never do.", null=True)
+    differs: str | None = described("In what they differ there.", null=True)
+    hint: str | None = described("What would make them part later.", null=True)
 
     @property
     def once(self) -> list[str]:
@@ -166,45 +165,3 @@ class SharedTower(Record):
         if self.attention_once:
             parts.append("the attention behind them")
         return parts
-
-
-# --- exported files, which fuse and export both write -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundedFigures(Record):
-    """What a model reaches on the data of the check."""
-
-    accuracy: Number = described("Accuracy.")
-    auroc: Mapping[str, Number] = described("By OOD set the AUROC.", empty=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundedOnData(Record):
-    """What rounding the weights does on data."""
-
-    n: Count = needed("Number of ID samples.")
-    agreement: float = needed("Share of them with the same predicted class.")
-    before: RoundedFigures = needed("The model.")
-    after: RoundedFigures = needed("The exported file.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportCheck(Record):
-    """The check of an exported file against the model."""
-
-    runtime: str = needed("What ran the file.")
-    tolerance: Number = described("The largest difference that is allowed; null where weights are rounded.")
-    member_logits_max_abs: Number = described("The largest difference of a logit of a member.")
-    probabilities_max_abs: Number = described("The largest difference of an averaged probability.")
-    on_data: RoundedOnData | None = described("What rounding weights does on the data of `--data`.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedFileRecord(Record):
-    """A file that is, or would be, exported."""
-
-    path: str = needed("The file.")
-    data: str | None = described("The file that holds its weights, where that is another.")
-    bytes: Count | None = described("Its size; not in a plan.")
-    check: ExportCheck | None = described("How it was checked; not in a plan.")

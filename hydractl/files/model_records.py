@@ -58,6 +58,14 @@ class TrainingRecord(Record, form="Training"):
     n_val: Count | None = described("Number of validation samples, where it is known.", null=True)
     epochs: Sequence[EpochRecord] | None = described("Its epochs in order; of a long training about 60 of them.")
 
+    @property
+    def kept(self) -> EpochRecord | None:
+        """The epoch whose weights were kept; None where it is not among its epochs."""
+        for epoch in self.epochs or ():
+            if epoch.epoch == self.kept_epoch:
+                return epoch
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostRecord(Record, form="Cost"):
@@ -66,7 +74,7 @@ class CostRecord(Record, form="Cost"):
     params: Count | None = described("Number of stored parameters.", null=True)
     params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
     macs: Count | None = described("Multiply-adds of one sample.", null=True)
-    single_macs: Count | None = described("Multiply-adds of the model with all its heads.", null=True)
+    single_macs: Count | None = described("Multiply-adds of the model with all its heads.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +82,22 @@ class ModelSize(Record):
     """What a model takes."""
 
     params: Count | None = described("Number of stored parameters.")
-    params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
     macs: Count | None = described("Multiply-adds of one sample.")
     bytes: Count | None = described("Size of the stored weights.")
+    params_nonzero: Count | None = described("Those that are not zero, where single weights were pruned.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenanceRecord(Record, form="Provenance"):
+    """How something was made, without clock, host, user or path."""
+
+    hydractl: str | None = described("Version of hydractl.")
+    torch: str | None = described("Version of torch.")
+    verb: str | None = described("The verb that made it.")
+    seed: int | None = described("Seed of all that was drawn.")
+    inputs: Sequence[str] | None = described("SHA-256 of every input.")
+    bases: Sequence[str] | None = described("SHA-256 of the checkpoints that it goes back to, where they are others.")
+    settings: Mapping[str, Any] | None = described("The settings that decided the result.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +105,7 @@ class DropoutRecord(Record, form="McDropout"):
     """How the members were drawn by MC dropout."""
 
     p: float = needed("Probability to drop.")
-    samples: Count = needed("Number of passes.")
+    passes: Count = needed("Number of passes.")
     seed: Count = needed("Seed of the masks.")
 
 

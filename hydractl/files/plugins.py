@@ -43,9 +43,11 @@ class Registry(Generic[T]):
 
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.package):
-            first = points.setdefault(point.name, point)  # one package may be found twice on the path
-            if point.name in self._own or first.value != point.value:
+            # One package may be found twice on the path: that is the same offer, not another one.
+            earlier = points.get(point.name, point)
+            if point.name in self._own or earlier.value != point.value:
                 raise InputError(f"{_origin(point)} offers {point.name!r} in {self.package}, a name that is taken")
+            points[point.name] = earlier
         return dict(sorted(points.items()))
 
     @property

@@ -77,6 +77,7 @@ class FieldFacts(NamedTuple):
         key: its key in JSON; None: its name.
         needed: whether every document has it.
         null: whether None is written as null; else the key is left out.
+        sparse: whether the key is left out of a new document where the value is empty.
         inline: whether its own keys stand beside those of the other fields.
         metrics: of which kind the metrics are that it holds by key; empty for other fields.
         by_severity: whether they are those alone that are taken of each corruption at each severity.
@@ -86,6 +87,7 @@ class FieldFacts(NamedTuple):
     key: str | None = None
     needed: bool = False
     null: bool = False
+    sparse: bool = False
     inline: bool = False
     metrics: str = ""
     by_severity: bool = False
@@ -110,6 +112,16 @@ def described(
     if empty is not None:
         return dataclasses.field(default_factory=empty, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def sparse(text: str, empty: Callable[[], Any]) -> Any:
+    """Return a field of a list or an object that stands in a document only where there is something in it.
+
+    Args:
+        text: as of :class:`FieldFacts`.
+        empty: makes the default.
+    """
+    return dataclasses.field(default_factory=empty, metadata=_metadata(FieldFacts(text, sparse=True)))
 
 
 def needed(text: str, default: Any = dataclasses.MISSING, *, key: str | None = None) -> Any:
@@ -222,6 +234,8 @@ class Record:
             value = getattr(self, field.name)
             if field.facts.inline:
                 document.update(_written(value))
+            elif field.facts.sparse and not value:
+                continue
             elif value is not None or field.facts.null:
                 document[field.key] = _written(value)
         return document
@@ -231,14 +245,6 @@ def _not_of(known: Sequence[JsonField], document: Mapping[str, Any]) -> dict[str
     """Return the entries of an object that no field has by its own key."""
     keys = {field.key for field in known if not field.facts.inline}
     return {key: value for key, value in document.items() if key not in keys}
-
-
-def lists_differ(lists: Mapping[str, Sequence[Any]]) -> str | None:
-    """Return what is wrong with lists that belong together: they differ in length. There is one more of `edges`."""
-    lengths = set()
-    for name, entries in lists.items():
-        lengths.add(len(entries) - 1 if name == "edges" else len(entries))
-    return "has lists that differ in length" if len(lengths) > 1 else None
 
 
 def _written(value: Any) -> Any:

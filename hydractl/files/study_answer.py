@@ -12,6 +12,8 @@ from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, Sized, de
 
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
 
+STUDY_SCHEMA: Literal["hydractl.study/2"] = "hydractl.study/2"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FindingRecord(Record, form="Finding"):
@@ -21,7 +23,7 @@ class FindingRecord(Record, form="Finding"):
     value: float = needed("The difference.")
     ci: Annotated[Sequence[float], Sized(2, 2)] = needed("Its 95 % bootstrap interval.")
     kind: Word = needed("What it says.")
-    needed: Count | None = described("About how many samples would tell; null where these do.")
+    needed: Count | None = described("About how many samples would tell; null where these do.", null=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class VerdictRecord(Record, form="Verdict"):
     lines: Annotated[Sequence[str], Sized(1)] = needed("The same in sentences.")
     doubts: Sequence[str] = needed("Of these, those that make it less sure.")
     footnote: str = needed("What the intervals leave out.")
-    hardest: str | None = described("The score of the single model that is the hardest rival.")
+    hardest: str | None = described("The score of the single model that is the hardest rival.", null=True)
     rivals: Mapping[str, FindingRecord] = needed("The differences to the rivals fixed beforehand, by score.")
     afterwards: Mapping[str, FindingRecord] = needed("Other scores of the single model that did better.")
     sets: Mapping[str, FindingRecord] = needed("Against the hardest rival, by test set.")
@@ -47,9 +49,9 @@ class UseRecord(Record, form="Use"):
     row: str = needed("The row.")
     score: str = needed("The OOD score.")
     temperature: float = needed("What the log of the averaged prediction is divided by.")
-    threshold: ThresholdRecord | None = described("From which score on a sample counts as OOD.")
-    mac_ratio: Number = described("Its mult-adds over those of the single model.")
-    param_ratio: Number = described("Its stored parameters over those of the single model.")
+    threshold: ThresholdRecord | None = described("From which score on a sample counts as OOD.", null=True)
+    mac_ratio: Number = described("Its mult-adds over those of the single model.", null=True)
+    param_ratio: Number = described("Its stored parameters over those of the single model.", null=True)
     stepped_down: bool = needed("Whether the test data led from the choice to it.")
 
 
@@ -88,7 +90,7 @@ class SearchStateRecord(Record, form="SearchState"):
 
     score: float = needed("The objective.")
     accuracy: float = needed("Accuracy.")
-    auroc: Number = described("AUROC; null without OOD data.")
+    auroc: Number = described("AUROC; null without OOD data.", null=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +138,15 @@ class StudyRowRecord(Record, form="StudyRow"):
     chosen: bool = needed("Whether validation data chose it.")
     used: bool = needed("Whether it is `best.st`.")
     members: Count = needed("Number of members.")
-    macs: Count | None = described("Multiply-adds of one sample.")
-    params: Count | None = described("Number of stored parameters.")
-    mac_ratio: Number = described("`macs` over those of the single model.")
+    macs: Count | None = described("Multiply-adds of one sample.", null=True)
+    params: Count | None = described("Number of stored parameters.", null=True)
+    mac_ratio: Number = described("`macs` over those of the single model.", null=True)
     temperature: float = needed("The temperature that validation data gave it.")
     score: str = needed("The OOD score that validation data gave it.")
-    search: SearchGainRecord | None = described("The search that it comes from, where there was one.")
+    search: SearchGainRecord | None = described("The search that it comes from, where there was one.", null=True)
     validation: ValidationRecord = needed("On validation data.")
     test: TestedRecord = needed("On the test data, under its own score.")
-    common: DetectedRecord | None = described("The same under the score of the single model, if it has it.")
+    common: DetectedRecord | None = described("The same under the score of the single model, if it has it.", null=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ class StudiedModelRecord(Record, form="StudiedModel"):
 class StudyAnswer(Record, form="Study"):
     """What `hydractl study` found."""
 
-    schema: Literal["hydractl.study/2"] = needed(SCHEMA_TEXT, "hydractl.study/2")
+    schema: Literal["hydractl.study/2"] = needed(SCHEMA_TEXT, STUDY_SCHEMA)
     model: StudiedModelRecord = needed("The model that was studied.")
     verdict: VerdictRecord = needed("The answer.")
     use: UseRecord = needed("The model to use.")

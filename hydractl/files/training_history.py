@@ -4,49 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
+from hydractl.files.model_records import EpochRecord, TrainingRecord
 
 _POINTS = 60
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
-
-
-class EpochRecord(TypedDict, total=False):
-    """One epoch of a training.
-
-    Attributes:
-        epoch: its number, from 1 on.
-        steps: made by its end.
-        loss: the mean over the steps of the epoch.
-        val_accuracy, val_nll: where it was validated.
-    """
-
-    epoch: int
-    steps: int
-    loss: float
-    val_accuracy: float
-    val_nll: float
-
-
-class TrainingRecord(TypedDict):
-    """The training of one member.
-
-    Attributes:
-        member: its number.
-        steps: made until the weights were taken.
-        kept_epoch: the epoch whose weights were taken; None of an average.
-        n, n_val: samples for training and for validation; None where they are not known.
-        epochs: of a long training at most about 60 of them.
-    """
-
-    member: int
-    steps: int
-    kept_epoch: int | None
-    n: int | None
-    n_val: int | None
-    epochs: list[EpochRecord]
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
@@ -65,7 +30,7 @@ def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
     return trainings
 
 
-def kept_accuracies(trainings: Iterable[Mapping[str, Any]]) -> list[tuple[float, int]]:
+def kept_accuracies(trainings: Iterable[TrainingRecord]) -> list[tuple[float, int]]:
     """Return the validation accuracy of the weights that each training kept, and of how many samples (0: not known).
 
     Args:
@@ -73,34 +38,28 @@ def kept_accuracies(trainings: Iterable[Mapping[str, Any]]) -> list[tuple[float,
     """
     accuracies = []
     for training in trainings:
-        kept = _epoch_of(training.get("epochs") or (), training.get("kept_epoch"))
-        accuracy = None if kept is None else kept.get("val_accuracy")
-        if accuracy is not None:
-            accuracies.append((float(accuracy), int(training.get("n_val") or 0)))
+        kept = training.kept
+        if kept is not None and kept.val_accuracy is not None:
+            accuracies.append((kept.val_accuracy, training.n_val or 0))
     return accuracies
 
 
-def _epoch_of(epochs: Iterable[Mapping[str, Any]], number: int | None) -> Mapping[str, Any] | None:
-    """Return the epoch of a number; None where it is not among them."""
-    for epoch in epochs:
-        if epoch.get("epoch") == number:
-            return epoch
-    return None
-
-
 def training_text(training: TrainingRecord) -> str:
-    """Describe a training in a line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
-    epochs = training["epochs"]
-    last = epochs[-1]
-    number_kept = training["kept_epoch"]
+    """Describe a training in a line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``.
+
+    Args:
+        training: of :func:`trainings_of`, so that it has epochs, each with its loss.
+    """
+    assert training.epochs
+    last = training.epochs[-1]
     weights = "weights of several steps"
-    if number_kept is not None:
-        weights = f"epoch {number_kept} of {last['epoch']} kept"
-    text = f"{weights}, {training['steps']} steps, last loss {last['loss']:.4f}"
-    kept = _epoch_of(epochs, number_kept)
-    if kept is None or kept.get("val_accuracy") is None:
+    if training.kept_epoch is not None:
+        weights = f"epoch {training.kept_epoch} of {last.epoch} kept"
+    text = f"{weights}, {training.steps} steps, last loss {last.loss:.4f}"
+    kept = training.kept
+    if kept is None or kept.val_accuracy is None:
         return text
-    return f"{text}, validation accuracy {kept['val_accuracy']:.4f}"
+    return f"{text}, validation accuracy {kept.val_accuracy:.4f}"
 
 
 def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,15 +118,15 @@ def _training(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRe
     epochs = []
     for index, epoch in enumerate(history):
         if index % step == 0 or epoch is last or epoch["epoch"] == kept:
-            epochs.append(_known(epoch))
-    return {
-        "member": member,
-        "steps": settings.get("cycle_end", last["steps"]),
-        "kept_epoch": kept,
-        "n": _samples(seen, settings.get("data")),
-        "n_val": _samples(seen, settings.get("val")),
-        "epochs": epochs,
-    }
+            epochs.append(EpochRecord(**_known(epoch)))
+    return TrainingRecord(
+        member=member,
+        steps=settings.get("cycle_end", last["steps"]),
+        kept_epoch=kept,
+        n=_samples(seen, settings.get("train")),
+        n_val=_samples(seen, settings.get("val")),
+        epochs=epochs,
+    )
 
 
 def _is_epoch(entry: Any) -> bool:
@@ -192,10 +151,9 @@ def epoch_text(epoch: Mapping[str, Any]) -> str:
     return ", ".join(facts)
 
 
-def _known(epoch: Mapping[str, Any]) -> EpochRecord:
+def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of an epoch, and nothing else that a file may say of it."""
-    known: Any = {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
-    return known
+    return {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
 
 
 def _samples(seen: Iterable[Entry], fingerprint: Any) -> int | None:

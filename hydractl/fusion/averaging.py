@@ -77,21 +77,22 @@ def plan_checked(
     Raises:
         HydraError: as :func:`hydractl.fusion.selfcheck.self_check` does.
     """
-    auto = merge == AUTO
-    plan = plan_fusion(sources, MERGEABLE if auto else merge)
+    is_auto = merge == AUTO
+    plan = plan_fusion(sources, MERGEABLE if is_auto else merge)
     for warning in plan.warnings:
         log.warn(warning)
     check = self_check(plan, sources, device, seed, log)
     if not plan.averaged:
         return CheckedFusion(plan, check, None)
     distance = distances(plan, sources)
-    harmful = max(distance) > APART or max(check.get("merge_log_p", [0.0])) > MOVED
-    kept_whole = auto and harmful
+    shifts_of_log_p = check.get("merge_log_p", [0.0])
+    is_harmful = max(distance) > APART or max(shifts_of_log_p) > MOVED
+    kept_whole = is_auto and is_harmful
     averaging: dict[str, Any] = {
-        "asked": "auto" if auto else list(merge),
+        "asked": "auto" if is_auto else list(merge),
         "parts": list(plan.description.merge or ()),
         "done": not kept_whole,
-        "harmful": harmful,
+        "harmful": is_harmful,
         "distance": distance,
         "limits": {"distance": APART, "log_p": MOVED},
     }
@@ -128,11 +129,14 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
         pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
-        weights = torch.stack(pieces)
+        weights = torch.stack(pieces)  # [M, elements]
         size += weights.square().sum(1).numpy()
-        if any(not torch.equal(pieces[0], other) for other in pieces[1:]):
-            apart += (weights - weights.mean(0)).square().sum(1).numpy()
-    return np.divide(apart, size, out=(apart > 0).astype(float), where=size > 0)
+        all_equal = all(torch.equal(pieces[0], other) for other in pieces[1:])
+        if not all_equal:  # rounding of the mean would move equal ones apart
+            from_mean = weights - weights.mean(0)
+            apart += from_mean.square().sum(1).numpy()
+    of_zeros = (apart > 0).astype(float)  # a member whose weights are all zero is wholly apart, or not at all
+    return np.divide(apart, size, out=of_zeros, where=size > 0)
 
 
 @torch.no_grad()
@@ -146,24 +150,31 @@ def measure_on(
         and of the ``ensemble``, whose prediction is the mean of their softmaxes, ``mi`` and ``disagreement``.
     """
     fused = HydraModel(plan.description, plan.tensors, resolve_device(run.device), resolve_dtype(run.dtype))
-    named = members[0].description
-    if fused.classes is None and named.labels is not None:
-        fused = fused.zero_shot(named.labels, list(named.prompt or ()) or None)
-    models: list[Runnable] = [fused]
-    if plan.averaged:  # else the members are those of the fused model, as its self-check has found
-        models.insert(0, ModelArgument("members", members).build(run.device, run.dtype))
-    totals = np.zeros((len(models), len(members) + 3))
+    first = members[0].description
+    if fused.classes is None and first.labels is not None:
+        templates = list(first.prompt) if first.prompt else None
+        fused = fused.zero_shot(first.labels, templates)
+    # Where nothing was averaged, the members are those of the fused model, as its self-check has found.
+    before_averaging: Runnable = fused
+    if plan.averaged:
+        before_averaging = ModelArgument("members", members).build(run.device, run.dtype)
+    totals_before = np.zeros(len(members) + 3)
+    totals_after = np.zeros(len(members) + 3)
     parameter = next(fused.parameters())
     with log.progress("members on data", len(dataset), "samples") as progress:
         for batch in batches(dataset, fused.preprocess, run.batch_size, workers=run.workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
             labels = known(batch.labels).numpy()
-            totals += [_sums(model.member_logits(inputs), labels) for model in models]
+            if plan.averaged:
+                totals_before += _sums(before_averaging.member_logits(inputs), labels)
+            totals_after += _sums(fused.member_logits(inputs), labels)
             progress.advance(len(labels))
+    if not plan.averaged:
+        totals_before = totals_after
     n = len(dataset)
     pairs = max(1, len(members) * (len(members) - 1) // 2)
-    before = _measured(totals[0] / n, pairs)
-    after = _measured(totals[-1] / n, pairs)
+    before = _measured(totals_before / n, pairs)
+    after = _measured(totals_after / n, pairs)
     return {"data": dataset.fingerprint(), "n": n, "before": before, "after": after}
 
 
@@ -185,5 +196,7 @@ def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
         labels: ``[B]``.
     """
     samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
-    alone = (samples.votes == labels).sum(1).tolist()
-    return [*alone, samples.total("correct"), samples.mean("mi") * len(labels), samples.total("differing_pairs")]
+    correct_of_members = (samples.votes == labels).sum(1).tolist()
+    correct_together = samples.total("correct")
+    mutual_information = samples.mean("mi") * len(labels)
+    return [*correct_of_members, correct_together, mutual_information, samples.total("differing_pairs")]

@@ -62,24 +62,31 @@ def fit_cascade(
         logits_outside[name], _ = _member_logits(model, name, data, run, log)
     labels = np.asarray(dataset.labels)[rows]
     costs = staged_macs(description, tensors)
-    score, allowed = options.cascade_score, options.cascade_loss
-    fitted = fit_cheapest_cascade(logits, labels, logits_outside, score, allowed, costs)
+    fitted = fit_cheapest_cascade(
+        logits,
+        labels,
+        logits_outside,
+        options.cascade_score,
+        options.cascade_loss,
+        costs,
+    )
     if fitted is None:
         raise InputError(
             f"--cascade: no sample may stop at the first member for a loss of {options.cascade_loss:g}",
             hint="allow more (--cascade-loss), let another score decide (--cascade-score), or give more samples",
         )
-    first, rest = costs[fitted.cascade.member]
+    first_macs, rest_macs = costs[fitted.cascade.member]
+    losses = {name: {"value": loss.value, "upper": loss.upper} for name, loss in fitted.losses.items()}
     return {
         "member": fitted.cascade.member,
         "score": fitted.cascade.score,
         "value": fitted.cascade.value,
         "loss": options.cascade_loss,
-        "losses": {name: {"value": loss.value, "upper": loss.upper} for name, loss in fitted.losses.items()},
+        "losses": losses,
         "share": fitted.share,
-        "macs": first + fitted.share * rest,
-        "first_macs": first,
-        "rest_macs": rest,
+        "macs": first_macs + fitted.share * rest_macs,
+        "first_macs": first_macs,
+        "rest_macs": rest_macs,
         "fitted_on": _about(dataset),
         "fitted_on_ood": {name: _about(data) for name, data in outside.items()},
     }

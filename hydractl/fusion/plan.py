@@ -139,7 +139,6 @@ def plan_fusion(
     merge: Sequence[str] = MERGEABLE,
     *,
     headers_only: bool = False,
-    larger: FusionPlan | None = None,
 ) -> FusionPlan:
     """Decide how the members become one model.
 
@@ -147,7 +146,6 @@ def plan_fusion(
         sources: dense or pruned models of one architecture; each may keep other heads.
         merge: which parts are averaged: any of ``mlp``, ``norm``, ``embed``; none of them keeps every member whole.
         headers_only: read no weights, and so take nothing for equal: the fused model may turn out smaller.
-        larger: the plan of these members with more heads: what is equal there is taken for equal, no weights are read.
 
     Raises:
         UsageError: for another part.
@@ -158,7 +156,6 @@ def plan_fusion(
         raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {', '.join(MERGEABLE)}")
     merged = [part for part in MERGEABLE if part in merge]
     check_members(sources)
-    headers_only = headers_only or larger is not None
     first = sources[0]
     names = first.tensors.names()
     averaged = [name for name in names if first.family.part(name, first.sites) in merged]
@@ -168,18 +165,13 @@ def plan_fusion(
         names_of_site = attention_names(first.family, names, first.sites, site)
         in_attention.update(names_of_site)
         owners: Owners | None = None
-        if larger is not None:
-            if set(names_of_site) <= set(larger.shared):
-                owners = list(_first_owners(sources, site).values())
-        elif not headers_only:
+        if not headers_only:
             owners = common_heads(sources, site)
         if owners is not None:
             unions.append(HeadUnion(sources, site, owners))
     elsewhere = [name for name in names if name not in in_attention and name not in averaged]
     equal: set[str] = set()
-    if larger is not None:
-        equal = set(elsewhere) & set(larger.shared)
-    elif not headers_only:
+    if not headers_only:
         equal = equal_names(sources, elsewhere)
     shared = set(equal)
     for union_of_site in unions:
@@ -198,7 +190,8 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
     """Return what the fused model says of itself; without the digests of its members where no weights are read."""
     descriptions = [source.description for source in sources]
     first = descriptions[0]
-    named = next((description for description in descriptions if description.labels is not None), first)
+    with_names = [description for description in descriptions if description.labels is not None]
+    named = with_names[0] if with_names else first
     members: list[dict[str, Any]] = []
     for source in sources:
         member: dict[str, Any] = {}
@@ -332,7 +325,8 @@ def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
             if site.sharing == 1:
                 continue
             # Members may have no head in common, and yet one of keys and values.
-            owner, place = key_owners.setdefault(head // site.sharing, (member, position))
+            key_head = head // site.sharing
+            owner, place = key_owners.setdefault(key_head, (member, position))
             if owner != member and not _same_head(blocks[owner], place, blocks[member], position, OF_KEYS):
                 return None
     return list(owners.values())
@@ -351,8 +345,12 @@ def _weights(source: Source, site: Site, *, meta: bool = False) -> HeadWeights:
     """Read the heads of a site; their shapes only where ``meta`` is true."""
     tensors = {}
     for name in attention_names(source.family, source.tensors.names(), source.sites, site):
-        tensors[name] = meta_tensor(source.tensors.info(name)) if meta else source.tensors.read(name)
-    return read_heads(source.family, tensors, site, source.description.mask.kept[site.path])
+        if meta:
+            tensors[name] = meta_tensor(source.tensors.info(name))
+        else:
+            tensors[name] = source.tensors.read(name)
+    kept = source.description.mask.kept[site.path]
+    return read_heads(source.family, tensors, site, kept)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -406,14 +404,17 @@ class HeadUnion:
 
     def _write_heads(self, tensors: dict[str, Tensor], *, meta: bool) -> None:
         """Write the heads of their owners into the tensors of the site."""
-        members = sorted({member for member, _ in self._owners}) or [0]
+        first = self._sources[0]
+        if not self._owners:  # no member has a head here
+            first.family.write(tensors, self._site, _weights(first, self._site, meta=meta))
+            return
+        members = sorted({member for member, _ in self._owners})
         blocks = {member: _weights(self._sources[member], self._site, meta=meta) for member in members}
-        weights = blocks[members[0]]
-        if self._owners:
-            heads = [(blocks[member], position) for member, position in self._owners]
-            kept = union([source.description.mask for source in self._sources], self._site.path)
-            weights = HeadWeights.gathered(heads, self._site.key_heads(kept))
-        self._sources[0].family.write(tensors, self._site, weights)
+        heads = [(blocks[member], position) for member, position in self._owners]
+        masks = [source.description.mask for source in self._sources]
+        kept = union(masks, self._site.path)
+        weights = HeadWeights.gathered(heads, self._site.key_heads(kept))
+        first.family.write(tensors, self._site, weights)
 
 
 # --- what of the computation they share -------------------------------------------------------------------------------
@@ -448,7 +449,9 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
     model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
     towers = []
     for chain, stages in zip(model.chains, model.family.stages(model.networks[0]), strict=True):
-        parts_at, differs, hint = None, None, None
+        parts_at: str | None = None
+        differs: str | None = None
+        hint: str | None = None
         if not chain.start.shared_stem:
             parts_at = "stem"
             differs, hint = _parting_in_stem(plan, model, stages)
@@ -487,7 +490,8 @@ def _parting_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages:
     site = model.sites[chain.sites.start + block].path
     kept = [mask.kept[site] for mask in plan.description.masks]
     differing = [name for name in plan.own if name.startswith(stages.prefixes_of(block))]
-    differences, hints = [], []
+    differences = []
+    hints = []
     if any(heads != kept[0] for heads in kept):
         differences.append("heads")
         hints.append("the same heads (prune --share-sites N --with MASK)")

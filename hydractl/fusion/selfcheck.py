@@ -75,11 +75,16 @@ class _Averages:
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """Move a tensor to the device; floating point numbers also to the dtype."""
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+        dtype = self.dtype if tensor.is_floating_point() else None
+        return tensor.to(self.device, dtype)
 
     def same_in(self, source: Source) -> bool:
         """Return whether averaging has left all weights of this member as they were."""
-        return all(torch.equal(self.on_device(source.tensors.read(name)), self.read(name)) for name in self.names)
+        for name in self.names:
+            weight = self.on_device(source.tensors.read(name))
+            if not torch.equal(weight, self.read(name)):
+                return False
+        return True
 
 
 @torch.no_grad()
@@ -139,8 +144,9 @@ def self_check(
         "max_abs_logit": to_three_digits(max_abs_logit),
         "member_max_abs": [_at_most(error) for error in runtime_errors],
     }
-    result |= moved_answers(torch.stack(before), together, tolerance)
-    result["pool_max_abs"] = _at_most(float((pooled - mean_of_softmax).abs().max()))
+    result.update(moved_answers(torch.stack(before), together, tolerance))
+    pool_error = float((pooled - mean_of_softmax).abs().max())
+    result["pool_max_abs"] = _at_most(pool_error)
     result["tolerance"] = to_three_digits(tolerance)
     for key, value in diversity_block(samples_of(together.cpu().numpy())).items():
         result[key] = None if value is None else round(value, 6)
@@ -161,10 +167,11 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
     # After averaging, the logit of the class that was most probable before: [M, B].
     logit_of_answer = after.gather(-1, before.argmax(-1, keepdim=True)).squeeze(-1)
     same_answer = after.amax(-1) - logit_of_answer <= tolerance
-    effect = {
+    shift_of_log_p = after.log_softmax(-1) - before.log_softmax(-1)
+    effect = {  # [M] each
         "merge_max_abs": (after - before).abs().amax((1, 2)),
         "merge_agreement": same_answer.double().mean(1),
-        "merge_log_p": (after.log_softmax(-1) - before.log_softmax(-1)).abs().mean((1, 2)),
+        "merge_log_p": shift_of_log_p.abs().mean((1, 2)),
     }
     return {key: [to_three_digits(value) for value in of_members.tolist()] for key, of_members in effect.items()}
 
@@ -174,9 +181,11 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, C
 
     Class names and templates are those of the prompts, for a model whose classes are given by name; else None.
     """
-    device, dtype = averages.device, averages.dtype
-    fused = float32_model(plan.description, averages.in_place(plan.tensors), device, dtype).with_classes()
-    inputs = move(fused.family.example_inputs(plan.description.preprocess, BATCH, seed), device, torch.float32)
+    device = averages.device
+    tensors = averages.in_place(plan.tensors)
+    fused = float32_model(plan.description, tensors, device, averages.dtype).with_classes()
+    examples = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
+    inputs = move(examples, device, torch.float32)
     classes: Classes | None = None
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
@@ -222,10 +231,13 @@ def storage_dtype(tensors: TensorSource) -> torch.dtype:
 def float32_model(
     description: Description, tensors: TensorSource, device: torch.device, dtype: torch.dtype
 ) -> HydraModel:
-    """Build a model that computes in float32, and whose weights of 16 bits are hardly in memory; for inference only.
+    """Build a model that computes in float32, for inference only; weights of 16 bits take little memory.
 
-    The blocks of one in 16 bits read their weights when they run; tables of embeddings are looked up as they are, and
-    what was found is widened; everything else, which is small, is widened for good.
+    Of a model in 16 bits,
+
+    * each block reads its weights from the file when it runs, as float32;
+    * tables of embeddings stay in 16 bits, and the rows that are looked up become float32;
+    * everything else is small, and becomes float32 here.
     """
     streamed = dtype in _SIXTEEN_BITS
     model = HydraModel(description, tensors, device, dtype, streamed=streamed)
@@ -237,5 +249,5 @@ def float32_model(
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
             continue
         for weight in module.parameters(recurse=False):
-            weight.data = weight.data.float()  # in blocks they are float32, and without numbers
+            weight.data = weight.data.float()  # those of blocks are empty places of float32 already, and stay so
     return model

@@ -16,7 +16,7 @@ from hydractl.jsonio import shown
 
 MASK_SCHEMA = "hydractl.mask/1"
 SCORES_SCHEMA = "hydractl.scores/1"
-CIRCUIT_SCHEMA = "hydractl.circuit/1"
+CIRCUIT_SCHEMA = "hydractl.circuit/2"
 
 Head = tuple[str, int]
 """One head: (site path, index in the original numbering)."""
@@ -54,7 +54,7 @@ class Site:
         if self.sharing == 1:
             return None
         used_keys = [head // self.sharing for head in kept]
-        keys_in_use = dict.fromkeys(used_keys)
+        keys_in_use = dict.fromkeys(used_keys)  # each once, in order of first use
         place_of_key = {key: place for place, key in enumerate(keys_in_use)}
         return tuple(place_of_key[key] for key in used_keys)
 
@@ -119,7 +119,8 @@ class HeadMask:
         """Return the part of this mask at some sites, in model order."""
         wanted = set(paths)
         heads = {path: count for path, count in self.heads.items() if path in wanted}
-        return HeadMask(heads, {path: self.kept[path] for path in heads})
+        kept = {path: self.kept[path] for path in heads}
+        return HeadMask(heads, kept)
 
     def updated(self, other: HeadMask) -> HeadMask:
         """Return this mask with the sites of ``other`` as they are there."""
@@ -135,9 +136,9 @@ class HeadMask:
     def removed_heads(self) -> list[Head]:
         """All removed heads in model order."""
         removed = []
-        for path, heads in self.heads.items():
+        for path, count in self.heads.items():
             kept = set(self.kept[path])
-            removed += [(path, head) for head in range(heads) if head not in kept]
+            removed += [(path, head) for head in range(count) if head not in kept]
         return removed
 
     @property
@@ -204,16 +205,25 @@ def _check_sites(
         problems.append('"sites" is missing or not an object')
         return {}
     known = {site.path for site in sites}
-    problems.extend(f"unknown site {shown(path)}" for path in listed if path not in known)
+    for path in listed:
+        if path not in known:
+            problems.append(f"unknown site {shown(path)}")
     needed = sites
-    towers = {site.tower for site in sites if site.path in listed}
-    if whole_towers and towers:
-        needed = [site for site in sites if site.tower in towers]
-    problems.extend(f"site {site.path} is missing" for site in needed if site.path not in listed)
+    listed_towers = {site.tower for site in sites if site.path in listed}
+    if whole_towers and listed_towers:
+        needed = [site for site in sites if site.tower in listed_towers]
+    for site in needed:
+        if site.path not in listed:
+            problems.append(f"site {site.path} is missing")
     return listed
 
 
 def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, Any]:
+    """Return the document of a file if it is an object of this schema.
+
+    Raises:
+        InputError: it is not.
+    """
     if not isinstance(document, Mapping):
         raise InputError(f"{origin} is not a JSON object, so it is no {schema} file")
     if document.get("schema") != schema:
@@ -222,6 +232,7 @@ def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, Any]:
 
 
 def _is_index(value: Any) -> TypeGuard[int]:
+    """Return whether a value is an integer; ``True`` and ``False`` are none here."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -235,7 +246,8 @@ def _is_finite(value: Any) -> bool:
 
 
 def _shape_of(counts: Sequence[int]) -> str:
-    if counts and all(c == counts[0] for c in counts):
+    """Say how many sites there are, and how many heads they have."""
+    if counts and all(count == counts[0] for count in counts):
         return f"{len(counts)} sites x {shown(counts[0])} heads"
     return f"{len(counts)} sites, heads {shown(list(counts), 100)}"
 
@@ -265,13 +277,14 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
     if arch is not None and document.get("arch", arch) != arch:
         problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
     if problems:
+        shape_of_model = _shape_of([site.heads for site in sites])
         raise InputError(
-            f"mask {origin} does not fit the model ({_shape_of([site.heads for site in sites])}; "
-            f"the mask has {_mask_shape(listed)})",
+            f"mask {origin} does not fit the model ({shape_of_model}; the mask has {_mask_shape(listed)})",
             hint="make the mask from this model, or check the site names with: hydractl --info MODEL",
             problems=problems,
         )
-    return HeadMask({site.path: site.heads for site in sites}, kept)
+    heads = {site.path: site.heads for site in sites}
+    return HeadMask(heads, kept)
 
 
 def _mask_shape(listed: Mapping[str, Any]) -> str:
@@ -288,7 +301,7 @@ def _mask_shape(listed: Mapping[str, Any]) -> str:
 
 
 def _check_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int, ...]:
-    """Return the kept heads of one site of a file, ascending; add to ``problems`` what is none."""
+    """Return the kept heads of one site of a file, ascending; add to ``problems`` each value that is no head."""
     kept: list[int] = []
     for value in values:
         if not _is_index(value):
@@ -316,11 +329,12 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
         if site.path not in listed:
             continue
         values = listed[site.path]
-        if not isinstance(values, list) or len(values) != site.heads:
-            count = len(values) if isinstance(values, list) else "no list of"
-            problems.append(f"site {site.path} has {count} scores, the model {site.heads} heads")
-            continue
-        scores[site.path] = _check_scores(values, site, problems)
+        if not isinstance(values, list):
+            problems.append(f"site {site.path} has no list of scores, the model {site.heads} heads")
+        elif len(values) != site.heads:
+            problems.append(f"site {site.path} has {len(values)} scores, the model {site.heads} heads")
+        else:
+            scores[site.path] = _check_scores(values, site, problems)
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
     info = {key: value for key, value in document.items() if key not in ("schema", "sites")}
@@ -328,7 +342,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
 
 
 def _check_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[float, ...]:
-    """Return the scores of one site of a file, minus infinity for null; add to ``problems`` what is none."""
+    """Return the scores of one site of a file, minus infinity for null; add to ``problems`` each value that is none."""
     scores = []
     for head, value in enumerate(values):
         if value is None:
@@ -371,11 +385,12 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
     gone: list[Head] = []
     if start is not None:
         gone = mask_from_json(start, sites, f"{origin} (start_mask)").removed_heads
-    twice = set(gone) & set(removed)
-    if twice:
-        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(twice)]
+    removed_twice = sorted(set(gone) & set(removed))
+    if removed_twice:
+        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in removed_twice]
         raise InputError(f"circuit {origin} contradicts itself", problems=problems)
-    return Ranking(tuple(removed), tuple(gone), nested=document.get("algorithm") != "headmap")
+    is_nested = document.get("algorithm") != "headmap"
+    return Ranking(tuple(removed), tuple(gone), is_nested)
 
 
 def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[Head]:
@@ -388,8 +403,11 @@ def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list
     problems: list[str] = []
     removed: list[Head] = []
     for number, step in enumerate(steps, start=1):
-        site = step.get("site") if isinstance(step, Mapping) else None
-        head = step.get("head") if isinstance(step, Mapping) else None
+        site: Any = None
+        head: Any = None
+        if isinstance(step, Mapping):
+            site = step.get("site")
+            head = step.get("head")
         if not isinstance(site, str) or site not in counts:
             problems.append(f"step {number}: unknown site {shown(site)}")
         elif not _is_index(head) or not 0 <= head < counts[site]:

@@ -13,7 +13,7 @@ from hydractl.heads.mask import Head, HeadMask
 
 
 def comparable(a: HeadMask, b: HeadMask) -> bool:
-    """Whether two masks are of the same sites with the same numbers of heads."""
+    """Return whether two masks are of the same sites with the same numbers of heads."""
     return dict(a.heads) == dict(b.heads)
 
 
@@ -49,19 +49,26 @@ def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
     """
     if not comparable(a, b):
         raise InputError("the masks are of different models: their sites or head counts differ")
-    return {"kept": _overlap(a.kept_heads, b.kept_heads), "removed": _overlap(a.removed_heads, b.removed_heads)}
+    return {
+        "kept": _overlap(a.kept_heads, b.kept_heads),
+        "removed": _overlap(a.removed_heads, b.removed_heads),
+    }
 
 
 def _overlap(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
+    """Compare two sets of heads, as :func:`mask_overlap` does."""
     shared = len(set(a) & set(b))
     smaller = min(len(a), len(b))
+    overlap: float | None = None
+    if smaller:
+        overlap = shared / smaller
     heads_by_site_a = Counter(site for site, _ in a)
     heads_by_site_b = Counter(site for site, _ in b)
     return {
         "counts": [len(a), len(b)],
         "shared": shared,
         "jaccard": jaccard(a, b),
-        "overlap": shared / smaller if smaller else None,
+        "overlap": overlap,
         "divergence": jensen_shannon(heads_by_site_a, heads_by_site_b),
     }
 
@@ -89,7 +96,7 @@ def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
 
 
 def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
-    """Kendall's tau-b of two removal orders, over the heads that both contain.
+    """Return Kendall's tau-b of two removal orders, over the heads that both contain.
 
     An order has no ties, so this is (concordant - discordant) / pairs, from -1 to 1.
 
@@ -105,7 +112,8 @@ def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
     if not pairs:
         return None
     discordant = sum(first > second for first, second in combinations(places, 2))
-    return (pairs - 2 * discordant) / pairs
+    concordant = pairs - discordant
+    return (concordant - discordant) / pairs
 
 
 def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> dict[int, float | None]:

@@ -73,7 +73,10 @@ class Relative:
         if self.shared is not None:
             assert heads is not None, "heads that share numbers are known by their original numbers"
             common = self.shared.index_select(0, heads)
-            numbers = common if numbers is None else numbers + common
+            if numbers is None:
+                numbers = common
+            else:
+                numbers = numbers + common
         assert numbers is not None, "heads without vectors of distances have a number for each"
         if self.positions is None:
             return numbers[None]
@@ -86,15 +89,19 @@ class Relative:
             ``[B, n, q, T]``.
         """
         assert self.index is not None, "vectors are those of distances"
-        index = self.index[None] if self.positions is None else self.index[self.positions]
-        index = index[:, None]  # [1 or B, 1, q, T]
+        if self.positions is None:
+            index = self.index[None, None]  # [1, 1, T, T]
+        else:
+            index = self.index[self.positions][:, None]  # [B, 1, q, T]
         total = q.new_zeros(())
         if keys is not None:
-            scores = q @ keys.mT  # [B, n, q, R]
-            total = total + scores.gather(-1, index.expand(*scores.shape[:3], -1))
+            by_distance = q @ keys.mT  # [B, n, q, R]
+            distances = index.expand(*by_distance.shape[:3], -1)  # [B, n, q, T]
+            total = total + by_distance.gather(-1, distances)
         if queries is not None:
-            scores = k @ queries.mT  # [B, n, T, R]
-            total = total + scores.gather(-1, index.mT.expand(*scores.shape[:3], -1)).mT
+            by_distance = k @ queries.mT  # [B, n, T, R]
+            distances = index.mT.expand(*by_distance.shape[:3], -1)  # [B, n, T, q]
+            total = total + by_distance.gather(-1, distances).mT
         if self.scale is None:
             return total * q.shape[-1] ** -0.5
         return total * self.scale

@@ -40,21 +40,31 @@ class Rotary:
         else:
             first, second = turning.chunk(2, dim=-1)
             across = torch.cat([-second, first], dim=-1)
-        turned = (turning * self.cos + across * self.sin).to(heads.dtype)
+        turned = turning * self.cos + across * self.sin
+        turned = turned.to(heads.dtype)
         if not still_dims:
             return turned
         return torch.cat([turned, still], dim=-1)
 
     def at(self, positions: Tensor) -> Rotary:
-        """Return the angles of some tokens of every sample, ``[B, q]``."""
-        rows = positions[:, None, :, None]  # [B, q] -> [B, 1, q, 1]
+        """Return the angles of some tokens of every sample.
+
+        Args:
+            positions: the numbers of the tokens ``[B, q]``.
+        """
+        rows = positions[:, None, :, None]  # [B, 1, q, 1]
+        samples = len(positions)
 
         def picked(angles: Tensor) -> Tensor:
-            leading = (*angles.shape[:-4], positions.shape[0], angles.shape[-3])  # [M,] B, 1 or H
-            index = rows.expand(*leading, -1, angles.shape[-1])
-            return angles.expand(*leading, -1, -1).gather(-2, index)
+            """Return ``[(M,) B, 1 or H, q, width]`` of ``[(M,) 1 or B, 1 or H, T, width]``."""
+            *members, _, heads, _, width = angles.shape
+            index = rows.expand(*members, samples, heads, -1, width)
+            angles_of_samples = angles.expand(*members, samples, heads, -1, -1)
+            return angles_of_samples.gather(-2, index)
 
-        return Rotary(picked(self.cos), picked(self.sin), self.neighbours, self.of_heads)
+        cos = picked(self.cos)
+        sin = picked(self.sin)
+        return Rotary(cos, sin, self.neighbours, self.of_heads)
 
     def of(self, member: int) -> Rotary:
         """Return the angles of one member."""
@@ -76,10 +86,14 @@ class Rotary:
             of_member = self.of(member)
             cos.append(of_member.cos.index_select(1, heads))
             sin.append(of_member.sin.index_select(1, heads))
-        return Rotary(torch.cat(cos, dim=1), torch.cat(sin, dim=1), self.neighbours)
+        side_by_side_cos = torch.cat(cos, dim=1)
+        side_by_side_sin = torch.cat(sin, dim=1)
+        return Rotary(side_by_side_cos, side_by_side_sin, self.neighbours)
 
     def repeated(self, members: int) -> Rotary:
         """Repeat the angles for member-major samples ``[M * B, ...]``."""
         if self.cos.shape[0] == 1:
             return self
-        return Rotary(self.cos.repeat(members, 1, 1, 1), self.sin.repeat(members, 1, 1, 1), self.neighbours)
+        cos = self.cos.repeat(members, 1, 1, 1)
+        sin = self.sin.repeat(members, 1, 1, 1)
+        return Rotary(cos, sin, self.neighbours)

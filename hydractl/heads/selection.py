@@ -52,7 +52,12 @@ def total_budget(present: HeadMask, keep: int | None, remove: int | None, option
 
 def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
     """Sort heads from the least to the most important, those of equal importance in the order they are given in."""
-    return sorted(heads, key=lambda head: scores.scores[head[0]][head[1]])
+
+    def importance(head: Head) -> float:
+        path, number = head
+        return scores.scores[path][number]
+
+    return sorted(heads, key=importance)
 
 
 def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, int]) -> HeadMask:
@@ -88,7 +93,10 @@ def select_global(
             hint="share fewer sites or remove more heads",
         )
     still_there = set(mask.kept_heads)
-    candidates = [head for head in order if head in still_there and head[0] not in fixed]
+    candidates = []
+    for path, head in order:
+        if path not in fixed and (path, head) in still_there:
+            candidates.append((path, head))
     if len(candidates) < rest:
         raise InputError(
             f"the ranking has {len(candidates)} heads that can still be removed, the budget needs {rest}",
@@ -141,8 +149,8 @@ def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[
         raise UsageError(f"--sample-from {first} is outside 1..{len(ranking.removed)}, the length of the ranking")
     if count > first:
         raise UsageError(f"cannot draw {count} heads from the first {first} of the ranking")
-    drawn = random.Random(seed).sample(range(first), count)
-    return [ranking.removed[i] for i in sorted(drawn)]
+    drawn_places = random.Random(seed).sample(range(first), count)
+    return [ranking.removed[place] for place in sorted(drawn_places)]
 
 
 def check_whole(ranking: Ranking, kept: Iterable[Head], origin: str) -> None:
@@ -171,6 +179,9 @@ def check_scored(scores: HeadScores, present: HeadMask) -> None:
     Raises:
         InputError: listing those without.
     """
-    missing = [f"{path} head {head}" for path, head in present.kept_heads if math.isinf(scores.scores[path][head])]
+    missing = []
+    for path, head in present.kept_heads:
+        if math.isinf(scores.scores[path][head]):
+            missing.append(f"{path} head {head}")
     if missing:
         raise InputError("the scores lack heads that the model has", problems=missing)

@@ -88,7 +88,9 @@ class HeadWeights:
         key_of_head = list(self.key_heads)
 
         def repeat(name: str, tensor: Tensor) -> Tensor:
-            return tensor[key_of_head] if name in OF_KEYS else tensor
+            if name in OF_KEYS:
+                return tensor[key_of_head]
+            return tensor
 
         return self._changed(repeat, None)
 
@@ -114,8 +116,9 @@ class HeadWeights:
             is_of_keys = name in OF_KEYS
             count = keys if is_of_keys else heads
             places = key_places if is_of_keys else head_places
+            index = torch.tensor(places, dtype=torch.long)
             expanded = tensor.new_zeros((count, *tensor.shape[1:]))
-            expanded[torch.tensor(places, dtype=torch.long)] = tensor
+            expanded[index] = tensor
             return expanded
 
         return self._changed(scatter, key_heads)
@@ -134,7 +137,8 @@ class HeadWeights:
 
         def gather(name: str, _: Tensor) -> Tensor:
             sources = sources_of_keys if name in OF_KEYS else heads
-            return torch.stack([getattr(weights, name)[position] for weights, position in sources])
+            tensors_of_heads = [getattr(weights, name)[position] for weights, position in sources]
+            return torch.stack(tensors_of_heads)
 
         first_block, _ = heads[0]
         return first_block._changed(gather, key_heads)

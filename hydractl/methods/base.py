@@ -1,57 +1,115 @@
-"""What a way of getting members declares, and the hooks by which ``finetune`` uses it."""
+"""What a way of getting members declares: its arguments, and the hooks by which ``finetune`` uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-from hydractl.methods.study_rows import StudyRow
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from hydractl.training.adapters import Adapter
     from hydractl.training.course import CourseOptions
     from hydractl.training.members import MemberMaker
 
-OptionValues = Mapping[str, Any]
-"""The values of a method's own options, by name; None where an option was not given."""
+Number: TypeAlias = int | float | Fraction
 
-LENGTH = "Length"
-WEIGHTS = "What is trained"
-"""Headings of the help of ``finetune`` that options of methods stand under."""
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+class _Notation(NamedTuple):
+    """How numbers of a type are written, what messages call them, and how they are read."""
+
+    pattern: str
+    words: str
+    read: Callable[[str], Number]
+
+
+_NOTATIONS = {
+    int: _Notation(r"[0-9]{1,9}", "a whole number", int),
+    float: _Notation(r"([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})(e-?[0-9]{1,2})?", "a number", float),
+    Fraction: _Notation(r"[0-9]{1,3}(\.[0-9]{1,3}|/[1-9][0-9]?)?", "a number or a fraction such as 9/4", Fraction),
+}
 
 
 @dataclass(frozen=True)
-class MethodOption:
-    """An option of ``finetune`` that belongs to one method. Without it the method is not used.
+class Argument:
+    """One argument of a method: a number behind ``--ensemble KIND:``.
 
     Attributes:
-        name: as in Python and YAML; the flag has dashes for underscores.
-        value_type: ``int``, ``float`` or ``str``, or ``bool`` for a switch.
-        help: what it is, one sentence, and behind it ``[unit; default: in words]``.
-        heading: of the help text that it stands under, :data:`LENGTH` or :data:`WEIGHTS`.
-        metavar: the placeholder of the value in the help text.
-        pattern: a regular expression for a whole text, of which ``example`` is one.
-        example: of such a text.
-        at_least, at_most: the range of a number.
+        metavar: its name in help texts and messages.
+        type: ``int``, ``float``, or ``Fraction`` for a number that may also be written as ``9/4``.
+        at_least, at_most, above, below: its range.
     """
 
-    name: str
-    value_type: type
-    help: str
-    heading: str = WEIGHTS
-    metavar: str | None = None
-    pattern: str | None = None
-    example: str = ""
+    metavar: str
+    type: type[int] | type[float] | type[Fraction]
     at_least: float | None = None
     at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def read(self, text: str) -> Number:
+        """Return the number that a text stands for.
+
+        Raises:
+            ValueError: it stands for none of the type.
+        """
+        notation = _NOTATIONS[self.type]
+        if not re.fullmatch(notation.pattern, text):
+            raise ValueError(f"{self.metavar} must be {notation.words}, not {text!r}")
+        return notation.read(text)
+
+    def check(self, value: object) -> None:
+        """Check the value that somebody gave.
+
+        Raises:
+            ValueError: it is no number of the type, or out of range.
+        """
+        accepted = int if self.type is int else (int, float, Fraction)
+        if isinstance(value, bool) or not isinstance(value, accepted) or not math.isfinite(value):
+            raise ValueError(f"{self.metavar} must be {_NOTATIONS[self.type].words}, not {value!r}")
+        if self.at_least is not None and value < self.at_least:
+            raise ValueError(f"{self.metavar} must be at least {self.at_least}, not {value}")
+        if self.at_most is not None and value > self.at_most:
+            raise ValueError(f"{self.metavar} must be at most {self.at_most}, not {value}")
+        if self.above is not None and value <= self.above:
+            raise ValueError(f"{self.metavar} must be greater than {self.above}, not {value}")
+        if self.below is not None and value >= self.below:
+            raise ValueError(f"{self.metavar} must be less than {self.below}, not {value}")
+
+
+def argument(
+    metavar: str,
+    type: type[int] | type[float] | type[Fraction],
+    default: Any = dataclasses.MISSING,
+    **range_: float,
+) -> Any:
+    """Declare an argument as a field of the options of a method.
+
+    Args:
+        metavar, type, range_: as of :class:`Argument`.
+        default: its value where it is left out; an argument without one is needed.
+    """
+    declared = Argument(metavar, type, **range_)
+    return dataclasses.field(default=default, metadata={"argument": declared})
+
+
+def fields_in_order(options: type[MethodOptions]) -> list[dataclasses.Field[Any]]:
+    """Return the fields of the arguments of a method in the order in which they are written."""
+    return sorted(dataclasses.fields(options), key=lambda field: field.kw_only is True)
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
 
 
 class FinetuneRequest(Protocol):
     """What somebody asks of ``finetune``, as far as a method looks at it.
 
     Attributes:
-        members: number of trainings.
         loss: ``cross-entropy`` or ``contrastive``.
         lr: the learning rates that are tried.
         schedule: ``cosine``, ``linear`` or ``constant``.
@@ -60,7 +118,6 @@ class FinetuneRequest(Protocol):
         shard: whether weights are divided among processes.
     """
 
-    members: int
     loss: str
     lr: list[float]
     schedule: str
@@ -68,114 +125,164 @@ class FinetuneRequest(Protocol):
     compile: bool
     shard: bool
 
-    def called(self, name: str) -> str:
-        """Return the name of an option in messages: its flag."""
-        ...
-
     def where(self, name: str) -> str:
         """Return `` (source)`` of an option, empty where there is nothing to say."""
-        ...
-
-    def given(self, name: str) -> bool:
-        """Return whether an option has a value."""
         ...
 
     def has_default(self, name: str) -> bool:
         """Return whether nobody has given an option."""
         ...
 
-    def goes_with(self, name: str, other: str) -> list[str]:
-        """Return a problem if the first option was given without the second."""
-        ...
 
-
-class Method:
-    """A way of getting members: what it declares, and hooks of which it fills in those that it needs.
+@dataclass(frozen=True)
+class MethodOptions:
+    """What is asked of one method; a subclass has its arguments as fields and fills in the hooks that it needs.
 
     Attributes:
-        name: of its file or folder.
-        options: its own options of ``finetune``; the first one asks for the method.
-        rows: of ``study``.
-        role: what it takes the place of. Of one role at most one method can be asked for.
+        kind: what stands before the colon of ``--ensemble``.
+        summary: what the method does, one sentence for the help, which speaks of its arguments by their metavars.
+        example: arguments as one would give them.
         needs_cosine: whether its learning rate is a cosine, so that ``--schedule`` must leave it at that.
+
+    Raises:
+        ValueError: an argument is out of range; the rest of a sentence that starts with the kind.
     """
 
-    name: str
-    options: tuple[MethodOption, ...] = ()
-    rows: tuple[StudyRow, ...] = ()
-    role: str = ""
-    needs_cosine: bool = False
+    kind: ClassVar[str]
+    summary: ClassVar[str]
+    example: ClassVar[str] = ""
+    needs_cosine: ClassVar[bool] = False
 
-    def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """List the options that do not go with this method, which was asked for; each a sentence."""
-        return []
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name, declared in self.arguments().items():
+            value = getattr(self, name)
+            if value is not None:
+                declared.check(value)
 
-    def sets_aside(self, request: FinetuneRequest) -> dict[str, str]:
-        """Return the options that mean nothing beside this method, each with the option that makes it so."""
-        return {}
+    def __str__(self) -> str:
+        """Return it as it is written after ``--ensemble``, without the defaults at its end."""
+        fields = fields_in_order(type(self))
+        while fields and getattr(self, fields[-1].name) == fields[-1].default:
+            fields.pop()
+        if not fields:
+            return self.kind
+        texts = []
+        for field in fields:
+            value = getattr(self, field.name)
+            texts.append(str(value).removesuffix(".0"))
+        return f"{self.kind}:{','.join(texts)}"
 
-    def models(self, values: OptionValues) -> int | None:
+    @classmethod
+    def arguments(cls) -> dict[str, Argument]:
+        """Return the declared arguments by the names of their fields."""
+        return {field.name: field.metadata["argument"] for field in fields_in_order(cls)}
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Return what the provenance of a checkpoint says; None where it is that of an ordinary training."""
+        record: dict[str, Any] = {"kind": self.kind}
+        for name, declared in self.arguments().items():
+            value = getattr(self, name)
+            if value is not None and declared.type is float:
+                value = float(value)
+            elif declared.type is Fraction:
+                value = str(Fraction(str(value)))
+            record[name] = value
+        return record
+
+    # --- hooks --------------------------------------------------------------------------------------------------------
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings there are, by ``--seed`` and the seeds after it."""
+        return 1
+
+    def of_one_training(self) -> MethodOptions:
+        """Return what is asked of each of several trainings."""
+        return self
+
+    def models(self) -> int | None:
         """Return how many models one training writes; None for one that is called as ``--output`` says."""
         return None
 
-    def adapter(self, values: OptionValues) -> Adapter | None:
+    def conflicts(self, request: FinetuneRequest) -> list[str]:
+        """List the options that do not go with this method, each as a sentence."""
+        return []
+
+    def sets_aside(self, request: FinetuneRequest) -> list[str]:
+        """Return the names of the options that mean nothing beside this method."""
+        return []
+
+    def adapter(self) -> Adapter | None:
         """Return what is trained in the place of the weights."""
         return None
 
-    def together(self, values: OptionValues) -> MemberMaker | None:
+    def together(self) -> MemberMaker | None:
         """Return what makes several members of one training."""
         return None
 
-    def course(self, values: OptionValues) -> CourseOptions | None:
+    def course(self) -> CourseOptions | None:
         """Return how the learning rate goes and which weights are left, where no epoch is chosen."""
         return None
 
 
-class AdapterMethod(Method):
-    """A method that trains something in the place of the weights."""
+@dataclass(frozen=True)
+class SeededOptions(MethodOptions):
+    """Options of a method whose members are trained one by one, each by a seed of its own.
 
-    role = "weights"
+    Attributes:
+        members: how many; written behind the arguments of a subclass, and in Python given by its name.
+    """
+
+    _: KW_ONLY
+    members: int = argument("M", int, 1, at_least=1, at_most=1000)
+
+    @property
+    def trainings(self) -> int:
+        """One for each member."""
+        return self.members
+
+    def of_one_training(self) -> MethodOptions:
+        """Return the same for one member."""
+        return dataclasses.replace(self, members=1)
 
 
-class CourseMethod(Method):
-    """A method that leaves other weights of a training than those of one epoch."""
-
-    role = "models"
+@dataclass(frozen=True)
+class CourseMethodOptions(MethodOptions):
+    """Options of a method that leaves other weights of a training than those of one epoch."""
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
         """List what cannot be chosen: of several learning rates the best epoch decides."""
         if len(request.lr) == 1:
             return []
-        name = self.options[0].name
-        return [f"{request.called(name)} takes one value of --lr, not {len(request.lr)}{request.where('lr')}"]
+        return [f"--ensemble {self.kind} takes one value of --lr, not {len(request.lr)}{request.where('lr')}"]
 
-    def sets_aside(self, request: FinetuneRequest) -> dict[str, str]:
+    def sets_aside(self, request: FinetuneRequest) -> list[str]:
         """Return the options by which an epoch is chosen."""
-        return dict.fromkeys(("patience", "min_delta"), self.options[0].name)
+        return ["patience", "min_delta"]
 
 
-class TogetherMethod(Method):
-    """A method by which one training makes several members; the number of them begins the value of its option.
+@dataclass(frozen=True)
+class TogetherOptions(MethodOptions):
+    """Options of a method by which one training makes several members.
 
     Attributes:
+        members: how many; the first argument.
         can_be_sped_up: whether ``--compile`` and ``--shard`` go with it.
     """
 
-    role = "models"
-    can_be_sped_up: bool = False
+    can_be_sped_up: ClassVar[bool] = False
 
-    def models(self, values: OptionValues) -> int:
+    members: int = argument("M", int, at_least=2, at_most=100)
+
+    def models(self) -> int:
         """Return the number of members."""
-        value = values[self.options[0].name]
-        return int(str(value).partition(",")[0])
+        return self.members
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
         """List the options that do not go with making several members by one training."""
-        name = self.options[0].name
-        told = f"{request.called(name)}{request.where(name)}"
+        told = f"--ensemble {self.kind}{request.where('ensemble')}"
         problems = []
-        if request.members > 1:
-            problems.append(f"{told} makes several members already: without --members")
         if request.loss == "contrastive":
             problems.append(f"{told} is for models with a classifier, not --loss contrastive")
         if request.compile and not self.can_be_sped_up:
@@ -185,3 +292,47 @@ class TogetherMethod(Method):
         if "head" in request.freeze:
             problems.append(f"{told} trains classifiers: without --freeze head")
         return problems
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def shape_of(options: type[MethodOptions]) -> str:
+    """Return the arguments of a method as its help shows them: ``packed:M,ALPHA[,GAMMA]``."""
+    shape = ""
+    closing = ""
+    for field in fields_in_order(options):
+        comma = "," if shape else ""
+        metavar = field.metadata["argument"].metavar
+        if field.default is dataclasses.MISSING:
+            shape += f"{comma}{metavar}"
+        else:
+            shape += f"[{comma}{metavar}"
+            closing += "]"
+    if not shape:
+        return options.kind
+    if shape.startswith("["):
+        return f"{options.kind}[:{shape[1:]}{closing}"
+    return f"{options.kind}:{shape}{closing}"
+
+
+def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
+    """Return the options that the text behind ``KIND:`` stands for.
+
+    Raises:
+        ValueError: there are too few or too many arguments, or one of them is wrong; with an example.
+    """
+    example = f"{options.kind}:{options.example}" if options.example else options.kind
+    declared = options.arguments()
+    texts = text.split(",") if text else []
+    needed = [field for field in fields_in_order(options) if field.default is dataclasses.MISSING]
+    if not len(needed) <= len(texts) <= len(declared):
+        given = f"{options.kind}:{text}" if text else options.kind
+        raise ValueError(f"must be {shape_of(options)}, such as {example}, not {given!r}")
+    try:
+        values = {}
+        for (name, item), part in zip(declared.items(), texts, strict=False):
+            values[name] = item.read(part.strip())
+        return options(**values)
+    except ValueError as error:
+        raise ValueError(f"{options.kind}: {error}; such as {example}") from None

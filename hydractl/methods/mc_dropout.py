@@ -6,15 +6,11 @@ Gal and Ghahramani, Dropout as a Bayesian Approximation (ICML 2016), section 4. 
 
 from __future__ import annotations
 
-from hydractl.methods.base import Method
+from hydractl.methods.method import Method
 from hydractl.methods.study_rows import AsMeasured, StudyRow
 
-
-class MonteCarloDropoutMethod(Method):
-    """Members are passes of one model."""
-
-    name = "mc_dropout"
-    rows = (StudyRow("mc-dropout", AsMeasured({"mc_dropout": "0.1"}), place=7, needs_training_data=False),)
-
-
-METHOD = MonteCarloDropoutMethod()
+METHOD = Method(
+    "mc_dropout",
+    "One model that runs several times with its dropout left on",
+    rows=(StudyRow("mc-dropout", AsMeasured({"mc_dropout": "0.1"}), place=7, needs_training_data=False),),
+)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.methods.base import LENGTH, CourseMethod, FinetuneRequest, MethodOption, OptionValues
+from hydractl.methods.base import CourseMethodOptions, FinetuneRequest, argument
+from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 from hydractl.training.course import Course, LeftModel, Length, ScheduleOptions, rate_share, warmup_steps
 
@@ -24,38 +25,34 @@ if TYPE_CHECKING:
     from hydractl.training.run_log import RunLog
 
 
-class SnapshotsMethod(CourseMethod):
-    """Members are the weights at the ends of cycles."""
+@dataclass(frozen=True)
+class SnapshotsOptions(CourseMethodOptions):
+    """``snapshots:M``: members are the weights at the ends of cycles."""
 
-    name = "snapshots"
-    needs_cosine = True
-    rows = (StudyRow("snapshots", ByOneTraining({"snapshots": str(MEMBERS)}), place=4),)
-    options = (
-        MethodOption(
-            "snapshots",
-            int,
-            "Split the training into this many cosine cycles, and write the weights at the end of each: a.1.st, a.2.st "
-            "and so on for a.st [cycles; default: one cycle, one output]",
-            heading=LENGTH,
-            at_least=2,
-        ),
+    kind = "snapshots"
+    summary = (
+        "Split the training into M cosine cycles, and write the weights at the end of each: a.1.st, a.2.st and so on "
+        "for a.st"
     )
+    example = "3"
+    needs_cosine = True
 
-    def models(self, values: OptionValues) -> int:
+    cycles: int = argument("M", int, at_least=2)
+
+    def models(self) -> int:
         """Return the number of cycles."""
-        cycles: int = values["snapshots"]
-        return cycles
+        return self.cycles
 
-    def sets_aside(self, request: FinetuneRequest) -> dict[str, str]:
+    def sets_aside(self, request: FinetuneRequest) -> list[str]:
         """Return the options that mean nothing beside it: no epoch is chosen, and each cycle is a cosine."""
         unused = super().sets_aside(request)
         if request.schedule != "cosine":
-            unused["schedule"] = "snapshots"
+            unused.append("schedule")
         return unused
 
-    def course(self, values: OptionValues) -> CyclesOptions:
+    def course(self) -> CyclesOptions:
         """Return so many cycles."""
-        return CyclesOptions(values["snapshots"])
+        return CyclesOptions(self.cycles)
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,10 @@ class Cycles(Course):
         total = length.total
         if (count - 1) * self.steps_per_cycle >= total:
             enough = count * self.steps_per_cycle
-            hint = f"such as --steps {enough}; each cycle has ceil({total} / {count}) steps"
-            raise UsageError(f"{total} steps cannot be cut into {count} cycles of equal length", hint=hint)
+            raise UsageError(
+                f"{total} steps cannot be cut into {count} cycles of equal length",
+                hint=f"such as --steps {enough}; each cycle has ceil({total} / {count}) steps",
+            )
 
     @property
     def steps_per_cycle(self) -> int:
@@ -105,16 +104,20 @@ class Cycles(Course):
 
     def cycle_of(self, step: int) -> tuple[int, int]:
         """Return the cycle that a step (from 0) belongs to: its first step, and how many it has."""
-        start = step // self.steps_per_cycle * self.steps_per_cycle
-        return start, min(self.steps_per_cycle, self.length.total - start)
+        full_cycles_before = step // self.steps_per_cycle
+        start = full_cycles_before * self.steps_per_cycle
+        steps_left = self.length.total - start
+        return start, min(self.steps_per_cycle, steps_left)
 
     def share_of_peak(self, step: int) -> float:
         """Return the learning rate; the warm-up is in the first cycle only, and no longer than it."""
         start, steps = self.cycle_of(step)
         warmup = 0
         if start == 0:
-            warmup = min(warmup_steps(self.schedule.warmup, self.length.total), self.steps_per_cycle)
-        return rate_share(step - start, steps, warmup, self.schedule.shape, self.schedule.floor)
+            asked_for = warmup_steps(self.schedule.warmup, self.length.total)
+            warmup = min(asked_for, self.steps_per_cycle)
+        step_of_cycle = step - start
+        return rate_share(step_of_cycle, steps, warmup, self.schedule.shape, self.schedule.floor)
 
     def planned(self) -> list[dict[str, int]]:
         """Return the number and the last step of each cycle."""
@@ -126,7 +129,8 @@ class Cycles(Course):
 
     def collect(self, steps: int, weights: Iterable[tuple[str, Tensor]], log: Log, run_log: RunLog) -> None:
         """Take the snapshot."""
-        self.snapshots.append({name: weight.to("cpu", copy=True) for name, weight in weights})
+        snapshot = {name: weight.to("cpu", copy=True) for name, weight in weights}
+        self.snapshots.append(snapshot)
         number = len(self.snapshots)
         log.info(f"cycle {number} of {self.count} ends at step {steps}")
         run_log.event("cycle", cycle=number, step=steps)
@@ -135,7 +139,8 @@ class Cycles(Course):
         """Return the snapshots."""
         models = []
         for number, (weights, end) in enumerate(zip(self.snapshots, self.ends, strict=True), start=1):
-            models.append(LeftModel(weights, end, {"cycle": number, "cycle_end": end}))
+            facts = {"cycle": number, "cycle_end": end}
+            models.append(LeftModel(weights, end, facts))
         return models
 
     def progress(self) -> dict[str, int]:
@@ -156,4 +161,9 @@ class Cycles(Course):
         self.snapshots = [saved.part(f"snapshot.{index}.") for index in range(count)]
 
 
-METHOD = SnapshotsMethod()
+METHOD = Method(
+    "snapshots",
+    "The weights at the end of each of several cosines of the learning rate",
+    SnapshotsOptions,
+    rows=(StudyRow("snapshots", ByOneTraining(SnapshotsOptions(MEMBERS)), place=4),),
+)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hydractl.methods.base import MethodOptions
 
 MEMBERS = 3
 """Members of every row of several."""
@@ -15,9 +19,11 @@ class BySeeds:
 
     Attributes:
         options: of each ``finetune``, by name, as text.
+        ensemble: what its ``--ensemble`` asks for, if anything.
     """
 
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(default_factory=dict)
+    ensemble: MethodOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,13 @@ class ByOneTraining:
     """Members that one training leaves, fused.
 
     Attributes:
-        options: of this ``finetune``, by name, as text.
+        ensemble: what ``--ensemble`` of this ``finetune`` asks for.
+        options: further options of it, by name, as text.
         merge: ``--merge`` of ``fuse``, where it is not that of the other rows.
     """
 
-    options: Mapping[str, str]
+    ensemble: MethodOptions
+    options: Mapping[str, str] = field(default_factory=dict)
     merge: str | None = None
 
 
@@ -38,15 +46,17 @@ class ByTraining:
     """One model that one training leaves.
 
     Attributes:
-        options: of this ``finetune``, by name, as text.
+        ensemble: what ``--ensemble`` of this ``finetune`` asks for.
+        options: further options of it, by name, as text.
     """
 
-    options: Mapping[str, str]
+    ensemble: MethodOptions
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ByVerb:
-    """One model that a verb of its own makes of ``--data`` and ``--val``.
+    """One model that a verb of its own makes of ``--train`` and ``--val``.
 
     Attributes:
         verb: its name.
@@ -93,4 +103,6 @@ class StudyRow:
 
     def recipe_for(self, heads: int) -> Recipe:
         """Return how its model is made of one with so many heads at each site."""
-        return self.recipe(heads) if callable(self.recipe) else self.recipe
+        if callable(self.recipe):
+            return self.recipe(heads)
+        return self.recipe

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Curve
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import Curves, Names, measured_blocks, row_blocks
+from hydractl.metrics.rows import Curves, Names, for_each_set, measured_blocks, row_blocks
 from hydractl.metrics.samples import Resample, Samples
 
 CONVENTIONS = {
@@ -90,7 +90,8 @@ def resample(
     """
     values: dict[str, float | None] = {}
     for key, value in _numbers(row_blocks(inside, outside, groups)):
-        if names is None or key.rpartition(".")[2] in names:
+        _, _, name = key.rpartition(".")
+        if names is None or name in names:
             values[key] = value
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
@@ -101,8 +102,8 @@ def resample(
         drawn = {name: Resample(samples, counts[name]) for name, samples in sets.items()}
         leading, beside = curves.drawn(counts)
         row = dict(_numbers(measured_blocks(drawn, groups, leading, beside, names)))
-        for key, of_rounds in per_round.items():
-            of_rounds[i] = row[key]
+        for key, values_in_rounds in per_round.items():
+            values_in_rounds[i] = row[key]
         advance(1)
     return Resampled(values, per_round)
 
@@ -128,26 +129,27 @@ def resample_aurocs(
     for name, scores in ood_scores.items():
         sizes[name] = _size(scores)
     with_value = [name for name in ood_scores if sizes["id"] and sizes[name]]
-    by_score = {}
+    aurocs_by_score = {}
     for score, inside in id_scores.items():
         outside = {name: ood_scores[name][score] for name in with_value}
-        by_score[score] = _ScoreAurocs(inside, outside, rounds)
+        aurocs_by_score[score] = _ScoreAurocs(inside, outside, rounds)
 
     draws = {name: draw(seed, name, size) for name, size in sizes.items()}
     step = max(1, _BLOCK // max(1, *sizes.values()))
     for start in range(0, rounds, step):
         block = range(start, min(rounds, start + step))
         counts = {name: _next_rounds(draws_of_set, len(block)) for name, draws_of_set in draws.items()}
-        for of_score in by_score.values():
-            of_score.add(block, counts)
+        for aurocs in aurocs_by_score.values():
+            aurocs.add(block, counts)
 
-    once = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}  # the data, as one round
+    # The data themselves, as one round in which each sample is drawn once.
+    data = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}
     resampled = {}
-    for score, of_score in by_score.items():
+    for score, aurocs in aurocs_by_score.items():
         values: dict[str, float | None] = dict.fromkeys(ood_scores)
-        for name, auroc in of_score.aurocs(once).items():
-            values[name] = float(auroc[0])
-        resampled[score] = Resampled(values, of_score.rounds)
+        for name, value in aurocs.in_rounds(data).items():
+            values[name] = float(value[0])
+        resampled[score] = Resampled(values, aurocs.rounds)
     return resampled
 
 
@@ -169,12 +171,13 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
         key: of the mean.
     """
     values = [value for value in of_sets.values.values() if value is not None]
-    if not values or len(values) < len(of_sets.values):
+    sets = len(values)
+    if not values or sets < len(of_sets.values):
         return Resampled({key: None}, {})
-    by_set = np.stack(list(of_sets.rounds.values()))  # [sets, R]
+    rounds = np.stack(list(of_sets.rounds.values()))  # [sets, R]
     # Rounded as the means of :func:`resample` are, whatever the order of the data sets.
-    sums = np.asarray([math.fsum(of_round) for of_round in by_set.T])
-    return Resampled({key: math.fsum(values) / len(values)}, {key: sums / len(values)})
+    sums = np.asarray([math.fsum(values_in_round) for values_in_round in rounds.T])
+    return Resampled({key: math.fsum(values) / sets}, {key: sums / sets})
 
 
 def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resampled:
@@ -190,9 +193,9 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
     counts = np.stack([next(draws) for _ in range(rounds)])  # [R, N]
     values: dict[str, float | None] = {}
     per_round = {}
-    for key, of_samples in terms.items():
-        values[key] = float(of_samples.mean())
-        per_round[key] = counts @ of_samples / len(inside)
+    for key, terms_of_samples in terms.items():
+        values[key] = float(terms_of_samples.mean())
+        per_round[key] = counts @ terms_of_samples / len(inside)
     return Resampled(values, per_round)
 
 
@@ -206,7 +209,8 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
         if value is None:
             by_key[key] = None
             continue
-        low, high = _interval(_centred(key, resampled.rounds[key], value), level)
+        rounds = _centred(key, resampled.rounds[key], value)
+        low, high = _interval(rounds, level)
         if _is_biased(key):
             low = max(low, 0.0)  # the rounds were moved, but no error is negative
         by_key[key] = [low, high]
@@ -230,8 +234,8 @@ def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) 
         if len(first.rounds[key]) != len(other.rounds[key]):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
         difference = value - before
-        rounds = other.rounds[key] - first.rounds[key]
-        table[key] = {"value": difference, "ci": _interval(_centred(key, rounds, difference), level)}
+        rounds = _centred(key, other.rounds[key] - first.rounds[key], difference)
+        table[key] = {"value": difference, "ci": _interval(rounds, level)}
     return table
 
 
@@ -239,13 +243,15 @@ def _centred(key: str, rounds: Floats, value: float) -> Floats:
     """Return the rounds of a metric, those of a biased one around its value on the data."""
     if not _is_biased(key):
         return rounds
-    return rounds - (np.median(rounds) - value)
+    bias = np.median(rounds) - value
+    return rounds - bias
 
 
 def _is_biased(key: str) -> bool:
     """Return whether a dotted key is that of a metric whose rounds lie above the value on the data."""
-    for declared in metrics("id"):
-        if declared.biased and key.endswith(tuple(f".{name}" for name in declared.keys)):
+    for metric in metrics("id"):
+        endings = tuple(f".{name}" for name in metric.keys)
+        if metric.biased and key.endswith(endings):
             return True
     return False
 
@@ -266,7 +272,8 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
 
 
 def _interval(values: Floats, level: float) -> list[float]:
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    shares = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(values, shares)
     return [float(low), float(high)]
 
 
@@ -284,7 +291,12 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 
 
 class _ResampledCurve:
-    """The curve of one OOD data set on resamples: the thresholds stay, only what they flag is counted anew."""
+    """The curve of one OOD data set on resamples: the thresholds stay, only what they flag is counted anew.
+
+    Args:
+        id_scores: OOD scores of the ID samples, [N].
+        ood_scores: those of the OOD samples, [K].
+    """
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
         thresholds = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
@@ -311,14 +323,14 @@ class _ResampledCurves:
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
         leading = {name: samples.score for name, samples in outside.items()}
-        self._leading = _curves_of_sets(inside.score, leading)
+        self._leading = for_each_set(_ResampledCurve, inside.score, leading)
         self._beside: dict[str, dict[str, _CurveOfSet]] = {}
         for score, id_scores in inside.scores.items():
             if _leads(score, [inside, *outside.values()]):
                 self._beside[score] = self._leading  # counted once
                 continue
             ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
-            self._beside[score] = _curves_of_sets(id_scores, ood_scores)
+            self._beside[score] = for_each_set(_ResampledCurve, id_scores, ood_scores)
 
     def drawn(self, counts: Mapping[str, Counts]) -> tuple[Curves, dict[str, Curves]]:
         """Return the curves of the score that leads, and those of the others by name.
@@ -334,17 +346,6 @@ class _ResampledCurves:
             else:
                 beside[score] = _drawn(curves, counts)
         return leading, beside
-
-
-def _curves_of_sets(id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]) -> dict[str, _CurveOfSet]:
-    """Return the curve of every OOD data set by one score."""
-    curves: dict[str, _CurveOfSet] = dict.fromkeys(ood_scores)
-    if id_scores is None:
-        return curves
-    for name, scores in ood_scores.items():
-        if scores is not None:
-            curves[name] = _ResampledCurve(id_scores, scores)
-    return curves
 
 
 def _drawn(curves: Mapping[str, _CurveOfSet], counts: Mapping[str, Counts]) -> Curves:
@@ -398,13 +399,14 @@ class _ScoreAurocs:
 
     def add(self, block: range, counts: Mapping[str, Counts]) -> None:
         """Take some rounds r, given how often each sample is drawn in them, [N, r] by data set."""
-        for name, aurocs in self.aurocs(counts).items():
+        for name, aurocs in self.in_rounds(counts).items():
             self.rounds[name][block.start : block.stop] = aurocs
 
-    def aurocs(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
+    def in_rounds(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
         """Return the AUROC against each data set in some rounds, [r]."""
         inside = counts["id"]
-        below = np.zeros((len(inside) + 1, inside.shape[1]), dtype=np.int64)  # drawn ones among the first 0..N
+        samples, rounds = inside.shape
+        below = np.zeros((samples + 1, rounds), dtype=np.int64)  # drawn ones among the first 0..N by rising score
         np.cumsum(inside[self._order], axis=0, out=below[1:])
         aurocs = {}
         for name, scores in self._ood_scores.items():
@@ -422,4 +424,5 @@ class _ScoreAurocs:
         """
         lower = below[np.searchsorted(self._sorted, ood_scores, side="left")]
         lower_or_equal = below[np.searchsorted(self._sorted, ood_scores, side="right")]
-        return np.asarray(np.einsum("kr,kr->r", lower + lower_or_equal, outside), dtype=np.int64)
+        twice_lower = lower + lower_or_equal  # twice the ID samples below each OOD sample, ties half: [K, r]
+        return np.asarray(np.einsum("kr,kr->r", twice_lower, outside), dtype=np.int64)

@@ -196,15 +196,16 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     # A point holds the scales [C], then the biases [C].
     centre = np.concatenate([np.full(classes, inverse_temperature), np.zeros(classes)])
 
-    def objective(point: Floats) -> tuple[float, Floats]:
-        value, gradient = _vector_nll(log_probs, checked, point[:classes], point[classes:])
+    def value_and_gradient(point: Floats) -> tuple[float, Floats]:
+        nll, nll_gradient = _vector_nll(log_probs, checked, point[:classes], point[classes:])
         away = point - centre
-        return value + RIDGE / 2 * float(away @ away), gradient + RIDGE * away
+        ridge = RIDGE / 2 * float(away @ away)
+        return nll + ridge, nll_gradient + RIDGE * away
 
     # Only the gradient ends it (or 500 steps): how little the value falls says little where it is as flat as the ridge.
     limits = {"gtol": 1e-8, "ftol": 0.0, "maxiter": 500, "maxfun": 50_000}
-    point = minimize(objective, centre, method="L-BFGS-B", jac=True, options=limits).x
-    return Calibration("vector", tuple(point[:classes].tolist()), tuple(point[classes:].tolist()))
+    best = minimize(value_and_gradient, centre, method="L-BFGS-B", jac=True, options=limits).x
+    return Calibration("vector", tuple(best[:classes].tolist()), tuple(best[classes:].tolist()))
 
 
 def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
@@ -221,6 +222,11 @@ def _twelve_digits(value: float) -> float:
 
 
 def _checked(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
+    """Return the labels [N] of log p [N, C] as int64.
+
+    Raises:
+        InputError: no sample, or a label outside 0..C-1.
+    """
     if log_probs.ndim != 2 or not log_probs.size:
         raise InputError("a calibration needs at least one labelled sample")
     return check_labels(labels, *log_probs.shape)
@@ -228,7 +234,7 @@ def _checked(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
 
 def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
     """Return runs of samples that are small enough for temporaries."""
-    step = max(1, probabilities._BLOCK_VALUES // log_probs.shape[1])
+    step = max(1, probabilities.BLOCK_VALUES // log_probs.shape[1])
     return [slice(start, start + step) for start in range(0, len(log_probs), step)]
 
 
@@ -248,23 +254,25 @@ def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> fl
     for rows in _blocks_of_rows(log_probs):
         block = np.maximum(log_probs[rows], _LOWEST_LOG_P)
         expected = np.einsum("nc,nc->n", softmax(block * scale), block)
-        of_labels = block[np.arange(len(block)), labels[rows]]
-        slope += float((expected - of_labels).sum())
+        label_log_probs = block[np.arange(len(block)), labels[rows]]
+        slope += float((expected - label_log_probs).sum())
     return slope / len(labels)
 
 
 def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats) -> tuple[float, Floats]:
     """Return the mean NLL with these scales and biases [C], and its gradient [2C]."""
-    value = 0.0
+    nll = 0.0
     by_scale = np.zeros_like(scale)
     by_bias = np.zeros_like(bias)
     for rows in _blocks_of_rows(log_probs):
         block = np.maximum(log_probs[rows], _LOWEST_LOG_P)
-        at_label = np.arange(len(block)), labels[rows]
+        at_label = (np.arange(len(block)), labels[rows])
         _, shifted, powers, total = shifted_powers(block * scale + bias)
-        value -= float((shifted[at_label] - np.log(total[:, 0])).sum())
+        label_log_probs = shifted[at_label] - np.log(total[:, 0])
+        nll -= float(label_log_probs.sum())
         error = np.divide(powers, total, out=powers)  # p - 1[y = k], the gradient by the logits: [n, C]
         error[at_label] -= 1.0
         by_scale += np.einsum("nc,nc->c", error, block)
         by_bias += error.sum(axis=0)
-    return value / len(labels), np.concatenate([by_scale, by_bias]) / len(labels)
+    gradient = np.concatenate([by_scale, by_bias])
+    return nll / len(labels), gradient / len(labels)

@@ -54,12 +54,14 @@ class Cascade:
 
     def goes_on(self, logits: np.ndarray) -> NDArray[np.bool_]:
         """Return which samples run all members, ``[N]``, from the logits ``[N, C]`` of the first one."""
-        return np.asarray(OOD_SCORES[self.score](logits[None]) >= self.value)
+        scores = OOD_SCORES[self.score](logits[None])
+        return np.asarray(scores >= self.value)
 
     def served(self, logits: np.ndarray) -> np.ndarray:
         """Return the logits ``[M, N, C]`` that a cascade gives, from those of the whole ensemble."""
         first = logits[self.member]
-        return np.where(self.goes_on(first)[:, None], logits, first)
+        goes_on = self.goes_on(first)
+        return np.where(goes_on[:, None], logits, first)
 
 
 def stored_cascade(document: Any, members: int) -> Cascade | None:
@@ -70,17 +72,17 @@ def stored_cascade(document: Any, members: int) -> Cascade | None:
     """
     if document is None:
         return None
+    broken = InputError(
+        f"the checkpoint holds a broken cascade {shown(document)}", hint="write it again: fuse --cascade"
+    )
     try:
         cascade = Cascade(document["member"], document["score"], float(document["value"]))
         is_member = type(cascade.member) is int and 0 <= cascade.member < members
         says_something = not SCORES[cascade.score].of_several
     except (KeyError, TypeError, ValueError):
-        is_whole = False
-    else:
-        is_whole = is_member and says_something and bool(np.isfinite(cascade.value))
-    if not is_whole:
-        hint = "write it again: fuse --cascade"
-        raise InputError(f"the checkpoint holds a broken cascade {shown(document)}", hint=hint)
+        raise broken from None
+    if not is_member or not says_something or not np.isfinite(cascade.value):
+        raise broken
     return cascade
 
 
@@ -222,15 +224,21 @@ def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: flo
     accuracy = _losses_of_mean("accuracy", of_member.inside, of_all.inside, order)
     nll = _losses_of_mean("nll", of_member.inside, of_all.inside, order)
     is_allowed = (accuracy.upper <= allowed) & (nll.upper <= allowed)
-    is_last_of_its_score = rising != np.append(rising[1:], np.inf)
-    all_scores = [scores, *(answers.score for answers in of_member.outside.values())]
+    next_higher = np.append(rising[1:], np.inf)
+    is_last_of_its_score = rising != next_higher
+    all_scores = [scores]
+    for answers in of_member.outside.values():
+        all_scores.append(answers.score)
     every_score = np.unique(np.concatenate(all_scores))
-    for last in np.flatnonzero(is_allowed & is_last_of_its_score)[::-1].tolist():
+    # The place of the last sample that stops, from the most that stop to the fewest.
+    candidates = np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]
+    for last in candidates.tolist():
         value = _above(float(rising[last]), every_score)
-        of_aurocs = _auroc_losses(of_member, of_all, value, allowed)
-        if of_aurocs is not None:
+        auroc_losses = _auroc_losses(of_member, of_all, value, allowed)
+        if auroc_losses is not None:
+            losses = {"accuracy": accuracy.at(last), "nll": nll.at(last), **auroc_losses}
             share = 1.0 - (last + 1) / len(scores)
-            return _Stopping(value, share, {"accuracy": accuracy.of(last), "nll": nll.of(last), **of_aurocs})
+            return _Stopping(value, share, losses)
     return None
 
 
@@ -271,7 +279,7 @@ class _MeanLosses(NamedTuple):
     values: Floats
     upper: Floats
 
-    def of(self, last: int) -> CascadeLoss:
+    def at(self, last: int) -> CascadeLoss:
         """Return the loss where the last sample that stops has this place in the order."""
         return CascadeLoss(float(self.values[last]), float(self.upper[last]))
 
@@ -284,9 +292,12 @@ def _losses_of_mean(name: str, alone: MemberAnswers, every: MemberAnswers, order
         of_first, of_every = alone.log_p, every.log_p
     assert of_first is not None and of_every is not None  # of labelled samples
     lost = (of_every - of_first)[order]
-    mean = np.cumsum(lost) / len(lost)
-    variance = np.maximum(np.cumsum(lost**2) / len(lost) - mean**2, 0.0)
-    return _MeanLosses(mean, mean + _LIMIT * np.sqrt(variance / len(lost)))
+    n = len(lost)
+    mean = np.cumsum(lost) / n
+    mean_square = np.cumsum(lost**2) / n
+    variance = np.maximum(mean_square - mean**2, 0.0)
+    standard_error = np.sqrt(variance / n)
+    return _MeanLosses(mean, mean + _LIMIT * standard_error)
 
 
 def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> CascadeLoss:
@@ -302,8 +313,9 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> C
     inside = inside_before - inside_after
     outside = outside_before - outside_after
     value = float(outside.mean())
-    error = float(np.sqrt(inside.var() / len(inside) + outside.var() / len(outside)))
-    return CascadeLoss(value, value + _LIMIT * error)
+    variance = inside.var() / len(inside) + outside.var() / len(outside)
+    standard_error = float(np.sqrt(variance))
+    return CascadeLoss(value, value + _LIMIT * standard_error)
 
 
 def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
@@ -314,5 +326,6 @@ def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
 def _below(scores: Floats, others: Floats) -> Floats:
     """Return for each sample the share of others below it, ties half."""
     rising = np.sort(others)
-    counts = np.searchsorted(rising, scores, "left") + np.searchsorted(rising, scores, "right")
-    return np.asarray(counts / (2 * len(others)), dtype=np.float64)
+    lower = np.searchsorted(rising, scores, "left")
+    lower_or_equal = np.searchsorted(rising, scores, "right")
+    return np.asarray((lower + lower_or_equal) / (2 * len(others)), dtype=np.float64)

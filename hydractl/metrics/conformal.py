@@ -107,7 +107,7 @@ def fit_conformal(
         raise InputError("conformal sets need at least one labelled validation sample")
     scores = np.empty(len(checked))
     for rows, block in blocks(logits, calibration):
-        of_classes = nonconformity(block.probs, method)
+        of_classes = nonconformity(block.probs, method)  # [n, C]
         scores[rows] = of_classes[np.arange(len(of_classes)), checked[rows]]
     return Conformal(method, alpha, quantile(scores, alpha), len(checked))
 
@@ -116,7 +116,8 @@ def quantile(scores: np.ndarray, alpha: float) -> float:
     """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible, if that is the n + 1-st."""
     n = len(scores)
     # In exact decimals: (n + 1) * (1 - alpha) in float64 can lie just above a whole number.
-    rank = (n + 1) - int((n + 1) * Fraction(str(alpha)))
+    may_be_missed = int((n + 1) * Fraction(str(alpha)))
+    rank = (n + 1) - may_be_missed
     if rank > n:
         return 1.0
     return float(np.sort(scores)[rank - 1])
@@ -152,10 +153,11 @@ class SetCounts:
         _, samples, classes = check_shape(logits).shape
         checked = check_labels(labels, samples, classes)
         for rows, block in blocks(logits, self._calibration):
-            inside = nonconformity(block.probs, self.fitted.method) <= self.fitted.qhat  # [n, C]
-            sizes = inside.sum(axis=1)
-            self._samples += len(inside)
-            self._covered += int(inside[np.arange(len(inside)), checked[rows]].sum())
+            in_set = nonconformity(block.probs, self.fitted.method) <= self.fitted.qhat  # [n, C]
+            sizes = in_set.sum(axis=1)
+            is_covered = in_set[np.arange(len(in_set)), checked[rows]]
+            self._samples += len(in_set)
+            self._covered += int(is_covered.sum())
             self._classes += int(sizes.sum())
             self._empty += int(np.count_nonzero(sizes == 0))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
+from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.ood import curve_of
 from hydractl.metrics.probabilities import Floats, check_finite
 from hydractl.metrics.samples import BINS, Samples, bin_edges
@@ -15,9 +16,6 @@ SCORE_BINS = 40
 
 POINTS = 201
 """How many points a curve has at most."""
-
-# The 0.975 quantile of the normal distribution.
-_Z = 1.959963984540054
 
 RISK_COVERAGE = (
     "Error rate (risk) among the i most confident samples against i/N (coverage), at no more than 201"
@@ -60,13 +58,17 @@ class RocPoints(TypedDict):
     tpr: list[float]
 
 
+Histograms = dict[str, list[float] | list[int]]
+"""The counts of each data set in common bins [40], by name, and the ``edges`` of the bins [41]."""
+
+
 class CurvesBlock(TypedDict):
     """All curves of a model; None where there is nothing to draw."""
 
     reliability: ReliabilityBins | None
     risk_coverage: RiskCoveragePoints | None
-    roc: dict[str, RocPoints | None] | None  # by OOD data set
-    scores: dict[str, list[Any]] | None  # counts by data set, and ``edges``
+    roc: dict[str, RocPoints] | None  # by OOD data set, without those that have no samples
+    scores: Histograms | None
 
 
 def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
@@ -83,16 +85,26 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
     sets = {"id": inside, **outside}
     scores = {name: samples.score for name, samples in sets.items() if samples.score is not None}
     if scores:
-        block["roc"] = {name: roc_points(scores["id"], scores[name]) for name in outside}
+        block["roc"] = _roc_of_sets(scores["id"], {name: scores[name] for name in outside})
         block["scores"] = histograms(scores)
     return block
 
 
+def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> dict[str, RocPoints]:
+    """Return the ROC curve of each OOD set; one without samples has none."""
+    curve_of_set = {}
+    for name, scores in ood_scores.items():
+        points = roc_points(id_scores, scores)
+        if points is not None:
+            curve_of_set[name] = points
+    return curve_of_set
+
+
 def reliability_bins(samples: Samples) -> ReliabilityBins:
     """Return accuracy against confidence in the bins of ``ece``, of labelled samples."""
-    sizes = samples.bin_sizes
+    sizes = samples.bin_sizes  # [BINS], as all that follow
     hits = np.bincount(samples.bins[samples.correct], minlength=BINS)
-    confidences = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
+    summed_confidences = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
     bins: ReliabilityBins = {
         "edges": bin_edges().tolist(),
         "n": sizes.tolist(),
@@ -104,34 +116,22 @@ def reliability_bins(samples: Samples) -> ReliabilityBins:
     for index in np.flatnonzero(sizes).tolist():
         size = int(sizes[index])
         right = int(hits[index])
-        bins["confidence"][index] = float(confidences[index] / size)
+        interval = share_interval(right, size)
+        bins["confidence"][index] = float(summed_confidences[index] / size)
         bins["accuracy"][index] = right / size
-        bins["low"][index], bins["high"][index] = wilson(right, size)
+        bins["low"][index] = interval.low
+        bins["high"][index] = interval.high
     return bins
 
 
 def risk_coverage_points(samples: Samples) -> RiskCoveragePoints:
     """Return the risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples."""
     n = len(samples)
-    evenly = np.linspace(1, n, min(n, POINTS))
-    kept = np.unique(evenly.round().astype(np.int64))  # numbers of samples
+    evenly_spaced = np.linspace(1, n, min(n, POINTS))
+    kept = np.unique(evenly_spaced.round().astype(np.int64))  # i, numbers of samples: [points]
     risk = samples.errors[kept - 1] / kept
-    return {"coverage": (kept / n).tolist(), "risk": risk.tolist()}
-
-
-def wilson(hits: int, n: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a share of ``hits`` among ``n`` > 0. Source: Wilson 1927.
-
-    Written out, because importing scipy.stats takes more than a second of every eval; a test holds it to scipy's.
-    """
-    share = hits / n
-    spread = _Z * _Z / n
-    middle = share + spread / 2
-    half = _Z * float(np.sqrt(share * (1 - share) / n + spread / (4 * n)))
-    # At 0 and n hits one end is 0 or 1 but for rounding.
-    low = 0.0 if hits == 0 else (middle - half) / (1 + spread)
-    high = 1.0 if hits == n else (middle + half) / (1 + spread)
-    return low, high
+    coverage = kept / n
+    return {"coverage": coverage.tolist(), "risk": risk.tolist()}
 
 
 def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | None:
@@ -158,13 +158,16 @@ def _evenly(along: Floats) -> np.ndarray:
     if len(along) <= POINTS:
         return np.arange(len(along))
     marks = np.linspace(along[0], along[-1], POINTS)
+    # The values on either side of each mark.
     after = np.clip(np.searchsorted(along, marks), 1, len(along) - 1)
-    is_before_nearer = marks - along[after - 1] <= along[after] - marks
-    return np.unique(after - is_before_nearer)
+    before = after - 1
+    is_before_nearer = marks - along[before] <= along[after] - marks
+    nearest = np.where(is_before_nearer, before, after)
+    return np.unique(nearest)
 
 
-def histograms(scores: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
-    """Return the counts of the scores of each data set in common bins, by name, and their ``edges`` [41].
+def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
+    """Return the histograms of the scores of each data set, by name.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -172,15 +175,16 @@ def histograms(scores: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
     checked = {name: check_finite(values, f"scores of {name}") for name, values in scores.items()}
     low, high = _range_of([values for values in checked.values() if values.size])
     edges = np.linspace(low, high, SCORE_BINS + 1)
-    counts = {}
+    inner_edges = edges[1:-1]
+    table: Histograms = {"edges": edges.tolist()}
     for name, values in checked.items():
-        index = np.searchsorted(edges[1:-1], values, side="right")
-        counts[name] = np.bincount(index, minlength=SCORE_BINS).tolist()
-    return {"edges": edges.tolist(), **counts}
+        bins = np.searchsorted(inner_edges, values, side="right")
+        table[name] = np.bincount(bins, minlength=SCORE_BINS).tolist()
+    return table
 
 
 def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:
-    """Return the lowest and the highest value, apart from each other as numpy.histogram has them."""
+    """Return the lowest and the highest value, moved apart where they are equal, as numpy.histogram does."""
     if not arrays:
         return 0.0, 1.0
     low = min(float(values.min()) for values in arrays)

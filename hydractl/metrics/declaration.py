@@ -40,7 +40,7 @@ class Metric:
         direction: ``higher`` or ``lower``, whichever is better; empty where neither is.
         digits: digits after the point, in tables.
         place: its column among those of its kind, where that is not the order of declaration.
-        parts: keys of its numbers, where it has several.
+        parts: keys of its numbers below ``key``, where it has several.
         by_severity: whether it is taken of each corruption at each severity as well (``id`` alone).
         biased: whether it is a distance that noise makes larger, so that resamples lie above the value on the data; its
             interval is moved by as much (``id`` alone).
@@ -98,17 +98,17 @@ def metrics(kind: MetricKind) -> tuple[Metric, ...]:
     Raises:
         InputError: another package names what cannot be imported, is no metric, or has a key that is taken.
     """
-    every = [*_own(), *_installed()]
-    return tuple(declared for declared in every if declared.kind == kind)
+    every = [*_declared_here(), *_declared_by_plugins()]
+    return tuple(metric for metric in every if metric.kind == kind)
 
 
 def table_metrics(kind: MetricKind) -> tuple[Metric, ...]:
     """Return the metrics of a kind that have a column in tables, from left to right."""
-    with_column = [declared for declared in metrics(kind) if declared.label]
-    return tuple(sorted(with_column, key=lambda declared: declared.place))
+    with_column = [metric for metric in metrics(kind) if metric.label]
+    return tuple(sorted(with_column, key=lambda metric: metric.place))
 
 
-def _own() -> Iterator[Metric]:
+def _declared_here() -> Iterator[Metric]:
     """Yield the metrics of this package, in the order in which they are declared."""
     for home in _HOMES:
         for value in vars(importlib.import_module(home)).values():
@@ -117,20 +117,20 @@ def _own() -> Iterator[Metric]:
 
 
 @functools.cache
-def _installed() -> tuple[Metric, ...]:
+def _declared_by_plugins() -> tuple[Metric, ...]:
     """Return the metrics of other packages, by the names of their entry points."""
     from importlib.metadata import entry_points
 
-    taken = {"n", "group", "pairs"}  # what stands beside metrics
-    taken.update(declared.key for declared in _own())
-    installed = []
+    used_keys = {"n", "group", "pairs"}  # what stands beside metrics
+    used_keys.update(metric.key for metric in _declared_here())
+    plugin_metrics = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         what = f"the metric {point.name} = {point.value} of another package"
-        declared = load_entry_point(point)
-        if not isinstance(declared, Metric) or declared.kind not in get_args(MetricKind):
+        loaded = load_entry_point(point)
+        if not isinstance(loaded, Metric) or loaded.kind not in get_args(MetricKind):
             raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
-        if declared.key in taken or not declared.key.isidentifier():
-            raise InputError(f"{what}: the key {declared.key!r} is taken", hint="give its function another name")
-        taken.add(declared.key)
-        installed.append(declared)
-    return tuple(installed)
+        if loaded.key in used_keys or not loaded.key.isidentifier():
+            raise InputError(f"{what}: the key {loaded.key!r} is taken", hint="give its function another name")
+        used_keys.add(loaded.key)
+        plugin_metrics.append(loaded)
+    return tuple(plugin_metrics)

@@ -26,6 +26,7 @@ def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
     The sum over all pairs of 2 where the OOD score is higher and 1 where the two are equal, in O((N + K) log(N + K)).
     """
     id_sorted, ood_sorted = _sorted(id_scores, ood_scores)
+    # ID samples below each OOD sample: [K].
     lower = np.searchsorted(id_sorted, ood_sorted, side="left")
     lower_or_equal = np.searchsorted(id_sorted, ood_sorted, side="right")
     return int(lower.sum(dtype=np.int64)) + int(lower_or_equal.sum(dtype=np.int64))
@@ -106,8 +107,9 @@ def fpr95(curve: Curve) -> float:
     equal score are flagged together.
     """
     # recall >= 0.95 in integers: 20 true positives >= 19 K.
-    first = int(np.argmax(20 * curve.true_positives >= 19 * curve.positives))
-    return int(curve.false_positives[first]) / curve.negatives
+    flags_enough = 20 * curve.true_positives >= 19 * curve.positives
+    highest = int(np.argmax(flags_enough))
+    return int(curve.false_positives[highest]) / curve.negatives
 
 
 @metric("ood", direction="lower")
@@ -174,4 +176,11 @@ def _steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sorted(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[Floats, Floats]:
-    return np.sort(check_finite(id_scores, "ID scores")), np.sort(check_finite(ood_scores, "OOD scores"))
+    """Return the scores of each side in rising order, [N] and [K].
+
+    Raises:
+        NonFiniteError: a score is NaN or infinite.
+    """
+    finite_id_scores = check_finite(id_scores, "ID scores")
+    finite_ood_scores = check_finite(ood_scores, "OOD scores")
+    return np.sort(finite_id_scores), np.sort(finite_ood_scores)

@@ -47,8 +47,8 @@ ON_FEATURES = {
     "ash": "",
     "vilu": "labels",
 }
-"""Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need of ``--fit``: labelled
-training data, training data, or nothing."""
+"""Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need of ``--train``:
+labelled training data, training data, or nothing."""
 OF_CLASSIFIER = ("vim", "react", "ash")
 """Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
 OF_ZERO_SHOT = ("vilu",)
@@ -87,19 +87,19 @@ def entropy(block: Block) -> Floats:
 @ood_score("OOD score: the second highest p minus the highest.")
 def margin(block: Block) -> Floats:
     """The second highest p minus the highest, [n], -1..0; minus p for one class. Source: Scheffer et al. 2001."""
-    ordered = block.probs.copy()
-    ordered.sort(axis=1)
-    if ordered.shape[1] == 1:
-        return -ordered[:, 0]
-    return ordered[:, -2] - ordered[:, -1]
+    rising = block.probs.copy()
+    rising.sort(axis=1)
+    if rising.shape[1] == 1:
+        return -rising[:, 0]
+    return rising[:, -2] - rising[:, -1]
 
 
 @ood_score("OOD score: sum of (p_k (1 - p_k))^0.1 over the 100 classes of highest p.")
 def gen(block: Block) -> Floats:
     """Generalised entropy of p, [n]. Source: Liu et al. 2023, gamma = 0.1 and M = 100."""
-    highest = block.probs.copy()
-    highest.sort(axis=1)
-    highest = highest[:, -_GEN_CLASSES:]
+    rising = block.probs.copy()
+    rising.sort(axis=1)
+    highest = rising[:, -_GEN_CLASSES:]
     spread = highest * (1.0 - highest)
     return (spread**_GEN_GAMMA).sum(axis=1)
 

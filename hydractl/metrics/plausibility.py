@@ -9,50 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hydractl.metrics.confidence import mean_interval, share_interval
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.probabilities import Floats
-
-_Z = NormalDist().inv_cdf(0.975)
 
 _MOST_SHOWN = 5
 """Classes of an order that a sentence lists."""
 
 _CLEAR = 0.5
 """Accuracy that the best of all orders must reach: by chance the best of very many fits a few samples well."""
-
-
-class ConfidenceInterval(NamedTuple):
-    """The ends of a 95 % interval."""
-
-    low: float
-    high: float
-
-
-def share_interval(count: int, total: int) -> ConfidenceInterval:
-    """Return the interval of a share of independent samples.
-
-    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    """
-    share = count / total
-    spread = _Z**2 / total
-    centre = (share + spread / 2) / (1 + spread)
-    half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    return ConfidenceInterval(max(0.0, centre - half), min(1.0, centre + half))
-
-
-def mean_interval(values: Floats) -> ConfidenceInterval:
-    """Return the interval of a mean by its standard error; infinite for a single value."""
-    if len(values) < 2:
-        return ConfidenceInterval(-math.inf, math.inf)
-    mean = float(values.mean())
-    half = _Z * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return ConfidenceInterval(mean - half, mean + half)
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
@@ -64,8 +33,8 @@ class ExpectedAccuracy:
 
     Attributes:
         accuracy: the figure.
-        samples: of how many; None where that is not known.
-        where: what follows it in a sentence.
+        samples: how many it was measured on; None where that is not known.
+        where: where it was measured: what follows the figure in a sentence.
     """
 
     accuracy: float
@@ -99,7 +68,8 @@ class LabelOrder:
         pairs = [f"{label} as {self.places[label]}" for label in moved[:_MOST_SHOWN]]
         if len(moved) > _MOST_SHOWN:
             pairs.append("...")
-        return f"with {self.words} (label {', '.join(pairs)}) it would be {self.accuracy:.3f}"
+        listed = ", ".join(pairs)
+        return f"with {self.words} (label {listed}) it would be {self.accuracy:.3f}"
 
 
 def accuracy_doubt(
@@ -120,8 +90,8 @@ def accuracy_doubt(
     total = len(labels)
     if not total:
         return None
-    largest = int(np.bincount(labels, minlength=classes).max()) / total
-    if largest == 1.0:  # of one class, whose share no accuracy exceeds
+    largest = _largest_share(labels)
+    if largest == 1.0:  # no accuracy exceeds it
         return None
     correct = int((predicted == labels).sum())
     doubt = _below_largest(correct, total, largest) or _below_expected(correct, total, largest, expected)
@@ -135,10 +105,15 @@ def accuracy_doubt(
 
 def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
     """Return what is odd about a number of right predictions, where the predictions themselves are not at hand."""
-    largest = int(np.bincount(labels).max()) / len(labels)
+    largest = _largest_share(labels)
     if largest == 1.0:
         return None
     return _below_largest(correct, len(labels), largest)
+
+
+def _largest_share(labels: NDArray[np.int64]) -> float:
+    """Return the share of the largest class among labels [N], N > 0."""
+    return int(np.bincount(labels).max()) / len(labels)
 
 
 def _below_largest(correct: int, total: int, largest: float) -> str | None:
@@ -146,8 +121,9 @@ def _below_largest(correct: int, total: int, largest: float) -> str | None:
     high = share_interval(correct, total).high
     if high > largest:
         return None
+    accuracy = correct / total
     return (
-        f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is not above "
+        f"accuracy {accuracy:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is not above "
         f"{largest:.3f}, the share of the largest class"
     )
 
@@ -160,10 +136,12 @@ def _below_expected(correct: int, total: int, largest: float, expected: Expected
     if expected is None:
         return None
     high = share_interval(correct, total).high
-    if high >= (largest + expected.at_least) / 2:
+    half_way = (largest + expected.at_least) / 2
+    if high >= half_way:
         return None
+    accuracy = correct / total
     return (
-        f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is far below "
+        f"accuracy {accuracy:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is far below "
         f"{expected.accuracy:.3f}, {expected.where}"
     )
 
@@ -180,24 +158,27 @@ def fitting_order(
 
     confusion = np.zeros((classes, classes), dtype=np.int64)  # [label, prediction]
     np.add.at(confusion, (labels, predicted), 1)
-    in_order = np.arange(classes)
+    as_they_are = np.arange(classes)
+
+    def correct_in(places: NDArray[np.int64]) -> int:
+        return int(confusion[as_they_are, places].sum())
+
     rows, best = linear_sum_assignment(confusion, maximize=True)
-    assert np.array_equal(rows, in_order)
+    assert np.array_equal(rows, as_they_are)
     # A class that no label has goes nowhere: it stays where it is if that place is free, which no sample can tell.
-    places = np.asarray(best, dtype=np.int64)
+    best_places = np.asarray(best, dtype=np.int64)
     total = len(labels)
-    most_correct = int(confusion[in_order, places].sum())
+    most_correct = correct_in(best_places)
     low = share_interval(most_correct, total).low
-    largest = int(np.bincount(labels).max()) / total
-    is_clear = low > max(largest, _CLEAR)
-    is_better = most_correct != int(confusion[in_order, in_order].sum())
+    is_clear = low > max(_largest_share(labels), _CLEAR)
+    is_better = most_correct != correct_in(as_they_are)
     if not is_clear or not is_better:
         return None
-    for words, candidate in _usual_orders(classes, names):
-        accuracy = int(confusion[in_order, candidate].sum()) / total
+    for words, places in _usual_orders(classes, names):
+        accuracy = correct_in(places) / total
         if accuracy >= low:
-            return LabelOrder(words, candidate, accuracy)
-    return LabelOrder("another order of the labels", places, most_correct / total)
+            return LabelOrder(words, places, accuracy)
+    return LabelOrder("another order of the labels", best_places, most_correct / total)
 
 
 def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
@@ -220,11 +201,12 @@ def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
     A mean below that of the uniform prediction says that the probabilities are worth less than none.
     """
     uniform = math.log(classes)
-    low = mean_interval(-label_log_probs).low
+    losses = -label_log_probs
+    low = mean_interval(losses).low
     if low <= uniform:
         return None
     return (
-        f"NLL {-label_log_probs.mean():.4g} of {len(label_log_probs)} samples (at least {low:.4g} by its 95 % "
+        f"NLL {losses.mean():.4g} of {len(losses)} samples (at least {low:.4g} by its 95 % "
         f"interval) is above {uniform:.3f}, that of the uniform prediction"
     )
 

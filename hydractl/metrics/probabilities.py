@@ -20,7 +20,7 @@ from hydractl.errors import InputError, NonFiniteError
 Floats = NDArray[np.float64]
 
 # Float64 values in one block of samples (1 MiB): larger blocks are slower, the temporaries leave the cache.
-_BLOCK_VALUES = 1 << 17
+BLOCK_VALUES = 1 << 17
 
 # Above this the difference of two logits can leave the range of float64.
 _LARGEST_LOGIT = 1e300
@@ -35,7 +35,8 @@ def check_shape(member_logits: np.ndarray) -> np.ndarray:
     logits = np.asarray(member_logits)
     if logits.ndim != 3 or logits.shape[0] < 1 or logits.shape[2] < 1:
         raise ValueError(f"member logits must be [members, samples, classes], got shape {logits.shape}")
-    if not (np.issubdtype(logits.dtype, np.floating) or np.issubdtype(logits.dtype, np.integer)):
+    is_number = np.issubdtype(logits.dtype, np.floating) or np.issubdtype(logits.dtype, np.integer)
+    if not is_number:
         raise ValueError(f"member logits must be floating point, got {logits.dtype}")
     return logits
 
@@ -56,9 +57,10 @@ def check_logits(member_logits: np.ndarray) -> np.ndarray:
     good = _in_range(logits)  # [M, N]
     if not good.all():
         members, samples = np.nonzero(~good)
+        affected = np.unique(samples).size
         raise NonFiniteError(
             f"the logits of member {members[0]} are not finite at sample {samples[0]}"
-            f" ({np.unique(samples).size} of {logits.shape[1]} samples are affected)",
+            f" ({affected} of {logits.shape[1]} samples are affected)",
             hint="run with float32 (--dtype float32), or check the checkpoint's weights for NaN",
         )
     return logits
@@ -92,7 +94,8 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
         InputError: labels outside 0..C-1, every such label listed.
     """
     array = np.asarray(labels)
-    if array.shape != (samples,) or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+    are_integers = np.issubdtype(array.dtype, np.integer) or array.size == 0
+    if array.shape != (samples,) or not are_integers:
         raise ValueError(f"labels must be {samples} integers, got shape {array.shape} of {array.dtype}")
     wrong = np.flatnonzero((array < 0) | (array >= classes))
     if wrong.size:
@@ -133,7 +136,8 @@ class Block:
     @cached_property
     def highest(self) -> Floats:
         """The highest logit of each member, [M, n]."""
-        return np.asarray(self._powers[0][:, :, 0], dtype=np.float64)
+        highest, _, _, _ = self._powers
+        return np.asarray(highest[:, :, 0], dtype=np.float64)
 
     @cached_property
     def votes(self) -> NDArray[np.int64]:
@@ -142,13 +146,15 @@ class Block:
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """What :func:`shifted_powers` returns, [M, n, 1], [M, n, C], [M, n, C] and [M, n, 1]."""
         return shifted_powers(self.logits)
 
     @cached_property
     def logsumexp(self) -> Floats:
         """log sum exp of each member's logits, [M, n], in nats."""
         highest, _, _, total = self._powers
-        return np.asarray((highest + np.log(total))[:, :, 0], dtype=np.float64)
+        sums = highest + np.log(total)
+        return np.asarray(sums[:, :, 0], dtype=np.float64)
 
     @cached_property
     def member_probs(self) -> Floats:
@@ -255,7 +261,7 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
     """
     logits = check_shape(member_logits)
     members, samples, classes = logits.shape
-    step = max(1, _BLOCK_VALUES // (members * classes))
+    step = max(1, BLOCK_VALUES // (members * classes))
     for start in range(0, max(samples, 1), step):
         # C order, because the order in which numpy adds up a row must not depend on the caller's memory layout.
         values = np.array(logits[:, start : start + step], dtype=np.float64, order="C")

@@ -1,18 +1,18 @@
-"""The metrics of one model as ``eval.json`` (schema ``hydractl.eval/1``) holds them: blocks and their keys."""
+"""The metrics of one model as ``eval.json`` (schema ``hydractl.eval/2``) holds them: blocks and their keys."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.ood import Curve, curve_of
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.sample_metrics import pairs
+from hydractl.metrics.sample_metrics import PairBlock, pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
@@ -31,6 +31,33 @@ CONVENTIONS = {
 
 Names = Collection[str] | None
 """Keys of the metrics that are taken; None for all."""
+
+MetricValues = dict[str, float | None]
+"""Metrics by key; None where one has no value."""
+
+
+class DetectionBlocks(TypedDict):
+    """How well one OOD score detects the samples of each OOD data set, and the averages over near, far and all sets.
+
+    Each data set has its ``group`` and ``n`` beside the metrics.
+    """
+
+    ood: dict[str, dict[str, str | float | None]]
+    near_avg: MetricValues
+    far_avg: MetricValues
+    ood_avg: MetricValues
+
+
+class RowBlocks(DetectionBlocks):
+    """Everything that is measured of one model.
+
+    ``id`` is that of :func:`id_block`; ``diversity`` is by data set, with ``pairs`` beside the metrics where each pair
+    of members is measured; ``scores`` holds the scores that are reported beside the one that leads, by name.
+    """
+
+    id: dict[str, Any]
+    diversity: dict[str, dict[str, float | list[PairBlock] | None]]
+    scores: NotRequired[dict[str, DetectionBlocks]]
 
 
 def _asked_for(kind: MetricKind, names: Names) -> list[Metric]:
@@ -52,17 +79,17 @@ def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]
     return block
 
 
-def ood_block(curve: Curve | None, names: Names = None) -> dict[str, float | None]:
+def ood_block(curve: Curve | None, names: Names = None) -> MetricValues:
     """Return the OOD metrics of one curve by name; all None without one."""
-    block: dict[str, float | None] = {}
+    block: MetricValues = {}
     for metric in _asked_for("ood", names):
         block[metric.key] = None if curve is None else metric(curve)
     return block
 
 
-def diversity_block(samples: Samples | Resample, names: Names = None) -> dict[str, float | None]:
+def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricValues:
     """Return how much the members differ on one data set, by the name of the metric."""
-    block: dict[str, float | None] = {}
+    block: MetricValues = {}
     for metric in _asked_for("diversity", names):
         block[metric.key] = metric(samples) if len(samples) else None
     return block
@@ -75,8 +102,11 @@ def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
         values: as of :func:`diversity_block`; one member has no ``disagreement``, and nothing is said.
         where: the data, for the warning.
     """
-    mi, disagreement = values.get("mi"), values.get("disagreement")
-    if mi is None or disagreement is None or mi >= LITTLE_MI or disagreement >= LITTLE_DISAGREEMENT:
+    mi = values.get("mi")
+    disagreement = values.get("disagreement")
+    if mi is None or disagreement is None:
+        return None
+    if mi >= LITTLE_MI or disagreement >= LITTLE_DISAGREEMENT:
         return None
     return (
         f"members hardly differ on {where}: disagreement {disagreement:.2g}, mutual information {mi:.2g} nats; "
@@ -84,29 +114,32 @@ def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
     )
 
 
-def group_averages(sets: Mapping[str, Mapping[str, Any]], names: Names = None) -> dict[str, dict[str, float | None]]:
+def group_averages(
+    sets: Mapping[str, MetricValues], groups: Mapping[str, str | None], names: Names = None
+) -> dict[str, MetricValues]:
     """Return the unweighted means of the OOD metrics over the near, the far and all data sets.
 
     Args:
-        sets: by data set name, the values of :func:`ood_block` and a ``group``: "near", "far" or anything else
-            (None), which counts in ``ood_avg`` alone.
+        sets: by data set the values of :func:`ood_block`.
+        groups: "near", "far" or None for each data set; those of None count in ``ood_avg`` alone.
         names: of the metrics.
 
     Returns:
         ``near_avg``, ``far_avg`` and ``ood_avg``; a mean is None when the group has no data set or when one of its data
         sets has None.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {"near_avg": [], "far_avg": [], "ood_avg": []}
-    for block in sets.values():
-        groups["ood_avg"].append(block)
-        if block.get("group") in ("near", "far"):
-            groups[f"{block['group']}_avg"].append(block)
-    averages: dict[str, dict[str, float | None]] = {}
-    for name, blocks in groups.items():
-        averages[name] = {}
+    blocks_by_average: dict[str, list[MetricValues]] = {"near_avg": [], "far_avg": [], "ood_avg": []}
+    for name, block in sets.items():
+        blocks_by_average["ood_avg"].append(block)
+        group = groups[name]
+        if group in ("near", "far"):
+            blocks_by_average[f"{group}_avg"].append(block)
+    averages: dict[str, MetricValues] = {}
+    for average, blocks in blocks_by_average.items():
+        averages[average] = {}
         for metric in _asked_for("ood", names):
             values = [block[metric.key] for block in blocks]
-            averages[name][metric.key] = _mean(values)
+            averages[average][metric.key] = _mean(values)
     return averages
 
 
@@ -120,7 +153,7 @@ def measured_blocks(
     curves: Curves,
     beside: Mapping[str, Curves],
     names: Names = None,
-) -> dict[str, Any]:
+) -> RowBlocks:
     """Return ``id``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a resample.
 
     Args:
@@ -132,15 +165,24 @@ def measured_blocks(
         names: of the metrics.
     """
     leading = _detection(curves, samples, groups, names)
-    diversity = {name: diversity_block(of_set, names) for name, of_set in samples.items()}
-    row: dict[str, Any] = {"id": id_block(samples["id"], names), **leading, "diversity": diversity}
-    if beside:
-        row["scores"] = {}
-    for score, of_score in beside.items():
-        if of_score is curves:
-            row["scores"][score] = leading
+    row: RowBlocks = {
+        "id": id_block(samples["id"], names),
+        "ood": leading["ood"],
+        "near_avg": leading["near_avg"],
+        "far_avg": leading["far_avg"],
+        "ood_avg": leading["ood_avg"],
+        "diversity": {},
+    }
+    for name, samples_of_set in samples.items():
+        row["diversity"][name] = {**diversity_block(samples_of_set, names)}
+    scores: dict[str, DetectionBlocks] = {}
+    for score, curves_of_score in beside.items():
+        if curves_of_score is curves:
+            scores[score] = leading
         else:
-            row["scores"][score] = _detection(of_score, samples, groups, names)
+            scores[score] = _detection(curves_of_score, samples, groups, names)
+    if scores:
+        row["scores"] = scores
     return row
 
 
@@ -149,15 +191,22 @@ def _detection(
     samples: Mapping[str, Samples | Resample],
     groups: Mapping[str, str | None],
     names: Names,
-) -> dict[str, Any]:
+) -> DetectionBlocks:
     """Return ``ood`` and the averages by one score; the arguments are those of :func:`measured_blocks`."""
-    sets: dict[str, dict[str, Any]] = {}
-    for name, curve in curves.items():
-        sets[name] = {"group": groups[name], "n": len(samples[name]), **ood_block(curve, names)}
-    return {"ood": sets, **group_averages(sets, names)}
+    metrics_of_sets = {name: ood_block(curve, names) for name, curve in curves.items()}
+    averages = group_averages(metrics_of_sets, groups, names)
+    blocks: DetectionBlocks = {
+        "ood": {},
+        "near_avg": averages["near_avg"],
+        "far_avg": averages["far_avg"],
+        "ood_avg": averages["ood_avg"],
+    }
+    for name, metrics_of_set in metrics_of_sets.items():
+        blocks["ood"][name] = {"group": groups[name], "n": len(samples[name]), **metrics_of_set}
+    return blocks
 
 
-def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> dict[str, Any]:
+def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowBlocks:
     """Return ``id``, ``ood``, the averages, ``diversity`` (of each pair of members too) and ``scores`` of one model.
 
     Args:
@@ -165,45 +214,57 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
         outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
     """
-    leading = {name: of_set.score for name, of_set in outside.items()}
+    leading_scores = {name: samples.score for name, samples in outside.items()}
+    leading = for_each_set(curve_of, inside.score, leading_scores)
     beside: dict[str, Curves] = {}
     for score, id_scores in inside.scores.items():
-        ood_scores = {name: of_set.scores[score] for name, of_set in outside.items()}
-        beside[score] = _curves(id_scores, ood_scores)
-    samples = {"id": inside, **outside}
-    row = measured_blocks(samples, groups, _curves(inside.score, leading), beside)
-    for name, of_set in samples.items():
-        row["diversity"][name]["pairs"] = pairs(of_set)
+        ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
+        beside[score] = for_each_set(curve_of, id_scores, ood_scores)
+    sets = {"id": inside, **outside}
+    row = measured_blocks(sets, groups, leading, beside)
+    for name, samples in sets.items():
+        row["diversity"][name]["pairs"] = pairs(samples)
     return row
 
 
-def _curves(id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]) -> Curves:
-    """Return the curve against each OOD data set by one score."""
-    curves: dict[str, Curve | None] = dict.fromkeys(ood_scores)
+AnyCurve = TypeVar("AnyCurve")
+
+
+def for_each_set(
+    make: Callable[[Floats, Floats], AnyCurve], id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
+) -> dict[str, AnyCurve | None]:
+    """Make a curve of the ID scores [N] against the scores [K] of each OOD data set; None where a score says nothing.
+
+    Args:
+        make: makes the curve, of ID scores and OOD scores.
+        id_scores: by one OOD score.
+        ood_scores: by the same score, for each data set.
+    """
+    curves: dict[str, AnyCurve | None] = dict.fromkeys(ood_scores)
     if id_scores is None:
         return curves
     for name, scores in ood_scores.items():
         if scores is not None:
-            curves[name] = curve_of(id_scores, scores)
+            curves[name] = make(id_scores, scores)
     return curves
 
 
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     """Return the dotted keys of the numbers that the row of one model may hold, for ``--require``."""
     sets = list(ood_sets)
-    places = [""]
+    prefixes = [""]
     for score in scores:
-        places.append(f"scores.{score}.")
+        prefixes.append(f"scores.{score}.")
     groups = [f"ood.{name}" for name in sets]
     if sets:
         groups += AVERAGES
     keys = ["id.n"]
     for metric in metrics("id"):
         keys += [f"id.{key}" for key in metric.keys]
-    for place, group, metric in itertools.product(places, groups, metrics("ood")):
-        keys.append(f"{place}{group}.{metric.key}")
-    for place, name in itertools.product(places, sets):
-        keys.append(f"{place}ood.{name}.n")
+    for prefix, group, metric in itertools.product(prefixes, groups, metrics("ood")):
+        keys.append(f"{prefix}{group}.{metric.key}")
+    for prefix, name in itertools.product(prefixes, sets):
+        keys.append(f"{prefix}ood.{name}.n")
     for name, metric in itertools.product(["id", *sets], metrics("diversity")):
         keys.append(f"diversity.{name}.{metric.key}")
     return keys
@@ -223,7 +284,7 @@ def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     return id_block(samples_of(member_logits, labels))
 
 
-def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, Any]:
+def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
     """Return n and the metrics of :func:`ood_block`, from scores.
 
     Args:

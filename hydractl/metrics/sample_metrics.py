@@ -56,8 +56,10 @@ def ece(samples: Labelled) -> float:
     """
     # Samples that lie bin by bin, in data order within each: the sum of a bin is that of its samples alone.
     binned = samples.sorted_by("bins")
-    ends = np.cumsum(samples.bin_sizes)[:-1]
-    return _weighted_gap(np.split(binned.confidence, ends), np.split(binned.correct, ends), len(samples))
+    inner_ends = np.cumsum(samples.bin_sizes)[:-1]
+    confidences = np.split(binned.confidence, inner_ends)
+    corrects = np.split(binned.correct, inner_ends)
+    return _weighted_gap(confidences, corrects, len(samples))
 
 
 @metric("id", label="aece", words="ECE (equal mass)", direction="lower", place=4, biased=True)
@@ -68,7 +70,9 @@ def aece(samples: Labelled) -> float:
     With fewer samples than bins every sample is a bin of its own. Source: Nguyen and O'Connor 2015.
     """
     rising = samples.sorted_by("rising")
-    return _weighted_gap(np.array_split(rising.confidence, BINS), np.array_split(rising.correct, BINS), len(samples))
+    confidences = np.array_split(rising.confidence, BINS)
+    corrects = np.array_split(rising.correct, BINS)
+    return _weighted_gap(confidences, corrects, len(samples))
 
 
 @metric("id", label="aurc", words="area under the risk-coverage curve", direction="lower", place=5)
@@ -78,7 +82,9 @@ def aurc(samples: Labelled) -> float:
 
     Source: Geifman, Uziel and El-Yaniv 2019. Libraries that integrate the points by trapezoids differ by about 1/N.
     """
-    return float((samples.errors / np.arange(1, len(samples) + 1)).mean())
+    most_confident = np.arange(1, len(samples) + 1)  # i, their number: [N]
+    error_rates = samples.errors / most_confident
+    return float(error_rates.mean())
 
 
 @metric("id", parts=tuple(f"{percent / 100:.2f}" for percent in SHARES))
@@ -98,6 +104,10 @@ def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[np.ndarray],
     """Return the sum over bins of n_b/N * |acc_b - conf_b|; empty bins add 0.
 
     The term of a bin is |right predictions - sum of confidences| / N.
+
+    Args:
+        confidences, corrects: by bin those of its samples.
+        samples: N.
     """
     gaps = []
     for confidence, correct in zip(confidences, corrects, strict=True):
@@ -126,7 +136,8 @@ def disagreement(samples: Samples | Resample) -> float | None:
     """
     if not samples.member_pairs:
         return None
-    return samples.total("differing_pairs") / (len(samples) * samples.member_pairs)
+    pairs_in_all = len(samples) * samples.member_pairs
+    return samples.total("differing_pairs") / pairs_in_all
 
 
 class PairBlock(TypedDict):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,7 +67,7 @@ class Samples:
     @property
     def member_pairs(self) -> int:
         """The number of pairs of members."""
-        return len(self.votes) * (len(self.votes) - 1) // 2
+        return math.comb(len(self.votes), 2)
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
@@ -161,7 +162,8 @@ class Resample:
 
     def mean(self, name: str) -> float:
         """Return the mean of one of the values [N]."""
-        return float(self.counts @ getattr(self.samples, name)) / len(self)
+        total = float(self.counts @ getattr(self.samples, name))
+        return total / len(self)
 
     def total(self, name: str) -> int:
         """Return the sum of one of the counts or truth values [N]."""
@@ -183,7 +185,8 @@ class Resample:
     @property
     def bin_sizes(self) -> NDArray[np.int64]:
         """Samples in each bin of equal width, [BINS]."""
-        return np.bincount(self.samples.bins, weights=self.counts, minlength=BINS).astype(np.int64)
+        sizes = np.bincount(self.samples.bins, weights=self.counts, minlength=BINS)
+        return sizes.astype(np.int64)
 
 
 def bin_edges(bins: int = BINS) -> Floats:
@@ -209,7 +212,7 @@ def samples_of(
     *,
     score: str = "msp",
     beside: Sequence[str] = (),
-    given: Mapping[str, Floats] = {},
+    fitted_scores: Mapping[str, Floats] = {},
     calibration: Calibration | None = None,
     pairs: bool = True,
 ) -> Samples:
@@ -221,7 +224,7 @@ def samples_of(
         labels: [N] integers in 0..C-1.
         score: a name of :data:`hydractl.metrics.ood_scores.SCORES`.
         beside: names of further scores.
-        given: scores [N] that are no functions of logits, by their names.
+        fitted_scores: scores [N] by name that are no functions of logits, but of features.
         calibration: what to apply to log p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay as they are.
         pairs: whether each two members are compared, which takes time quadratic in their number.
 
@@ -233,9 +236,13 @@ def samples_of(
     _, n, classes = shape
     scores: dict[str, Floats | None] = {}
     for name in (score, *beside):
-        scores[name] = given[name] if name in given else _empty_score(name, shape)
+        if name in fitted_scores:
+            scores[name] = fitted_scores[name]
+        else:
+            scores[name] = _empty_score(name, shape)
+    scores_beside = {name: scores[name] for name in beside}
     checked = None if labels is None else check_labels(labels, n, classes)
-    samples = _empty(shape, checked, pairs, scores[score], {name: scores[name] for name in beside})
+    samples = _empty(shape, checked, pairs, scores[score], scores_beside)
     pair_sums = np.zeros(len(samples.pair_mi))
     for rows, block in blocks(logits, calibration):
         samples.predicted[rows] = block.predicted
@@ -244,7 +251,7 @@ def samples_of(
         samples.entropy[rows] = block.entropy
         samples.mi[rows] = block.mi
         for name, values in scores.items():
-            if values is not None and name not in given:
+            if values is not None and name not in fitted_scores:
                 values[rows] = SCORES[name](block)
         if len(pair_sums):
             pair_sums += pair_mi(block).sum(axis=1)
@@ -270,14 +277,16 @@ def pair_mi(block: Block) -> Floats:
     members, n, _ = log_probs.shape
     if members == 2:
         return block.mi[None]
-    by_pair = np.empty((members * (members - 1) // 2, n))
-    for pair, (a, b) in enumerate(combinations(range(members), 2)):
+    pair_members = list(combinations(range(members), 2))
+    by_pair = np.empty((len(pair_members), n))
+    for pair, (a, b) in enumerate(pair_members):
         # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
         # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
         apart = np.abs(log_probs[a] - log_probs[b])
         above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
-        both = (probs[a] + probs[b]) * above - np.minimum(probs[a], probs[b]) * apart
-        by_pair[pair] = np.maximum(both.sum(axis=1) / 2, 0.0)
+        smaller = np.minimum(probs[a], probs[b])
+        both_terms = (probs[a] + probs[b]) * above - smaller * apart  # the two divergences of each class, [n, C]
+        by_pair[pair] = np.maximum(both_terms.sum(axis=1) / 2, 0.0)
     return by_pair
 
 
@@ -298,6 +307,7 @@ def _empty(
 ) -> Samples:
     """Make room for the samples of [M, N, C] logits."""
     members, n, _ = shape
+    compared_pairs = math.comb(members, 2) if pairs else 0
     return Samples(
         predicted=np.empty(n, dtype=np.int64),
         confidence=np.empty(n),
@@ -305,7 +315,7 @@ def _empty(
         mi=np.empty(n),
         score=score,
         votes=np.empty((members, n), dtype=np.int32),
-        pair_mi=np.zeros(members * (members - 1) // 2 if pairs else 0),
+        pair_mi=np.zeros(compared_pairs),
         labels=labels,
         label_log_probs=None if labels is None else np.empty(n),
         brier_terms=None if labels is None else np.empty(n),

@@ -58,7 +58,7 @@ def parse_rule(text: str) -> ThresholdRule:
     try:
         share = Fraction(number)
     except (ValueError, ZeroDivisionError):
-        share = Fraction(-1)
+        share = Fraction(-1)  # in neither range
     if side == "ood" and 0 < share <= 1:
         return ThresholdRule("ood", share)
     if side == "id" and 0 <= share < 1:
@@ -94,10 +94,14 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
         InputError: there is no such score.
     """
     entry = document.get("ood_score") or document.get("threshold") or {}
-    name: str | None = entry.get("score") if isinstance(entry, Mapping) else shown(entry)
-    if name is not None and name not in (*SCORES, *ON_FEATURES):
-        raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
-    return name
+    name: str | None
+    if isinstance(entry, Mapping):
+        name = entry.get("score")
+    else:
+        name = shown(entry)  # no such document: refused below
+    if name is None or name in SCORES or name in ON_FEATURES:
+        return name
+    raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
 
 
 def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
@@ -127,7 +131,8 @@ def flagged(scores: np.ndarray, value: float) -> float | None:
     checked = check_finite(scores, "scores")
     if not len(checked):
         return None
-    return int(np.count_nonzero(checked >= value)) / len(checked)
+    reached = int(np.count_nonzero(checked >= value))
+    return reached / len(checked)
 
 
 def threshold_block(

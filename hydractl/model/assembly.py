@@ -83,7 +83,7 @@ class Assembly:
         return names
 
     def _load(self, network: nn.Module, view: MemberTensors) -> None:
-        """Give a network of meta tensors its own, but for the attention, which is replaced."""
+        """Give a network of meta tensors its weights, but for the attention, which is replaced."""
         parameters = dict(network.named_parameters())
         late_names = self._late_names(network)
         state: dict[str, Tensor] = {}
@@ -95,13 +95,14 @@ class Assembly:
             else:
                 state[name] = self._reader.parameter(view.stored[name])
         for name in network.state_dict():
-            if name not in parameters:  # a statistic, as of a batch norm
+            if name not in parameters:  # a buffer, such as a mean of a batch norm
                 state[name] = self._reader.tensor(view.stored[name])
         network.load_state_dict(state, strict=False, assign=True)
 
     def _make_chains(self, starts: Sequence[Start]) -> list[Chain]:
         """Return one chain for each tower."""
-        merged = not any(self._family.part(name, self._sites) == "mlp" for name in self._per_member)
+        parts_per_member = {self._family.part(name, self._sites) for name in self._per_member}
+        merged = "mlp" not in parts_per_member
         chains = []
         for tower, start in enumerate(starts):
             attentions = self.attentions[start.sites.start : start.sites.stop]
@@ -123,7 +124,8 @@ class Assembly:
         for path, module in network.named_modules():
             if isinstance(module, nn.Embedding) and type(module) is not nn.Embedding:
                 prefixes.append(f"{path}.")
-        return {name for name, _ in network.named_parameters() if name.startswith(tuple(prefixes))}
+        names = [name for name, _ in network.named_parameters()]
+        return {name for name in names if name.startswith(tuple(prefixes))}
 
     # --- what is the same in all members ------------------------------------------------------------------------------
 
@@ -141,14 +143,16 @@ class Assembly:
         """Return how far the members are the same in one tower, whose sites these are."""
         if any(name.startswith(stages.stem_prefixes) for name in self._per_member):
             return Start(sites, shared_stem=False, blocks=0, pool=False)
-        for blocks, (index, path) in enumerate(zip(sites, stages.block_paths, strict=True)):
-            site = self._sites[index].path
-            differing = [name for name in self._per_member if name.startswith(stages.prefixes_of(blocks))]
-            if not differing and self._same_heads(site):
+        for block, block_path in enumerate(stages.block_paths):
+            site_path = self._sites[sites[block]].path
+            prefixes = stages.prefixes_of(block)
+            differing = [name for name in self._per_member if name.startswith(prefixes)]
+            if not differing and self._same_heads(site_path):
                 continue
             # All members attend to the same input if nothing before the attention differs: norms, and merging.
-            same_input = not any(self._is_before_attention(name, path) for name in differing)
-            return Start(sites, shared_stem=True, blocks=blocks, pool=same_input and site in self._stored_once)
+            same_input = not any(self._is_before_attention(name, block_path) for name in differing)
+            pool = same_input and site_path in self._stored_once
+            return Start(sites, shared_stem=True, blocks=block, pool=pool)
         return Start(sites, shared_stem=True, blocks=len(sites), pool=False)
 
     def _same_heads(self, site: str) -> bool:
@@ -158,7 +162,8 @@ class Assembly:
 
     def _is_before_attention(self, name: str, block: str) -> bool:
         """Return whether a tensor acts before the attention of a block: in a norm, or in the merging of tokens."""
-        return self._family.part(name, self._sites) == "norm" or not name.startswith(f"{block}.")
+        merges_tokens = not name.startswith(f"{block}.")
+        return merges_tokens or self._family.part(name, self._sites) == "norm"
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
@@ -166,9 +171,11 @@ class Assembly:
         """Put one attention for all members in the place of the library's."""
         if site.path in self._stored_once:
             masks = self._masks[:1] if start.once(index) else self._masks
-            members = self._members_of_one_bank(site, [mask.kept[site.path] for mask in masks])
+            heads_of_members = [mask.kept[site.path] for mask in masks]
+            members = self._members_of_one_bank(site, heads_of_members)
         else:
-            members = [MemberProjections(self._bank(site, member)) for member in range(len(self.networks))]
+            banks = [self._bank(site, member) for member in range(len(self.networks))]
+            members = [MemberProjections(bank) for bank in banks]
         attention_dropout, output_dropout = self._family.dropouts(self.networks[0], site)
         attention = HeadAttention(
             members,
@@ -185,15 +192,16 @@ class Assembly:
 
         Args:
             site: where.
-            kept: the heads of each member. Those with the same heads share one object.
+            kept: the heads of each member. Members with the same heads share one object.
         """
-        held = union(self._masks, site.path)
-        order = neighbours(kept)
-        bank = self._bank(site, 0, [held.index(head) for head in order])
+        stored_heads = union(self._masks, site.path)
+        heads_in_bank = neighbours(kept)
+        bank = self._bank(site, 0, [stored_heads.index(head) for head in heads_in_bank])
         by_heads: dict[tuple[int, ...], MemberProjections] = {}
         for heads in kept:
             if heads not in by_heads:
-                by_heads[heads] = MemberProjections(bank, [order.index(head) for head in heads])
+                positions = [heads_in_bank.index(head) for head in heads]
+                by_heads[heads] = MemberProjections(bank, positions)
         return [by_heads[heads] for heads in kept]
 
     def _weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
@@ -206,7 +214,7 @@ class Assembly:
         return replace(weights, number=torch.tensor(kept, dtype=torch.long))
 
     def _bank(self, site: Site, member: int, places: Sequence[int] | None = None) -> HeadBank:
-        """Return the heads of a member, or those stored at some places."""
+        """Return a bank of the heads that stand under the names of a member: all of them, or those at some places."""
         common = self._family.common(self.networks[member], site)
 
         def make_bank(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
@@ -259,12 +267,13 @@ class Assembly:
             leaf = name.rpartition(".")[2]
             scale = PerMemberScale(scales)
             delattr(module, leaf)
-            behind = self._family.scaled.get(leaf)
-            if behind is None:
+            scaled_path = self._family.scaled.get(leaf)
+            if scaled_path is None:
                 module.add_module(leaf, scale)
-            else:  # torch.compile cannot trace a module that is multiplied by
+            else:  # torch.compile cannot trace a module that is multiplied by, so the scale is called before the other
                 setattr(module, leaf, None)
-                module.set_submodule(behind, nn.Sequential(scale, module.get_submodule(behind)))
+                scaled_module = module.get_submodule(scaled_path)
+                module.set_submodule(scaled_path, nn.Sequential(scale, scaled_module))
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Remove the blocks: only those of the first member run."""
@@ -273,11 +282,17 @@ class Assembly:
 
 
 def _bank_of(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
-    """Return heads, and what belongs to none of them with the weights that it has here."""
+    """Return a bank of heads.
+
+    Args:
+        weights: of the heads, and of what belongs to no single head.
+        common: the modules of the latter, in the order of :data:`COMMON`. They are given their weights.
+    """
     for name, module in zip(COMMON, common, strict=True):
-        stored = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
-        module.load_state_dict(stored, assign=True)
-    return HeadBank(weights, *common)
+        state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
+        module.load_state_dict(state, assign=True)
+    q_norm, k_norm, features = common
+    return HeadBank(weights, q_norm, k_norm, features)
 
 
 # --- the numbers of a file, read at once or when a module runs --------------------------------------------------------
@@ -293,11 +308,11 @@ class _Reader:
         self._parameters: dict[str, nn.Parameter] = {}
 
     def tensor(self, stored: str) -> Tensor:
-        """Read a tensor; only what a source lends may be the source's own memory."""
+        """Read a tensor: a copy, unless the source lends its memory."""
         tensor = self._tensors.read(stored)
         dtype = self._dtype if tensor.is_floating_point() else None
-        lent = isinstance(self._tensors, LentTensors)
-        return tensor.to(self._device, dtype, copy=not lent)
+        is_lent = isinstance(self._tensors, LentTensors)
+        return tensor.to(self._device, dtype, copy=not is_lent)
 
     def parameter(self, stored: str) -> nn.Parameter:
         """Return the parameter of a stored name."""
@@ -309,8 +324,8 @@ class _Reader:
 class LateWeights:
     """Stands in for the numbers of a file until a module runs, so that one block is in memory at a time.
 
-    A module's weights are read before it runs and are gone behind it. For inference only. A weight that is read past
-    its module is NaN, so that it cannot go unseen.
+    A module's weights are read before it runs and dropped after it. For inference only. A weight that anything else
+    reads is NaN, so that the mistake shows.
 
     Args:
         tensors: the numbers, read again for every run.
@@ -325,7 +340,7 @@ class LateWeights:
         self._make_bank: dict[int, Callable[[], HeadBank]] = {}  # by the id of a bank
 
     def hollow(self, stored: str) -> Tensor:
-        """Return a tensor of the stored shape, and without numbers."""
+        """Return a tensor of the stored shape without numbers."""
         return _hollow(self._tensors.info(stored).shape, self._device)
 
     def read(self, stored: str) -> Tensor:
@@ -356,14 +371,14 @@ class LateWeights:
 
     def _attach(self, module: nn.Module) -> None:
         """Add hooks to a module that has such weights."""
-        parameters = [
-            parameter for parameter in module.parameters(recurse=False) if id(parameter) in self._stored_names
-        ]
-        # Banks and the projections of members are no modules that are called: what has them answers for them.
+        own_parameters = module.parameters(recurse=False)
+        parameters = [parameter for parameter in own_parameters if id(parameter) in self._stored_names]
+        # Banks and the projections of members are never called themselves, so hooks of theirs would not run.
         banks: list[HeadBank] = []
         if isinstance(module, HeadAttention):
-            inner = [part for part in module.modules() if isinstance(part, HeadBank)]
-            banks = [bank for bank in inner if id(bank) in self._make_bank]
+            for part in module.modules():
+                if isinstance(part, HeadBank) and id(part) in self._make_bank:
+                    banks.append(part)
         if not parameters and not banks:
             return
 
@@ -375,29 +390,31 @@ class LateWeights:
                 for parameter, weights in zip(bank.parameters(), fresh.parameters(), strict=True):
                     parameter.data = weights.data
 
-        def take_weights(*_: Any) -> None:
+        def drop_weights(*_: Any) -> None:
             _empty(parameters)
             for bank in banks:
                 _empty(bank.parameters())
 
         module.register_forward_pre_hook(give_weights)
-        module.register_forward_hook(take_weights)
+        module.register_forward_hook(drop_weights)
 
 
 def _empty(parameters: Iterable[nn.Parameter]) -> None:
-    """Leave parameters their shapes, and no numbers."""
+    """Drop the numbers of parameters; they keep their shapes."""
     for parameter in parameters:
         parameter.data = _hollow(parameter.shape, parameter.device)
 
 
 def _hollow(shape: Iterable[int], device: torch.device) -> Tensor:
-    """Return NaN in a shape, which takes the memory of one number."""
-    return torch.full((), float("nan"), device=device).expand(tuple(shape))
+    """Return a tensor of NaN, which takes the memory of one number."""
+    nan = torch.full((), float("nan"), device=device)
+    return nan.expand(tuple(shape))
 
 
 def _widened(stored: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to float32, in memory that is given back at once when the copy is dropped."""
+    """Copy a tensor to float32, in memory that goes back to the system as soon as the copy is dropped."""
     if device.type != "cpu":
         return stored.to(device, torch.float32)
-    pages = page_buffer(4 * stored.numel()).view(torch.float32)
+    bytes_of_float32 = 4
+    pages = page_buffer(bytes_of_float32 * stored.numel()).view(torch.float32)
     return pages.reshape(stored.shape).copy_(stored)

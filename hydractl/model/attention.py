@@ -24,42 +24,66 @@ from hydractl.model.stacking import StackedProjections
 
 @dataclass(frozen=True)
 class _Meeting:
-    """The way queries meet keys: a mask, whether they are causal, the rotary positions of both, and their distances."""
+    """The way queries meet keys.
+
+    Attributes:
+        mask: broadcastable to ``[B, heads, q, T]``, or None.
+        is_causal: whether a token sees only itself and those before it.
+        query_rotary, key_rotary: turn queries and keys by their positions.
+        relative: adds to the scores by the distances of query and key tokens.
+    """
 
     mask: Tensor | None
     is_causal: bool
-    of_queries: Rotary | None
-    of_keys: Rotary | None
+    query_rotary: Rotary | None
+    key_rotary: Rotary | None
     relative: Relative | None = None
 
-    def of(self, member: int) -> _Meeting:
+    def for_member(self, member: int) -> _Meeting:
         """Return the same for the samples of one member."""
-        relative = None if self.relative is None else self.relative.of(member)
-        of_queries = None if self.of_queries is None else self.of_queries.of(member)
-        of_keys = None if self.of_keys is None else self.of_keys.of(member)
-        return _Meeting(self.mask, self.is_causal, of_queries, of_keys, relative)
+        query_rotary = self.query_rotary
+        if query_rotary is not None:
+            query_rotary = query_rotary.of(member)
+        key_rotary = self.key_rotary
+        if key_rotary is not None:
+            key_rotary = key_rotary.of(member)
+        relative = self.relative
+        if relative is not None:
+            relative = relative.of(member)
+        return _Meeting(self.mask, self.is_causal, query_rotary, key_rotary, relative)
 
-    def of_query_tokens(self, queries: QueryTokens) -> _Meeting:
+    def for_query_tokens(self, queries: QueryTokens) -> _Meeting:
         """Return the same where only some tokens ask: their rows of the mask, their positions and distances."""
-        mask = queries.rows_of(self.mask)
-        of_queries = None if self.of_queries is None else self.of_queries.at(queries.positions)
-        relative = None if self.relative is None else replace(self.relative, positions=queries.positions)
-        return _Meeting(mask, self.is_causal, of_queries, self.of_keys, relative)
+        query_rotary = self.query_rotary
+        if query_rotary is not None:
+            query_rotary = query_rotary.at(queries.positions)
+        relative = self.relative
+        if relative is not None:
+            relative = replace(relative, positions=queries.positions)
+        return _Meeting(queries.rows_of(self.mask), self.is_causal, query_rotary, self.key_rotary, relative)
 
     def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
-        """Return the same for the heads of members, by their original numbers."""
-        of_queries = None if self.of_queries is None else self.of_queries.for_heads(heads)
-        of_keys = None if self.of_keys is None else self.of_keys.for_heads(heads)
-        return replace(self, of_queries=of_queries, of_keys=of_keys)
+        """Return the same for some heads of members, by their original numbers."""
+        query_rotary = self.query_rotary
+        if query_rotary is not None:
+            query_rotary = query_rotary.for_heads(heads)
+        key_rotary = self.key_rotary
+        if key_rotary is not None:
+            key_rotary = key_rotary.for_heads(heads)
+        return replace(self, query_rotary=query_rotary, key_rotary=key_rotary)
 
-    def repeated(self, members: int) -> _Meeting:
-        """Repeat for member-major samples what is of one sample alone, once for each member."""
+    def for_member_major(self, members: int) -> _Meeting:
+        """Return the same for member-major samples: what each sample has for itself, repeated for each member."""
         mask = self.mask
         if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
             mask = mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
-        of_queries = None if self.of_queries is None else self.of_queries.repeated(members)
-        of_keys = None if self.of_keys is None else self.of_keys.repeated(members)
-        return _Meeting(mask, self.is_causal, of_queries, of_keys)
+        query_rotary = self.query_rotary
+        if query_rotary is not None:
+            query_rotary = query_rotary.repeated(members)
+        key_rotary = self.key_rotary
+        if key_rotary is not None:
+            key_rotary = key_rotary.repeated(members)
+        return _Meeting(mask, self.is_causal, query_rotary, key_rotary)
 
 
 class HeadAttention(nn.Module):
@@ -74,8 +98,8 @@ class HeadAttention(nn.Module):
         members: the projections of each member.
         pooled: whether the input is the same for all members and their heads are in one bank: all heads of the bank
             then attend to it once, and each member projects its own of them.
-        head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same
-            as a zeroed column block of the output projection. Heads are in the order of the runs of each
+        head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same as
+            zeros in the columns that the head has in the output projection. Heads are in the order of the runs of each
             member. Used by the gate criterion.
         observer: None, or a function that is given the concatenated heads of member 0, ``[B, T, heads * head_dim]``
             (none where it has no heads), each time they are computed.
@@ -116,7 +140,7 @@ class HeadAttention(nn.Module):
     @property
     def head_counts(self) -> list[int]:
         """Heads of each member."""
-        return [m.heads for m in self.projections]
+        return [projections.heads for projections in self.projections]
 
     def train(self, mode: bool = True) -> HeadAttention:
         """Set the mode, as torch's, and forget stacked weights: the parameters may have changed unseen."""
@@ -137,7 +161,10 @@ class HeadAttention(nn.Module):
                 self._stacked.make(self.pooled)
 
     def keep_apart(self) -> None:
-        """Never stack the weights of members: terms and angles of single heads are those of one after another."""
+        """Never stack the weights of members: where terms or angles belong to single heads, members run by themselves.
+
+        See :attr:`hydractl.model.stacking.StackedProjections.possible`.
+        """
         self._stacked.possible = False
 
     def forward(
@@ -155,7 +182,7 @@ class HeadAttention(nn.Module):
             attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
             is_causal: whether a token sees only itself and those before it.
             rotary: turns queries and keys by the positions of all tokens; None where positions are in ``x`` alone.
-            relative: adds to the scores by the distances of all tokens, which a mask then says nothing of.
+            relative: adds to the scores by the distances of all tokens; the mask is then without these.
 
         Returns:
             As ``x``.
@@ -163,16 +190,16 @@ class HeadAttention(nn.Module):
         context = context_of_run()
         if context.attended is not None:
             return context.attended
-        meeting = _Meeting(attn_mask, is_causal, rotary, rotary, relative)
+        meeting = _Meeting(attn_mask, is_causal, query_rotary=rotary, key_rotary=rotary, relative=relative)
         memory = None
         if context.queries is not None:
             assert not is_causal, "a block that runs for some tokens needs its mask written out"
             memory = context.queries.memory
-            meeting = meeting.of_query_tokens(context.queries)
+            meeting = meeting.for_query_tokens(context.queries)
         members = self.projections
         if context.member is not None and len(members) > 1:
             members = [members[context.member]]
-            meeting = meeting.of(context.member)
+            meeting = meeting.for_member(context.member)
         elif self._batches(context, x.device):
             return self._dropped(self._batched(x, memory, meeting))
         parts = apart(x, len(members))
@@ -209,7 +236,7 @@ class HeadAttention(nn.Module):
         attended: list[Tensor | None]
         if self.pooled:
             (pool,) = self._attend([self._all_heads], parts[:1], [memory], meeting)
-            attended = [_taken(projections, pool) for projections in members]
+            attended = [_heads_from_pool(projections, pool) for projections in members]
         else:
             memories: Sequence[Tensor | None] = [None] * len(members)
             if memory is not None:
@@ -237,14 +264,17 @@ class HeadAttention(nn.Module):
             head_gate: ``[1 or samples, sum of heads]``.
             batch: B, a multiple of the samples where each was cut into windows.
         """
-        gates = head_gate.repeat_interleave(members[0].head_dim, dim=1)
+        gates = head_gate.repeat_interleave(members[0].head_dim, dim=1)  # [1 or samples, sum of heads * head_dim]
         if len(gates) > 1:
             windows = batch // len(gates)
             gates = gates.repeat_interleave(windows, dim=0)
-        gates_of_members = gates.split([projections.heads * projections.head_dim for projections in members], dim=1)
+        widths = [projections.heads * projections.head_dim for projections in members]
         gated: list[Tensor | None] = []
-        for heads_of_member, gate in zip(heads, gates_of_members, strict=True):
-            gated.append(None if heads_of_member is None else heads_of_member * gate[:, None])
+        for heads_of_member, gate in zip(heads, gates.split(widths, dim=1), strict=True):
+            if heads_of_member is None:
+                gated.append(None)
+            else:
+                gated.append(heads_of_member * gate[:, None])  # [B, q, h * dk] * [1 or B, 1, h * dk]
         return gated
 
     def _attend(
@@ -261,31 +291,34 @@ class HeadAttention(nn.Module):
         all_runs = list(itertools.chain(*runs_of_members))
         if not all_runs:
             return [None] * len(members)
-        # q, k and v of each run [B, n, q, head_dim] -> [B, sum of heads, q, head_dim]
-        queries, keys, values = zip(*all_runs, strict=True)
-        q = cat_parts(queries, dim=1)
-        k = cat_parts(keys, dim=1)
+        queries, keys, values = zip(*all_runs, strict=True)  # of each run [B, n, q or T, head_dim]
+        q = cat_parts(queries, dim=1)  # [B, sum of heads, q, head_dim]
+        k = cat_parts(keys, dim=1)  # [B, sum of heads, T, head_dim], and so are the values
         v = cat_parts(values, dim=1)
         if meeting.relative is not None:
-            added: list[Tensor] = []
+            terms: list[Tensor] = []  # of each run [1 or B, n, q, T]
             for member, projections in enumerate(members):
-                terms = meeting.relative.of(member)
-                added += projections.relative(runs_of_members[member], terms)
-            mask = meeting.relative.masked(meeting.mask, cat_parts(added, dim=1), q.shape[0])
+                relative = meeting.relative.of(member)
+                terms += projections.relative(runs_of_members[member], relative)
+            mask = meeting.relative.masked(meeting.mask, cat_parts(terms, dim=1), q.shape[0])
             meeting = replace(meeting, mask=mask)
-        if meeting.of_keys is not None and meeting.of_keys.of_heads:
+        if meeting.key_rotary is not None and meeting.key_rotary.of_heads:
             numbers = {member: projections.numbers for member, projections in enumerate(members) if projections.heads}
             meeting = meeting.for_heads(numbers)
         attended = self._scaled_dot_products(q, k, v, meeting)
-        with_heads = iter(attended.split([projections.heads for projections in members if projections.heads], dim=1))
-        return [next(with_heads) if projections.heads else None for projections in members]
+        head_counts = [projections.heads for projections in members if projections.heads]
+        parts_with_heads = iter(attended.split(head_counts, dim=1))
+        attended_of_members: list[Tensor | None] = []
+        for projections in members:
+            attended_of_members.append(next(parts_with_heads) if projections.heads else None)
+        return attended_of_members
 
     def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
-        """Attend ``[B, h, q, head_dim]``: turn queries and keys by their positions, and weigh the values."""
-        if meeting.of_queries is not None:
-            q = meeting.of_queries(q)
-        if meeting.of_keys is not None:
-            k = meeting.of_keys(k)
+        """Return the weighted values ``[B, h, q, head_dim]``, queries and keys turned by their positions before."""
+        if meeting.query_rotary is not None:
+            q = meeting.query_rotary(q)
+        if meeting.key_rotary is not None:
+            k = meeting.key_rotary(k)
         dropout = self.attention_dropout if self.training else 0.0
         scale = None if meeting.relative is None else meeting.relative.scale
         return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
@@ -300,15 +333,16 @@ class HeadAttention(nn.Module):
         """Attend as :meth:`forward`, with all members' samples in one batch, which costs one copy of a mask."""
         members = len(self.members)
         if self.pooled:
-            (pool,) = self._attend([self._all_heads], apart(x, members)[:1], [memory], meeting)
+            common_input = apart(x, members)[:1]
+            (pool,) = self._attend([self._all_heads], common_input, [memory], meeting)
             assert pool is not None, "a pool in which members have heads has heads"
             return self._stacked.output(self._stacked.take(pool))
         q, k, v = self._stacked.project(x, memory)
-        attended = self._scaled_dot_products(q, k, v, meeting.repeated(members))
+        attended = self._scaled_dot_products(q, k, v, meeting.for_member_major(members))
         return self._stacked.output(attended)
 
 
-def _taken(projections: MemberProjections, pool: Tensor | None) -> Tensor | None:
+def _heads_from_pool(projections: MemberProjections, pool: Tensor | None) -> Tensor | None:
     """Select a member's heads from all attended heads of the bank; None where one of the two has none."""
     if pool is None or not projections.heads:
         return None

@@ -57,7 +57,7 @@ class Chain:
         tower: the place of the tower in :meth:`ModelFamily.stages`.
         attentions: those of its blocks.
         start: how far the members are the same.
-        merged: whether members have one MLP in each block.
+        merged: whether members have their MLPs in common.
 
     Attributes:
         tower: as in :class:`hydractl.heads.mask.Site`.
@@ -92,7 +92,7 @@ class Chain:
         self.of_labels = self._stages[0].of_labels
 
     def cut(self) -> None:
-        """Take the networks apart: anew where they were given a posterior."""
+        """Cut the networks into stages: again after they were given a posterior."""
         self._stages = []
         for network in self._networks:
             stages = self._family.stages(network)[self._place]
@@ -143,7 +143,8 @@ class Chain:
         states = [stages.stem(inputs) for stages in self._stages]
         context = dict(states[0].context)
         for name in self._stages[0].per_member:
-            context[name] = torch.stack([state.context[name] for state in states])  # M times [...] -> [M, ...]
+            values = [state.context[name] for state in states]
+            context[name] = torch.stack(values)  # M times [...] -> [M, ...]
         hidden = torch.cat([state.hidden for state in states])  # M times [B, T, d] -> [M * B, T, d]
         return State(hidden, context)
 
@@ -189,25 +190,26 @@ class Chain:
         while site < self.sites.stop and self.start.once(site):
             state = self._block_for_rest(site, state)
             site += 1
-        hidden_of_members = self._of_members(state.hidden, common=self.start.shared_stem)
+        hidden_of_members = self._for_each_member(state.hidden, common=self.start.shared_stem)
 
         def run(member: int, rows: Tensor | None) -> Tensor:
             member_state = State(hidden_of_members[member], state.context)
             if rows is not None:
-                member_state = self._of_rows(member_state, rows)
+                member_state = self._some_samples(member_state, rows)
             return self._alone(site, member_state, member)
 
         return run
 
-    def _of_members(self, hidden: Tensor, *, common: bool) -> Sequence[Tensor]:
+    def _for_each_member(self, hidden: Tensor, *, common: bool) -> Sequence[Tensor]:
         """Return the tokens ``[B, T, d]`` of each member: the same for all where they are common, else their parts."""
         if common:
             return [hidden] * self.members
         return apart(hidden, self.members)
 
-    def _of_rows(self, state: State, rows: Tensor) -> State:
+    def _some_samples(self, state: State, rows: Tensor) -> State:
         """Return some samples of a state of one member."""
-        return State(state.hidden[rows], self._per_sample(state.context, lambda value: value[rows]))
+        context = self._change_per_sample(state.context, lambda value: value[rows])
+        return State(state.hidden[rows], context)
 
     def rest(self, site: int, state: State) -> Tensor:
         """Run on from the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
@@ -218,8 +220,9 @@ class Chain:
             for index in range(site, self.sites.stop):
                 state = self._block_for_rest(index, state)
             return self.readout(state)
+        hidden_of_members = self._for_each_member(state.hidden, common=self._parts_at(site))
         outputs = []
-        for member, hidden in enumerate(self._of_members(state.hidden, common=self._parts_at(site))):
+        for member, hidden in enumerate(hidden_of_members):
             outputs.append(self._alone(site, State(hidden, state.context), member))
         return torch.stack(outputs)
 
@@ -249,11 +252,11 @@ class Chain:
             return True
         # With few rows a matrix product waits for its weights, which all members then use together; with many, for
         # activations, of which one member's fit into a processor's caches better than those of all.
-        rows = hidden.shape[0] * hidden.shape[1]
+        rows_of_member = hidden.shape[0] * hidden.shape[1]
         if not self._parts_at(site):
-            rows //= self.members
+            rows_of_member //= self.members
         few = _FEW_ROWS if self._merged else _FEW_ROWS // 2
-        return rows <= few
+        return rows_of_member <= few
 
     def _block_for_rest(self, site: int, state: State, member: int | None = None) -> State:
         """Run a block as :meth:`block` does; the last one only for the tokens that are read out."""
@@ -267,9 +270,11 @@ class Chain:
         query_state = self.query_tokens(state, member)
         if query_state is state:
             return self.block(last, state, member=member)
-        # A pool attends to the state that is common to all members, everyone else to the state of each.
-        attended_state = state if self.start.pooled(last) else self._for_members(last, state, member)
-        memory = RunContext(member, self.batched).run(self._stages[0].attention_inputs[-1], attended_state)
+        attended_state = state  # a pool attends to the state that is common to all members
+        if not self.start.pooled(last):
+            attended_state = self._for_members(last, state, member)
+        attention_input = self._stages[0].attention_inputs[-1]
+        memory = RunContext(member, self.batched).run(attention_input, attended_state)
         queries = QueryTokens(query_state.context["read"], memory)
         return self.block(last, query_state, member=member, queries=queries)
 
@@ -279,10 +284,13 @@ class Chain:
         if reads is None:
             return state
         common = self.start.shared_stem and self.start.blocks >= len(self.sites) - 1
-        copies = 1 if common or member is not None else self.members
-        batch = state.hidden.shape[0] // copies
+        copies = self.members
+        if common or member is not None:
+            copies = 1
+        samples, _, width = state.hidden.shape  # [copies * B, T, d]
+        batch = samples // copies
         positions = reads(State(state.hidden[:batch], state.context))  # [B, q]
-        index = positions.repeat(copies, 1)[:, :, None].expand(-1, -1, state.hidden.shape[2])  # -> [M * B, q, d]
+        index = positions.repeat(copies, 1)[:, :, None].expand(-1, -1, width)  # -> [copies * B, q, d]
         return State(state.hidden.gather(1, index), {**state.context, "read": positions})
 
     def repeated(self, state: State, times: int) -> State:
@@ -294,20 +302,23 @@ class Chain:
             other_dimensions = [1] * (value.dim() - 1)
             return value.repeat(times, *other_dimensions)
 
-        return State(state.hidden.repeat(times, 1, 1), self._per_sample(state.context, repeat))
+        context = self._change_per_sample(state.context, repeat)
+        return State(state.hidden.repeat(times, 1, 1), context)
 
-    def _per_sample(self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """Return a context whose entries that have the samples in dimension 0 are changed."""
+    def _change_per_sample(self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Return a copy of a context where ``change`` was applied to the entries with samples in dimension 0."""
         changed = dict(context)
         for name in (*self._stages[0].per_sample, "read"):
-            if changed.get(name) is not None:
-                changed[name] = change(changed[name])
+            value = changed.get(name)
+            if value is not None:
+                changed[name] = change(value)
         return changed
 
     def readout(self, state: State) -> Tensor:
         """Compute the output of every member from the state after the last block, ``[M, B, ...]``."""
         ran_once = self.start.blocks == len(self.sites)
+        hidden_of_members = self._for_each_member(state.hidden, common=ran_once)
         outputs = []
-        for stages, hidden in zip(self._stages, self._of_members(state.hidden, common=ran_once), strict=True):
+        for stages, hidden in zip(self._stages, hidden_of_members, strict=True):
             outputs.append(stages.readout(State(hidden, state.context)))
         return torch.stack(outputs)

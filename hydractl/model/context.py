@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydractl.families.base import State
 
-T = TypeVar("T")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ class QueryTokens:
     memory: Tensor
 
     def rows_of(self, attn_mask: Tensor | None) -> Tensor | None:
-        """The rows of a mask that belong to the query tokens."""
+        """Return the rows of a mask that belong to the query tokens."""
         if attn_mask is None or attn_mask.shape[-2] == 1:
             return attn_mask
         if attn_mask.dim() == 2:  # the same for every sample
             return attn_mask[self.positions][:, None]  # [T, T] -> [B, 1, q, T]
         batch = self.positions.shape[0]
-        rows = self.positions[:, None, :, None].expand(-1, attn_mask.shape[1], -1, attn_mask.shape[-1])  # [B, h, q, T]
+        _, heads, _, tokens = attn_mask.shape  # [1 or B, h, T, T]
+        rows = self.positions[:, None, :, None].expand(-1, heads, -1, tokens)  # [B, h, q, T]
         return attn_mask.expand(batch, -1, -1, -1).gather(2, rows)  # [B, h, T, T] -> [B, h, q, T]
 
 
@@ -61,12 +62,15 @@ class RunContext:
     attended: Tensor | None = None
 
     def batches(self, device: torch.device) -> bool:
-        """Whether batched products are wanted there. The meta device counts work, of which padding is none."""
+        """Return whether batched products are wanted on a device.
+
+        Not on the meta device: costs are counted there, and padding must not be part of them.
+        """
         if self.batched is not None:
             return self.batched
         return device.type not in ("cpu", "meta")
 
-    def run(self, function: Callable[[State], T], state: State) -> T:
+    def run(self, function: Callable[[State], _Result], state: State) -> _Result:
         """Call a function of a state; the modules that it calls find this context."""
         before = _thread.context
         _thread.context = self
@@ -93,5 +97,5 @@ def apart(x: Tensor, members: int) -> tuple[Tensor, ...]:
     """Cut member-major activations ``[M * B, ...]`` into those of each member, ``[B, ...]``."""
     if members == 1:
         return (x,)
-    # Not chunk: of a batch that is only a name while a graph is exported, it cannot know how many pieces it makes.
+    # Not chunk: while a graph is exported the size of the batch is a symbol, and it could not say how many parts come.
     return x.unflatten(0, (members, -1)).unbind(0)

@@ -20,21 +20,22 @@ from hydractl.families import get_family
 from hydractl.files.checkpoint import MappedTensors, TensorSource, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.header import tensor_info
+from hydractl.files.model_records import ModelSize
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 
-COUNTED = (
+COUNTED_PRODUCTS = (
     "matrix products of one sample: linear layers, convolutions, and both products of attention; "
     "not the prompts of a zero-shot model, which are read once"
 )
 
-_TRACES = ("provenance", "seen", "origin")
+_PAST = ("provenance", "seen", "origin")
 """What a description says of the past of a model, which decides nothing about its cost."""
 
-_counted_before: dict[str, int] = {}
-"""Multiply-adds by the digest of all that decides them. Commands state the cost of one model several times."""
+_macs_of_call: dict[str, int] = {}
+"""Multiply-adds by the digest of all that decides them: commands state the cost of one model several times."""
 
-_staged_before: dict[str, list[tuple[int, int]]] = {}
+_macs_of_stages: dict[str, list[tuple[int, int]]] = {}
 """The same for the parts of cascades."""
 
 
@@ -63,22 +64,25 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
         whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`.
     """
     call = _digest_of_call(description, tensors, batch, whole_last_block)
-    if call not in _counted_before:
-        model = _counted(description, tensors, whole_last_block)
-        _counted_before[call] = _count(lambda: model.member_logits(model.example_inputs(batch)))
-    return _counted_before[call]
+    if call not in _macs_of_call:
+        model = _model_to_count(description, tensors, whole_last_block)
+        _macs_of_call[call] = _count(lambda: model.member_logits(model.example_inputs(batch)))
+    return _macs_of_call[call]
 
 
 def _digest_of_call(description: Description, tensors: TensorSource, batch: int, whole_last_block: bool) -> str:
     """Return one text for all calls of :func:`macs` that run the same operators on the same shapes."""
     document = description.to_json()
-    for name in _TRACES:
+    for name in _PAST:
         document.pop(name, None)
-    # Of stored results, which there are: a Laplace posterior adds products of the shapes of its tensors.
+    # The names of stored results count: a Laplace posterior adds matrix products, by the shapes of its tensors.
     document["extra"] = sorted(document["extra"])
-    # Of the members, their heads and not where they came from.
+    # The heads of members count, and not where they came from.
     document["members"] = [mask.kept for mask in description.masks]
-    shapes = [(name, str(tensors.info(name).dtype), *tensors.info(name).shape) for name in tensors.names()]
+    shapes = []
+    for name in tensors.names():
+        info = tensors.info(name)
+        shapes.append((name, str(info.dtype), info.shape))
     text = json.dumps([document, shapes, batch, whole_last_block], sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -95,9 +99,10 @@ def staged_macs(
         For each member as the first one, those of the first and those of the others.
     """
     call = _digest_of_call(description, tensors, 1, whole_last_block)
-    if call not in _staged_before:
-        _staged_before[call] = _count_stages(_counted(description, tensors, whole_last_block))
-    return _staged_before[call]
+    if call not in _macs_of_stages:
+        model = _model_to_count(description, tensors, whole_last_block)
+        _macs_of_stages[call] = _count_stages(model)
+    return _macs_of_stages[call]
 
 
 def _count_stages(model: HydraModel) -> list[tuple[int, int]]:
@@ -117,19 +122,19 @@ def _count_staged(model: HydraModel, inputs: Any, first: int, rows: int) -> int:
     return _count(lambda: model.staged_logits(inputs, first, lambda _logits: going_on))
 
 
-def _counted(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
+def _model_to_count(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
     """Build the model on the meta device, all of its members running."""
     # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
     # device attention is taken apart into its two matrix products.
     model = HydraModel(description, shapes_only(tensors), torch.device("meta")).with_classes()
     model.whole_last_block = whole_last_block
     model.cascade = None
-    # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
-    # attention) has none here and would end in an error.
+    # The counter hooks into the gradients of every module it enters, which fails for a view of a parameter (such as
+    # the query of a pooling by attention).
     model.requires_grad_(False)
     with torch.no_grad():
         if model.prompted is not None:
-            model.label_features()  # once for all samples, so no part of the cost of one
+            model.label_features()  # now and not below: the prompts run once for all samples
     return model
 
 
@@ -177,14 +182,20 @@ def cost_of(description: Description, tensors: TensorSource, *, whole_last_block
     return cost
 
 
+def size_of(description: Description, tensors: TensorSource) -> ModelSize:
+    """Return the cost of one model, see :func:`cost_of`, as a record of answers."""
+    return ModelSize(**cost_of(description, tensors))
+
+
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
     """Return the cost of models that run one after another: the sums."""
     costs = list(costs)
     total = {}
     for key in ("params", "macs", "bytes"):
         total[key] = sum(cost[key] for cost in costs)
-    nonzero = total_nonzero((cost["params"], cost.get("params_nonzero")) for cost in costs)
-    return total | nonzero
+    counts = [(cost["params"], cost.get("params_nonzero")) for cost in costs]
+    total.update(total_nonzero(counts))
+    return total
 
 
 def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
@@ -194,11 +205,13 @@ def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
         counts: of each model its parameters, and those other than zero, or None where it does not count these.
     """
     total = 0
-    counted = False
+    any_counted = False
     for params, nonzero in counts:
         if nonzero is None:
             total += params
         else:
             total += nonzero
-            counted = True
-    return {"params_nonzero": total} if counted else {}
+            any_counted = True
+    if not any_counted:
+        return {}
+    return {"params_nonzero": total}

@@ -19,26 +19,31 @@ from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTrainin
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
 
-# How far W x + b may be from the logits, as a share of the largest one: rounding of the format the model runs in.
-_AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_COARSE = 0.05
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""How far W x + b may be from the logits by rounding, as a share of the largest logit, by the format of the model."""
+_COARSE_TOLERANCE = 0.05
+"""The same for every format with fewer digits."""
 _ON_LOGITS = "use an --ood-score on logits: msp, energy, ..."
-_AGAIN = "write it again: eval --ood-score NAME --fit SPEC --calibrated F.st"
+_AGAIN = "write it again: calibrate --ood-score NAME --train SPEC -o F.st"
 
 
 # --- features and classifier ------------------------------------------------------------------------------------------
 
 
 class _Inputs:
-    """A hook that keeps what enters modules, in the thread that made it: other threads may run the same model."""
+    """A hook that keeps what enters modules, in the thread that made it: other threads may run the same model.
+
+    Attributes:
+        by_module: the first argument of the last call of each module.
+    """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self.of: dict[nn.Module, Tensor] = {}
+        self.by_module: dict[nn.Module, Tensor] = {}
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if threading.get_ident() == self._thread:
-            self.of[module] = arguments[0]
+            self.by_module[module] = arguments[0]
 
 
 def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
@@ -47,20 +52,22 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
     For a zero-shot model these are the normalised features of the samples; for a classifier that averages two linear
     layers, the inputs of both side by side.
     """
-    outputs: list[Tensor]
     if len(model.chains) > 1:
         outputs = model.tower_outputs(inputs)
-        return model.logits(outputs), list(feature_means(model, outputs[_tower_of_samples(model)]))
+        features_of_samples = outputs[_tower_of_samples(model)]
+        return model.logits(outputs), list(feature_means(model, features_of_samples))
     heads = heads_of(model, _ON_LOGITS)
     entering = _Inputs()
     with ExitStack() as stack:
         for heads_of_member in heads:
             for head in heads_of_member:
-                stack.callback(head.register_forward_pre_hook(entering).remove)
+                hook = head.register_forward_pre_hook(entering)
+                stack.callback(hook.remove)
         logits = model.logits([model.chains[0](inputs)])
     features = []
     for heads_of_member in heads:
-        features.append(torch.cat([entering.of[head] for head in heads_of_member], dim=-1))
+        inputs_of_heads = [entering.by_module[head] for head in heads_of_member]
+        features.append(torch.cat(inputs_of_heads, dim=-1))
     return logits, features
 
 
@@ -94,26 +101,32 @@ def classifiers(model: Network) -> Iterator[tuple[Floats, Floats]]:
         for heads in heads_of(model, _ON_LOGITS):
             weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)
             bias = sum((_bias(head) for head in heads), torch.zeros(())) / len(heads)
-            yield _numbers(weight), _numbers(bias)
+            yield _in_float64(weight), _in_float64(bias)
         return
     labels = feature_means(model, model.label_features())  # [M, classes, D]
     for network, classes in zip(model.networks, labels, strict=True):
-        # Logits are linear in the features of a sample, so those of every unit vector and of 0 tell all of it.
-        count = classes.shape[1]
-        samples = torch.eye(count + 1, count, device=classes.device, dtype=classes.dtype)
-        outputs = [samples, classes] if _tower_of_samples(model) == 0 else [classes, samples]
-        logits = model.family.logits(network, outputs)
-        at_zero = logits[-1]
-        yield _numbers((logits[:-1] - at_zero).T), _numbers(at_zero)
+        # Logits are linear in the features of a sample, so those of all unit vectors and of 0 determine the function.
+        width = classes.shape[1]
+        samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # its last row is 0
+        outputs = [classes, samples]
+        if _tower_of_samples(model) == 0:
+            outputs = [samples, classes]
+        logits = model.family.logits(network, outputs)  # [D + 1, classes]
+        logits_of_zero = logits[-1]
+        weight = (logits[:-1] - logits_of_zero).T
+        yield _in_float64(weight), _in_float64(logits_of_zero)
 
 
 def _bias(head: nn.Linear) -> Tensor:
     """Return the bias of a layer, zeros where it has none."""
     bias: Tensor | None = head.bias
-    return head.weight.new_zeros(len(head.weight)) if bias is None else bias
+    if bias is None:
+        return head.weight.new_zeros(len(head.weight))
+    return bias
 
 
-def _numbers(values: Tensor) -> Floats:
+def _in_float64(values: Tensor) -> Floats:
+    """Return the numbers of a tensor as a float64 array."""
     return values.detach().cpu().double().numpy()
 
 
@@ -140,7 +153,11 @@ class Detector:
     @property
     def constant(self) -> list[str]:
         """The scores that are the same for every sample, as the training data had nothing to teach them."""
-        return [name for name in self.names if all("constant" in fitted[name] for fitted in self.members)]
+        constant = []
+        for name in self.names:
+            if all("constant" in fitted[name] for fitted in self.members):
+                constant.append(name)
+        return constant
 
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
         """Return the scores of samples ``[M, B]`` by name, float64, from what :func:`read_features` gives.
@@ -148,25 +165,26 @@ class Detector:
         Raises:
             InputError: what a score was fitted to does not fit the model.
         """
-        numbers = []
-        for of_features, of_logits in zip(features, logits, strict=True):
-            numbers.append((_numbers(of_features), _numbers(of_logits)))
+        features_of_members = [_in_float64(features_of_member) for features_of_member in features]
+        logits_of_members = [_in_float64(logits_of_member) for logits_of_member in logits]
         try:
-            return {name: self._score(name, numbers) for name in self.names}
+            return {name: self._score(name, features_of_members, logits_of_members) for name in self.names}
         except (LookupError, ValueError):  # parts that are missing, or of other shapes
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
 
-    def _score(self, name: str, numbers: Sequence[tuple[Floats, Floats]]) -> Floats:
+    def _score(self, name: str, features: Sequence[Floats], logits: Sequence[Floats]) -> Floats:
         """Return one score ``[M, B]`` from the features ``[B, D]`` and logits ``[B, classes]`` of each member."""
         score = FEATURE_SCORES[name]
         scores = []
-        for fitted, (features, logits) in zip(self.members, numbers, strict=True):
-            scores.append(score.score(fitted[name], features, logits))
+        for fitted, features_of_member, logits_of_member in zip(self.members, features, logits, strict=True):
+            scores.append(score.score(fitted[name], features_of_member, logits_of_member))
         return np.stack(scores)
 
     def with_scores(self, other: Detector) -> Detector:
-        """Return a detector with the scores of another one of the same members too."""
-        members = [{**fitted, **more} for fitted, more in zip(self.members, other.members, strict=True)]
+        """Return a detector that has the scores of another one of the same members too."""
+        members = []
+        for fitted, other_fitted in zip(self.members, other.members, strict=True):
+            members.append({**fitted, **other_fitted})
         return Detector(members, self.fitted_on)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -193,7 +211,7 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
         statistics = {}
         for name in tensors.header.tensors:
             if name.startswith(prefix):
-                statistics[name.removeprefix(prefix)] = _numbers(tensors.read(name))
+                statistics[name.removeprefix(prefix)] = _in_float64(tensors.read(name))
         if not statistics:
             raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
         fitted_members.append({score: statistics})
@@ -228,36 +246,37 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
     Raises:
         InputError: logits are no linear function of features.
     """
-    linear = all_classifiers(models)
-    # A posterior divides logits by deviations, and those are no linear function of features.
-    checked = any(has_posterior(model) for model in models)
+    classifiers_of_members = all_classifiers(models)
+    # A posterior divides logits by deviations, which makes them no linear function of features.
+    to_check = not any(has_posterior(model) for model in models)
     rows: list[int] = []
-    # Of each member what was read of each batch, behind an empty one, so that no batch at all has a shape too.
-    features = [[np.zeros((0, weight.shape[1]), dtype=np.float32)] for weight, _ in linear]
-    highest = [[np.zeros(0)] for _ in linear]
+    # Of each member a part for each batch, behind an empty part: without any batch there is a shape all the same.
+    features = [[np.zeros((0, weight.shape[1]), dtype=np.float32)] for weight, _ in classifiers_of_members]
+    highest = [[np.zeros(0)] for _ in classifiers_of_members]
     for rows_of_batch, inputs in batches:
         rows += rows_of_batch
         logits_of_members, features_of_members = ensemble_features(models, inputs)
-        if not checked:
-            for (weight, bias), logits, own in zip(linear, logits_of_members, features_of_members, strict=True):
-                check_linear(logits, own, weight, bias)
-            checked = True
-        for member, (logits, own) in enumerate(zip(logits_of_members, features_of_members, strict=True)):
-            features[member].append(own.float().cpu().numpy())
-            highest[member].append(_numbers(logits.max(dim=1).values))
+        for member, (weight, bias) in enumerate(classifiers_of_members):
+            logits_of_member = logits_of_members[member]
+            features_of_member = features_of_members[member]
+            if to_check:
+                check_linear(logits_of_member, features_of_member, weight, bias)
+            features[member].append(features_of_member.float().cpu().numpy())
+            highest[member].append(_in_float64(logits_of_member.max(dim=1).values))
+        to_check = False  # the first batch is enough
     return TrainingFeatures(
-        np.asarray(rows, dtype=np.int64),
-        [np.concatenate(parts) for parts in features],
-        [np.concatenate(parts) for parts in highest],
+        rows=np.asarray(rows, dtype=np.int64),
+        features=[np.concatenate(parts) for parts in features],
+        highest=[np.concatenate(parts) for parts in highest],
     )
 
 
 def all_classifiers(models: Sequence[Network]) -> list[tuple[Floats, Floats]]:
     """Return the classifiers, as :func:`classifiers` gives them, of the members of all models."""
-    every: list[tuple[Floats, Floats]] = []
+    classifiers_of_members: list[tuple[Floats, Floats]] = []
     for model in models:
-        every.extend(classifiers(model))
-    return every
+        classifiers_of_members.extend(classifiers(model))
+    return classifiers_of_members
 
 
 def fit_detector(
@@ -273,8 +292,8 @@ def fit_detector(
     Args:
         names: of the scores.
         models: whose members make up the row.
-        read: what :func:`read_training` found; of no sample where no score needs them.
-        labels: ``[N]`` of all rows, or None.
+        read: what :func:`read_training` returned; without samples where no score needs any.
+        labels: ``[N]`` of all rows of the data, or None.
         neighbours: k of ``knn``.
         fitted_on: what to say of the data.
 
@@ -283,24 +302,28 @@ def fit_detector(
     """
     labels_read = None if labels is None else labels[read.rows]
     training = []
-    for (weight, bias), features, highest in zip(all_classifiers(models), read.features, read.highest, strict=True):
-        training.append(MemberTraining(features.astype(np.float64), labels_read, highest, weight, bias, neighbours))
+    for member, (weight, bias) in enumerate(all_classifiers(models)):
+        features = read.features[member].astype(np.float64)
+        highest = read.highest[member]
+        training.append(MemberTraining(features, labels_read, highest, weight, bias, neighbours))
     return detector_of(names, training, fitted_on)
 
 
 def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, Any]) -> Detector:
     """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
     members = []
-    for data in training:
-        members.append({name: FEATURE_SCORES[name].fit(data) for name in names})
+    for training_of_member in training:
+        fitted = {name: FEATURE_SCORES[name].fit(training_of_member) for name in names}
+        members.append(fitted)
     return Detector(members, fitted_on)
 
 
 def check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:
     """Raise InputError where logits ``[B, classes]`` are not the given linear function of features ``[B, D]``."""
-    expected = _numbers(features) @ weight.T + bias
-    actual = _numbers(logits)
-    tolerance = _AGREE.get(logits.dtype, _COARSE) * max(1.0, np.abs(actual).max())
+    expected = _in_float64(features) @ weight.T + bias
+    actual = _in_float64(logits)
+    share = _TOLERANCES.get(logits.dtype, _COARSE_TOLERANCE)
+    tolerance = share * max(1.0, np.abs(actual).max())
     if np.abs(expected - actual).max() > tolerance:
         raise InputError(
             "the logits of this model are no linear function of the features that enter its last layer",

@@ -41,7 +41,7 @@ KEY = "laplace"
 START = f"{BESIDE}{KEY}."
 _PARTS = ("basis", "spread", "outer")
 _BROKEN = "the checkpoint holds a broken Laplace posterior"
-_AGAIN = "write it again: hydractl laplace MODEL --data SPEC"
+_AGAIN = "write it again: hydractl laplace MODEL --train SPEC"
 
 
 class Posterior(nn.Module):
@@ -75,7 +75,7 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Return inputs ``[..., d]``, with a 1 behind each where the layer has a bias."""
+    """Return inputs ``[..., d]``, with a 1 behind each (``[..., d + 1]``) where the layer has a bias."""
     if bias is None:
         return x
     return F.pad(x, (0, 1), value=1.0)
@@ -123,7 +123,8 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
     Raises:
         UsageError: a model without a linear classifier that its family names.
     """
-    pattern = model.family.named_parts.get("head", "$.")  # else one that nothing matches
+    matches_nothing = "$."
+    pattern = model.family.named_parts.get("head", matches_nothing)
     members = []
     for network in model.networks:
         heads = []
@@ -151,11 +152,13 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
             raise UsageError(
                 f"{model.description.arch} averages {len(heads[0])} classifiers, and a Laplace posterior is of one"
             )
-        return [[_layer(model.chains[0].tower, head, head.weight, head.bias)] for (head,) in heads]
-    members = []
+        tower = model.chains[0].tower
+        return [[_layer(tower, head, head.weight, head.bias)] for (head,) in heads]
+    projections_of_members = []
     for network in model.networks:
-        members.append([_projection(model, network, stages) for stages in model.family.stages(network)])
-    return members
+        towers = model.family.stages(network)
+        projections_of_members.append([_projection(model, network, stages) for stages in towers])
+    return projections_of_members
 
 
 def _projection(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
@@ -189,14 +192,16 @@ def _read(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Te
     """Read a part of the posterior of one layer ``[k, d]``."""
     k, d = layer.weight.shape
     shapes = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}
+    broken = InputError(_BROKEN, hint=_AGAIN)
     try:
         tensor = tensors.read(tensor_name(member, layer.tower, part))
     except KeyError:
-        raise InputError(_BROKEN, hint=_AGAIN) from None
+        raise broken from None
     if tensor.shape != shapes[part] or not tensor.is_floating_point():
-        raise InputError(_BROKEN, hint=_AGAIN)
-    if part == "spread" and not tensor.is_meta and bool((tensor < 0).any()):  # they are variances
-        raise InputError(_BROKEN, hint=_AGAIN)
+        raise broken
+    is_variances = part == "spread"
+    if is_variances and not tensor.is_meta and bool((tensor < 0).any()):
+        raise broken
     return tensor.to(layer.weight.device, layer.weight.dtype)
 
 
@@ -262,11 +267,13 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
         layer: the projection.
     """
     x = with_one(x, layer.bias)  # [B, prompts, d]
-    lengths = (x @ layer.weight.T).norm(dim=-1, keepdim=True)
+    features = x @ layer.weight.T  # [B, prompts, D]
+    lengths = features.norm(dim=-1, keepdim=True)
     x = (x / lengths).mean(dim=1)  # [B, prompts, d] -> [B, d]
     mean = x @ layer.weight.T  # [B, D]
     length = mean.norm(dim=-1, keepdim=True)
-    return torch.cat([mean / length, posterior(x) / length.square()], dim=-1)
+    variance = posterior(x)  # [B, D]
+    return torch.cat([mean / length, variance / length.square()], dim=-1)
 
 
 def feature_means(model: Network, features: Tensor) -> Tensor:
@@ -310,13 +317,20 @@ def gaussian_logits(
         + image_spread @ (class_mean @ image_axes).square().T  # mh' Sg mh
     )
     scale, bias = scale_and_bias(family, network, image_mean)
-    logits = family.logits(network, [image_mean / image_square.sqrt(), class_mean / class_square.sqrt()])
-    return bias + probit(logits - bias, scale.square() * variance / (image_square * class_square.T))
+    image_features = image_mean / image_square.sqrt()
+    class_features = class_mean / class_square.sqrt()
+    logits = family.logits(network, [image_features, class_features])
+    variance_of_logits = scale.square() * variance / (image_square * class_square.T)
+    return bias + probit(logits - bias, variance_of_logits)
 
 
 def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factor of the cosines in a member's logits, and what is added; scalars like a tensor ``[B, D]``."""
-    unit = F.pad(like.new_ones(1, 1), (0, like.shape[-1] - 1))  # [1, D]
-    at_one = family.logits(network, [unit, unit])[0, 0]
-    at_zero = family.logits(network, [unit, torch.zeros_like(unit)])[0, 0]
-    return at_one - at_zero, at_zero
+    """Return the factor of the cosines in a member's logits, and what is added: two scalars.
+
+    They have the dtype and the device of the features ``like``, ``[B, D]``.
+    """
+    zeros_behind = like.shape[-1] - 1
+    unit = F.pad(like.new_ones(1, 1), (0, zeros_behind))  # [1, D]
+    logit_of_cosine_1 = family.logits(network, [unit, unit])[0, 0]
+    logit_of_cosine_0 = family.logits(network, [unit, torch.zeros_like(unit)])[0, 0]
+    return logit_of_cosine_1 - logit_of_cosine_0, logit_of_cosine_0

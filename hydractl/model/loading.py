@@ -50,7 +50,8 @@ def _is_there(device: torch.device) -> bool:
     if device.type == "cpu":
         return True
     if device.type == "cuda":
-        return torch.cuda.is_available() and (device.index or 0) < max(torch.cuda.device_count(), 1)
+        index = device.index or 0
+        return torch.cuda.is_available() and index < max(torch.cuda.device_count(), 1)
     return device.type == "mps" and torch.backends.mps.is_available()
 
 
@@ -124,7 +125,8 @@ class SequentialEnsemble(nn.Module):
         super().__init__()
         check_agreement([(f"model {index}", model.description) for index, model in enumerate(models)])
         self.models = nn.ModuleList(models)
-        self.labels = next((model.labels for model in models if model.labels is not None), None)
+        known_labels = [model.labels for model in models if model.labels is not None]
+        self.labels = known_labels[0] if known_labels else None
         self.eval()
 
     @property
@@ -212,11 +214,13 @@ class ModelArgument:
 
     def build(self, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False) -> Runnable:
         """Read the weights and build the module that runs."""
-        models = [build_model(source, device, dtype, whole_last_block=whole_last_block) for source in self.sources]
+        models = []
+        for source in self.sources:
+            models.append(build_model(source, device, dtype, whole_last_block=whole_last_block))
         if len(models) == 1:
             return models[0]
         for model in models:
-            model.cascade = None  # fitted to the answers of one model alone
+            model.cascade = None  # it was fitted to the answers of this model alone
         return SequentialEnsemble(models)
 
     @property
@@ -248,26 +252,32 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
         UsageError: for a text that cannot be read, two models of one name, and an option that a model does not take.
         InputError: listing what is wrong with every reference, and members that cannot be averaged.
     """
-    split = [split_model(text) for text in texts]
-    wanted: dict[str, None] = {}  # each reference once, in the order of their first use
-    for _, refs in split:
-        wanted.update(dict.fromkeys(refs))
-    opened = dict(zip(wanted, open_sources(list(wanted), options or ModelOptions()), strict=True))
+    split_texts = [split_model(text) for text in texts]
+    all_refs: list[str] = []  # each once, in the order of their first use
+    for _, refs in split_texts:
+        for ref in refs:
+            if ref not in all_refs:
+                all_refs.append(ref)
+    opened = open_sources(all_refs, options or ModelOptions())
+    source_of_ref = dict(zip(all_refs, opened, strict=True))
     arguments = []
-    for name, refs in split:
-        sources = [opened[ref] for ref in refs]
+    for name, refs in split_texts:
+        sources = [source_of_ref[ref] for ref in refs]
         if len(sources) > 1:
             check_agreement([(source.name, source.description) for source in sources])
             sources = _named_alike(sources, sources)
-        arguments.append(ModelArgument(name or "+".join(source.name for source in sources), sources))
+        joined_name = "+".join(source.name for source in sources)
+        arguments.append(ModelArgument(name or joined_name, sources))
     names = [model.name for model in arguments]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    used_twice = sorted({name for name in names if names.count(name) > 1})
+    if used_twice:
+        raise UsageError(f"MODEL names used twice: {', '.join(used_twice)}", hint="name them apart: NAME=MODEL")
     return arguments
 
 
-def with_class_names(arguments: Sequence[ModelArgument], data: str, limit: int | None) -> list[ModelArgument]:
+def with_class_names(
+    arguments: Sequence[ModelArgument], data: str, limit: int | None, option: str = "--data"
+) -> list[ModelArgument]:
     """Name all classes in the arguments: rows that are measured on the same labels have the same classes.
 
     A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of
@@ -276,15 +286,15 @@ def with_class_names(arguments: Sequence[ModelArgument], data: str, limit: int |
     Raises:
         InputError: where the data have no class names either.
     """
-    every: list[Source] = []
+    all_sources: list[Source] = []
     for argument in arguments:
-        every += argument.sources
-    named = []
+        all_sources += argument.sources
+    named_arguments = []
     for argument in arguments:
-        sources = _named_alike(argument.sources, every)
-        sources = [named_by_data(source, data, limit) for source in sources]
-        named.append(replace(argument, sources=sources))
-    return named
+        sources = _named_alike(argument.sources, all_sources)
+        sources = [named_by_data(source, data, limit, option) for source in sources]
+        named_arguments.append(replace(argument, sources=sources))
+    return named_arguments
 
 
 def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
@@ -292,13 +302,14 @@ def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Sou
 
     They take its prompts too, unless they have their own.
     """
-    first = next((source.description for source in known if source.description.labels is not None), None)
-    if first is None:
+    with_names = [source.description for source in known if source.description.labels is not None]
+    if not with_names:
         return list(sources)
-    named = []
+    first = with_names[0]
+    named_sources = []
     for source in sources:
         if source.classes is None:
             prompt = source.description.prompt or first.prompt or ()
             source = with_labels(source, first.labels, prompt)
-        named.append(source)
-    return named
+        named_sources.append(source)
+    return named_sources

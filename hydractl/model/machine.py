@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 SECONDS = 0.1
 """About how long the matrix product takes whose rate is the peak of the machine."""
 
-_SMALLEST, _LARGEST, _STEP = 64, 16_384, 64
+_SMALLEST = 64
 """Sizes of the matrices whose product is the peak: from and to, in steps."""
+_LARGEST = 16_384
+_STEP = 64
 
 _SIZES = (32, 128, 512)
 """Sizes of the matrices by which formats are compared."""
@@ -43,15 +45,15 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
     """
     size = _SMALLEST
     try:
-        seconds = _best(size, dtype, device, 2)
+        seconds = _best(size, dtype, device, runs=2)
         while seconds < SECONDS / 2 and size < _LARGEST:
-            # A larger product never runs at a lower rate, so the time of the next one is a bound.
+            # A larger product never runs at a lower rate, so the next one takes SECONDS at most.
             growth = (SECONDS / max(seconds, 1e-6)) ** (1 / 3)
             grown = int(size * growth) // _STEP * _STEP
             size = min(max(grown, size + _STEP), _LARGEST)
-            seconds = _best(size, dtype, device, 1)
-        return size**3 / _best(size, dtype, device, 3)
-    except RuntimeError:  # torch's word for an operator that does not exist here
+            seconds = _best(size, dtype, device, runs=1)
+        return size**3 / _best(size, dtype, device, runs=3)
+    except RuntimeError:  # raised by torch for an operator that does not exist here
         return None
 
 
@@ -67,12 +69,13 @@ def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
 
     factor = None
     for size in _SIZES:
-        times, times_in_float32 = [], []
+        times = []
+        times_in_float32 = []
         try:
             for _ in range(3):
-                # In turn, so that other work on the machine meets both.
-                times.append(_best(size, dtype, device, 1))
-                times_in_float32.append(_best(size, torch.float32, device, 1))
+                # By turns, so that other work on the machine slows both.
+                times.append(_best(size, dtype, device, runs=1))
+                times_in_float32.append(_best(size, torch.float32, device, runs=1))
         except RuntimeError:
             return None
         seconds = min(times)

@@ -1,6 +1,6 @@
-"""A model and what a command gives it: the one model of a verb, the heads that are meant, labels that fit.
+"""Whether a model fits what a command asks of it: the verb, the heads, the labels, the checkpoint it is to come from.
 
-And models that belong together: whether they agree in classes and preprocessing, so that they can be averaged.
+And whether models agree in classes and preprocessing, so that they can be averaged.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def sites_of(source: Source, tower: str | None) -> list[Site]:
 def check_base(document: Any, origin: str, source: Source, *, allow_other: bool, log: Log) -> None:
     """Check whether a mask, scores or a circuit were made from a model, or from one that shares a base with it.
 
-    A file that does not say what it was made from is taken.
+    A file that does not say what it was made from passes.
 
     Raises:
         InputError: it was made from a checkpoint of other weights, and ``allow_other`` is false.
@@ -95,14 +95,15 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
     if not made_from:
         return
     lineage = source.lineage
-    if made_from[0] in lineage or source.sha256 in made_from:
+    model_comes_from_it = made_from[0] in lineage
+    it_comes_from_model = source.sha256 in made_from
+    if model_comes_from_it or it_comes_from_model:
         return
-    message = (
-        f"{origin} was made from another checkpoint ({made_from[0][:12]}) than {source.name} ({source.sha256[:12]})"
-    )
-    common = [base for base in made_from if base in lineage]
-    if common:
-        log.warn(f"{message}; both go back to {common[0][:12]}")
+    other = made_from[0]
+    message = f"{origin} was made from another checkpoint ({other[:12]}) than {source.name} ({source.sha256[:12]})"
+    common_bases = [base for base in made_from if base in lineage]
+    if common_bases:
+        log.warn(f"{message}; both go back to {common_bases[0][:12]}")
     elif allow_other:
         log.warn(message)
     else:
@@ -121,14 +122,14 @@ def check_labels_are_classes(dataset: Any, source: Source) -> None:
     if dataset.labels is None or int(dataset.labels.max()) < classes:
         return
     first = int((dataset.labels >= classes).argmax())
+    label = int(dataset.labels[first])
     raise InputError(
-        f"label {int(dataset.labels[first])} of sample {dataset.ids[first]} is outside 0..{classes - 1}, "
-        f"the classes of {source.name}"
+        f"label {label} of sample {dataset.ids[first]} is outside 0..{classes - 1}, the classes of {source.name}"
     )
 
 
 def known(labels: Tensor | None) -> Tensor:
-    """Return the labels of a batch of a set that was opened with ``need_labels``."""
+    """Return the labels of a batch of a data set that was opened with ``need_labels``, for the type checker."""
     assert labels is not None
     return labels
 
@@ -165,7 +166,9 @@ def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[s
 
 def length_hint(problems: Sequence[str]) -> str | None:
     """Suggest what to do where models differ in nothing but the length at which they cut texts; else None."""
-    if problems and all(": preprocessing max_length " in problem for problem in problems):
+    if not problems:
+        return None
+    if all(": preprocessing max_length " in problem for problem in problems):
         return "give all of them one length with --max-length"
     return None
 
@@ -196,26 +199,28 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
     """
     first_name, first = models[0]
     # Labels are compared with the first model that knows its own: an unknown list would hide a difference.
-    known_name, known = next((model for model in models if model[1].labels is not None), models[0])
+    models_with_labels = [model for model in models if model[1].labels is not None]
+    labelled_name, labelled = models_with_labels[0] if models_with_labels else models[0]
     problems: list[str] = []
     for name, other in models[1:]:
         differences = _differences(first, other)
-        problems += [f"{name} against {first_name}: {what}" for what in differences]
-        if not differences and name != known_name:
-            other_labels = label_differences(known.labels, other.labels)
-            problems += [f"{name} against {known_name}: {what}" for what in other_labels]
+        problems += [f"{name} against {first_name}: {difference}" for difference in differences]
+        if not differences and name != labelled_name:
+            differences_in_labels = label_differences(labelled.labels, other.labels)
+            problems += [f"{name} against {labelled_name}: {difference}" for difference in differences_in_labels]
     if problems:
         raise InputError("these models cannot be averaged", length_hint(problems), problems)
 
 
 def _differences(a: Description, b: Description) -> list[str]:
     """List where number of classes and preprocessing differ."""
-    problems = []
-    first = classes_of(a)
-    second = classes_of(b)
-    if first is not None and second is not None and first != second:
-        problems.append(f"{second} classes, not {first}")
-    return problems + preprocess_differences(a.preprocess, b.preprocess)
+    differences = []
+    classes_of_a = classes_of(a)
+    classes_of_b = classes_of(b)
+    both_known = classes_of_a is not None and classes_of_b is not None
+    if both_known and classes_of_a != classes_of_b:
+        differences.append(f"{classes_of_b} classes, not {classes_of_a}")
+    return differences + preprocess_differences(a.preprocess, b.preprocess)
 
 
 _SHORT = 80

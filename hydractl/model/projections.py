@@ -17,8 +17,11 @@ from torch.nn import functional as F
 from hydractl.heads.relative import Relative
 from hydractl.heads.weights import COMMON, HEAD_ROWS, HeadWeights
 
-QUERIES, KEYS_AND_VALUES, ALL_THREE = slice(0, 1), slice(1, 3), slice(0, 3)
+QUERIES = slice(0, 1)
 """The projections that are wanted of a weight that holds, head by head, queries, keys and values."""
+QUERIES_AND_KEYS = slice(0, 2)
+KEYS_AND_VALUES = slice(1, 3)
+ALL_THREE = slice(0, 3)
 
 _MOST_SCALE = math.log(100)
 """Liu et al. 2021, Swin v2, https://arxiv.org/abs/2111.09883, section 3.2: a temperature of at least 0.01."""
@@ -43,13 +46,18 @@ class Packing:
     def rows(self) -> list[int]:
         """The numbers of rows that are queries, keys and values."""
         keys = self.heads if self.keys is None else self.keys
-        return [self.heads * self.head_dim, keys * self.head_dim, keys * self.head_dim]
+        query_rows = self.heads * self.head_dim
+        key_rows = keys * self.head_dim
+        return [query_rows, key_rows, key_rows]
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
         """Split rows ``[n, ...]`` to queries ``[heads, head_dim, ...]``, keys and values alike or of fewer heads."""
         if self.keys is None:
-            return rows.unflatten(0, (self.heads, 3, self.head_dim)).unbind(1)
-        queries, pairs = rows.split([self.heads * self.head_dim, 2 * self.keys * self.head_dim])
+            by_head = rows.unflatten(0, (self.heads, 3, self.head_dim))
+            return by_head.unbind(1)
+        query_rows = self.heads * self.head_dim
+        key_and_value_rows = 2 * self.keys * self.head_dim
+        queries, pairs = rows.split([query_rows, key_and_value_rows])
         queries = queries.unflatten(0, (self.heads, self.head_dim))
         keys, values = pairs.unflatten(0, (self.keys, 2, self.head_dim)).unbind(1)
         return queries, keys, values
@@ -58,10 +66,12 @@ class Packing:
         """Join queries, keys and values to rows: the inverse of :meth:`split`."""
         if self.keys is None:
             return torch.stack([q, k, v], dim=1).flatten(0, 2)  # 3 times [h, dk, ...] -> [h * 3 * dk, ...]
-        return torch.cat([q.flatten(0, 1), torch.stack([k, v], dim=1).flatten(0, 2)])  # -> [(h + 2 keys) * dk, ...]
+        queries = q.flatten(0, 1)  # [h, dk, ...] -> [h * dk, ...]
+        pairs = torch.stack([k, v], dim=1).flatten(0, 2)  # twice [keys, dk, ...] -> [keys * 2 * dk, ...]
+        return torch.cat([queries, pairs])
 
     def join_rows(self, parts: Iterable[Tensor]) -> Tensor:
-        """Join matrices with as many :attr:`rows`, as :meth:`join`."""
+        """Join the matrices of queries, keys and values, which have as many :attr:`rows`, as :meth:`join` does."""
         q, k, v = [part.unflatten(0, (-1, self.head_dim)) for part in parts]
         return self.join(q, k, v)
 
@@ -108,8 +118,8 @@ class HeadBank(nn.Module):
         self.packing = Packing(self.heads, self.head_dim, shared_keys)
         self.qkv = nn.Parameter(self.packing.join(weights.q, weights.k, weights.v))
         self.qkv_bias = self._packed_bias(weights)
-        # [h, d, dk] -> [d, h * dk]
-        self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
+        out = weights.o.permute(1, 0, 2).flatten(1)  # [h, d, dk] -> [d, h * dk]
+        self.out = nn.Parameter(out.contiguous())
         self.out_bias = _parameter(weights.o_bias)
         self._row_shapes: dict[str, torch.Size] = {}
         for name in HEAD_ROWS:
@@ -127,16 +137,17 @@ class HeadBank(nn.Module):
     def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
         """Pack the biases of queries, keys and values as their weights, with zeros for one that is left out."""
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
-        # A library may leave one of them out (EVA: of keys). It stays zero in training, and is none of its tensors.
+        # A library may leave one of them out (EVA: that of the keys). It stays zero in training and is never stored.
         self._missing_biases = [index for index, bias in enumerate(biases) if bias is None]
         if len(self._missing_biases) == len(biases):
             return None
-        filled = []
-        for bias, weight in zip(biases, (weights.q, weights.k, weights.v), strict=True):
-            if bias is None:
-                bias = torch.zeros_like(weight[..., 0])  # [h, dk, d] -> [h, dk]
-            filled.append(bias)
-        q_bias, k_bias, v_bias = filled
+        q_bias, k_bias, v_bias = biases
+        if q_bias is None:
+            q_bias = torch.zeros_like(weights.q[..., 0])  # [h, dk, d] -> [h, dk]
+        if k_bias is None:
+            k_bias = torch.zeros_like(weights.k[..., 0])
+        if v_bias is None:
+            v_bias = torch.zeros_like(weights.v[..., 0])
         return nn.Parameter(self.packing.join(q_bias, k_bias, v_bias))
 
     def weights(self) -> HeadWeights:
@@ -202,8 +213,9 @@ class HeadBank(nn.Module):
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
         """Return what relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
         if relative.embeddings is None:
-            number = None if self.number is None else self.number[run]
-            return relative.looked_up(self._distance_table(run, relative), number)
+            table = self._distance_table(run, relative)
+            original_numbers = None if self.number is None else self.number[run]
+            return relative.looked_up(table, original_numbers)
         queries, keys = self._project_distances(run, relative.embeddings)
         if not relative.to_content:
             queries = None
@@ -223,7 +235,7 @@ class HeadBank(nn.Module):
     def _project_distances(self, run: slice, vectors: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Project vectors of distances ``[R, d_model]`` to queries and keys, ``[n, R, head_dim]`` or ``[1, ...]``."""
         if self.pos_q is None and self.pos_k is None:  # the vectors go through the projections of the tokens
-            queries, keys = self._linear(run, vectors[None], slice(0, 2))
+            queries, keys = self._linear(run, vectors[None], QUERIES_AND_KEYS)
             return queries, keys
         return (
             self._linear_of_distances(run, vectors, self.pos_q, self.pos_q_bias),
@@ -237,27 +249,29 @@ class HeadBank(nn.Module):
         if weight is None:
             return None
         rows = self.rows_of(run)
-        packed = F.linear(vectors, weight[rows], _rows_of_bias(bias, rows))
-        return packed.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)  # [R, n * dk] -> [n, R, dk]
+        packed = F.linear(vectors, weight[rows], _rows_of_bias(bias, rows))  # [R, n * dk]
+        by_head = packed.unflatten(-1, (-1, self.head_dim))  # [R, n, dk]
+        return by_head.transpose(0, 1)  # [n, R, dk]
 
     def _linear(self, run: slice, x: Tensor, wanted: slice) -> Sequence[Tensor]:
         """Compute the wanted ones of queries, keys and values, ``[B, n, T, head_dim]`` each, for a run of n heads."""
-        rows = slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
+        rows_of_head = 3 * self.head_dim
+        rows = slice(run.start * rows_of_head, run.stop * rows_of_head)
         bias = _rows_of_bias(self.trained_bias(), rows)
         return project_wanted(F.linear, x, self.qkv[rows], bias, wanted, self.head_dim)
 
     def rows_of(self, run: slice) -> slice:
-        """Return the rows (of the output projection the columns) of a run of heads that have ``head_dim`` each."""
+        """Return the rows (in the output projection the columns) of a run of heads that have ``head_dim`` each."""
         return slice(run.start * self.head_dim, run.stop * self.head_dim)
 
     def project_shared(
         self, runs: Sequence[slice], keys: Sequence[slice], x: Tensor, memory: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project as :meth:`project`, for heads that share keys and values.
+        """Project as :meth:`project` does, for heads that share keys and values.
 
         Args:
             runs: which heads.
-            keys: which of the shared heads of keys and values they use.
+            keys: which of the shared heads of keys and values they use, in runs too.
             x: the query tokens ``[B, q, d_model]``.
             memory: the key and value tokens ``[B, T, d_model]``.
 
@@ -285,12 +299,14 @@ class HeadBank(nn.Module):
         Returns:
             As many tensors ``[B, heads of all runs, T, head_dim]``.
         """
-        width = kinds * self.head_dim
-        by_run = []
+        rows_of_head = kinds * self.head_dim
+        projected_by_run = []
         for run in runs:
-            rows = slice(first_row + run.start * width, first_row + run.stop * width)
-            by_run.append(project_all(F.linear, x, self.qkv[rows], _rows_of_bias(bias, rows), kinds, self.head_dim))
-        return [cat_parts(of_all_runs, dim=1) for of_all_runs in zip(*by_run, strict=True)]
+            rows = slice(first_row + run.start * rows_of_head, first_row + run.stop * rows_of_head)
+            bias_of_run = _rows_of_bias(bias, rows)
+            projected_by_run.append(project_all(F.linear, x, self.qkv[rows], bias_of_run, kinds, self.head_dim))
+        projected_by_kind = zip(*projected_by_run, strict=True)
+        return [cat_parts(parts, dim=1) for parts in projected_by_kind]
 
     def trained_bias(self) -> Tensor | None:
         """Return ``qkv_bias``, through which no gradient reaches what the library does not have."""
@@ -321,9 +337,11 @@ def project_wanted(
     """
     kinds = wanted.stop - wanted.start
     if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
-        weight = weight.unflatten(-2, (-1, 3, head_dim))[..., wanted, :, :].flatten(-4, -2)
+        weight_by_head = weight.unflatten(-2, (-1, 3, head_dim))  # [..., n, 3, dk, d_model]
+        weight = weight_by_head[..., wanted, :, :].flatten(-4, -2)  # [..., n * kinds * dk, d_model]
         if bias is not None:
-            bias = bias.unflatten(-1, (-1, 3, head_dim))[..., wanted, :].flatten(-3)
+            bias_by_head = bias.unflatten(-1, (-1, 3, head_dim))  # [..., n, 3, dk]
+            bias = bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * dk]
     return project_all(linear, x, weight, bias, kinds, head_dim)
 
 
@@ -331,8 +349,9 @@ def project_all(
     linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, kinds: int, head_dim: int
 ) -> Sequence[Tensor]:
     """Compute all projections of a weight ``[..., n * kinds * head_dim, d_model]``: kinds times ``[B, n, T, dk]``."""
-    packed = linear(x, weight, bias).unflatten(-1, (-1, kinds, head_dim))
-    return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
+    projected = linear(x, weight, bias)  # [B, T, n * kinds * dk]
+    by_head = projected.unflatten(-1, (-1, kinds, head_dim))  # [B, T, n, kinds, dk]
+    return by_head.permute(3, 0, 2, 1, 4).unbind(0)  # kinds times [B, n, T, dk]
 
 
 def cat_parts(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -370,8 +389,10 @@ class MemberProjections(nn.Module):
             key_of_head = [bank.key_heads[position] for position in sorted(self._positions)]
         keys = sorted(set(key_of_head))
         self._key_runs = runs_of(keys)
-        # For how many neighbouring heads each key in turn is used, with its place among the keys.
-        self._key_uses = [(keys.index(key), len(list(heads))) for key, heads in groupby(key_of_head)]
+        # The place of each key among the keys, with the number of neighbouring heads that use it.
+        self._key_uses: list[tuple[int, int]] = []
+        for key, neighbours_with_key in groupby(key_of_head):
+            self._key_uses.append((keys.index(key), len(list(neighbours_with_key))))
 
     def weights(self) -> HeadWeights:
         """Return the current weights of its heads, in the order of the member."""
@@ -379,9 +400,10 @@ class MemberProjections(nn.Module):
 
     @property
     def numbers(self) -> Tensor:
-        """Its heads, of which it has some, in the original numbering: ``[h]``, in the order of their runs."""
-        assert self.bank.number is not None, "heads with terms of their own are known by their original numbers"
-        return torch.cat([self.bank.number[run] for run in self.runs])
+        """The original numbers of its heads, of which there must be some: ``[h]``, in the order of their runs."""
+        number = self.bank.number
+        assert number is not None, "heads with terms of their own are known by their original numbers"
+        return torch.cat([number[run] for run in self.runs])
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return queries, keys, values of every run, as :meth:`HeadBank.project`; all as one where keys are shared."""
@@ -394,8 +416,10 @@ class MemberProjections(nn.Module):
 
     def for_each_head(self, keys: Tensor) -> Tensor:
         """Repeat keys or values that heads share ``[B, n, T, head_dim]``, once for each head that uses them."""
-        # Not by an index: its gradient would be added up in an order that a GPU does not keep.
-        repeated = [keys[:, key : key + 1].expand(-1, heads, -1, -1) for key, heads in self._key_uses]
+        # Not by an index: a GPU adds up the gradient of that in an order that changes from run to run.
+        repeated = []
+        for key, heads in self._key_uses:
+            repeated.append(keys[:, key : key + 1].expand(-1, heads, -1, -1))  # [B, 1, T, dk] -> [B, heads, T, dk]
         return torch.cat(repeated, dim=1)
 
     def relative(self, projected: Sequence[tuple[Tensor, ...]], relative: Relative) -> list[Tensor]:
@@ -427,7 +451,8 @@ class MemberProjections(nn.Module):
         total: Tensor | None = None
         start = 0
         for run in self.runs:
-            stop = start + (run.stop - run.start) * self.head_dim
+            heads_in_run = run.stop - run.start
+            stop = start + heads_in_run * self.head_dim
             heads_of_run = heads if len(self.runs) == 1 else heads[..., start:stop]
             weight = self.bank.out[:, self.bank.rows_of(run)]
             if total is None:
@@ -445,20 +470,24 @@ class MemberProjections(nn.Module):
 
     def bias_only(self, x: Tensor) -> Tensor:
         """Return what a site without heads adds to the residual stream: the bias of its output projection."""
-        zeros = x.new_zeros((x.shape[0], x.shape[1], self.bank.out.shape[0]))
+        batch, tokens = x.shape[:2]
+        d_model = self.bank.out.shape[0]
+        zeros = x.new_zeros((batch, tokens, d_model))
         if self.bank.out_bias is None:
             return zeros
         return zeros + self.bank.out_bias
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether this is a linear layer, also one of a library's own, whose weight may stand transposed."""
+    """Return whether this is a linear layer, also one of a library's own, whose weight may be stored transposed."""
+    if isinstance(module, nn.Embedding):
+        return False
     weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
+    return isinstance(weight, Tensor) and weight.dim() == 2
 
 
 def runs_of(positions: Collection[int]) -> list[slice]:
-    """Group positions into ascending runs of neighbours."""
+    """_Group positions into ascending runs of neighbours."""
     runs: list[slice] = []
     for position in sorted(positions):
         if runs and runs[-1].stop == position:
@@ -466,6 +495,10 @@ def runs_of(positions: Collection[int]) -> list[slice]:
         else:
             runs.append(slice(position, position + 1))
     return runs
+
+
+_Group = frozenset[int]
+"""The members that have the same heads."""
 
 
 def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
@@ -476,27 +509,27 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
     Args:
         members: the heads of each.
     """
-    heads_of_group: dict[frozenset[int], list[int]] = {}  # a group: the members that have certain heads
+    heads_of_group: dict[_Group, list[int]] = {}
     for head in sorted(set().union(*members)):
         group = frozenset(member for member, heads in enumerate(members) if head in heads)
         heads_of_group.setdefault(group, []).append(head)
     groups = sorted(heads_of_group, key=lambda group: (len(group), sorted(group)))
-    best: list[frozenset[int]] = []
+    best: list[_Group] = []
     for first in groups[:_TRIED]:  # each in turn at one end
         order = _ordered_from(first, groups)
         if not best or _count_runs(order) < _count_runs(best):
             best = order
-    ordered = []
+    ordered_heads = []
     for group in best:
-        ordered.extend(heads_of_group[group])
-    return ordered
+        ordered_heads.extend(heads_of_group[group])
+    return ordered_heads
 
 
 _TRIED = 32
-"""Enough for every group of five members."""
+"""The most groups that are tried as the first: enough for every group of five members."""
 
 
-def _ordered_from(first: frozenset[int], groups: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+def _ordered_from(first: _Group, groups: Sequence[_Group]) -> list[_Group]:
     """Order groups of members so that each is followed by the one most like it."""
     order = [first]
     left = [group for group in groups if group != first]
@@ -508,11 +541,12 @@ def _ordered_from(first: frozenset[int], groups: Sequence[frozenset[int]]) -> li
     return order
 
 
-def _count_runs(order: Sequence[frozenset[int]]) -> int:
-    """Count the runs that the members have together."""
+def _count_runs(order: Sequence[_Group]) -> int:
+    """Count the runs of all members together, where the heads of the groups lie in this order."""
     runs = len(order[0])
     for before, group in pairwise(order):
-        runs += len(group - before)  # members whose run begins with this group
+        members_whose_run_begins = group - before
+        runs += len(members_whose_run_begins)
     return runs
 
 

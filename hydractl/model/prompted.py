@@ -23,9 +23,9 @@ PROMPTS_AT_ONCE = 256
 class PromptedClasses:
     """Class names given to a model that compares samples with texts.
 
-    The features of the prompts are computed once and kept while nothing can change them: anew after ``train()``,
-    ``eval()`` and ``to()`` and when a weight was written to, and each time while heads of their tower are gated or its
-    gradients are wanted.
+    The features of the prompts are computed once and kept while nothing can change them. They are computed anew after
+    ``train()``, ``eval()`` and ``to()`` and when a weight was written to, and in every call while heads of their tower
+    are gated or its gradients are wanted.
 
     Args:
         labels: class names.
@@ -55,19 +55,20 @@ class PromptedClasses:
         self._networks = networks
         self._elsewhere = list(elsewhere)
         self._features: Tensor | None = None
-        # The parameters they were computed from, and how often each had been written to.
+        # The parameters that the features were computed from, and how often each had been written to.
         self._read_from: list[tuple[weakref.ref[Tensor], int]] = []
 
     def inputs(self, at_once: int | None = None) -> list[Any]:
         """Return the prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
-        parameter = next(self._networks.parameters())
-        inputs = {name: tensor.to(parameter.device) for name, tensor in self._prompts.items()}
+        device = next(self._networks.parameters()).device
+        inputs = {name: tensor.to(device) for name, tensor in self._prompts.items()}
         if at_once is None:
             return [inputs]
-        step = max(1, at_once // len(self.templates))
+        classes_at_once = max(1, at_once // len(self.templates))
         parts = []
-        for start in range(0, len(self.labels), step):
-            parts.append({name: tensor[start : start + step] for name, tensor in inputs.items()})
+        for start in range(0, len(self.labels), classes_at_once):
+            stop = start + classes_at_once
+            parts.append({name: tensor[start:stop] for name, tensor in inputs.items()})
         return parts
 
     def features(self) -> Tensor:
@@ -80,22 +81,24 @@ class PromptedClasses:
         return features
 
     def read(self, log: Log, title: str) -> None:
-        """Compute the features now, if they can be kept, and show how far it is: 80,000 prompts take their time."""
+        """Compute the features now, if they can be kept, with a progress bar: 80,000 prompts take their time."""
         with torch.no_grad():
-            if not self._in_motion() and (self._features is None or self._weights_written()):
+            if self._in_motion():
+                return
+            if self._features is None or self._weights_written():
                 self._features = self._read(log, title)
 
     def _read(self, log: Log, title: str) -> Tensor:
         """Compute the features ``[M, classes, D]``, ``PROMPTS_AT_ONCE`` prompts at a time."""
         self._read_from = [(weakref.ref(weight), times_written(weight)) for weight in self._weights()]
         if next(self._networks.parameters()).is_meta:  # only shapes matter: one class stands for all
-            features_of_one = self._chain(self.inputs(1)[0])
-            return features_of_one.expand(-1, len(self.labels), -1)
-        # Outside inference mode, because what it gives could not be part of a graph of gradients later.
+            features_of_first_class = self._chain(self.inputs(at_once=1)[0])  # [M, 1, D]
+            return features_of_first_class.expand(-1, len(self.labels), -1)
+        # Outside inference mode: a tensor of that mode could not take part in a graph of gradients later.
         with torch.inference_mode(False), torch.no_grad(), log.progress(title, len(self.labels), "classes") as progress:
             parts = []
             for inputs in self.inputs(PROMPTS_AT_ONCE):
-                features = self._chain(inputs)
+                features = self._chain(inputs)  # [M, classes of the part, D]
                 parts.append(features)
                 progress.advance(features.shape[1])
             return torch.cat(parts, dim=1)
@@ -128,7 +131,9 @@ class PromptedClasses:
     def _in_motion(self) -> bool:
         """Return whether training, gates or gradients make the features those of this call only."""
         gated = any(attention.head_gate is not None for attention in self._chain.attentions)
-        # Of what the views of a model share: the model itself may be another view of them.
+        # The mode of the networks, not of a model: several views of a model share them.
         if gated or self._networks.training:
             return True
-        return torch.is_grad_enabled() and any(weight.requires_grad for weight in self._weights())
+        if not torch.is_grad_enabled():
+            return False
+        return any(weight.requires_grad for weight in self._weights())

@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,17 +95,17 @@ class HydraModel(nn.Module):
         self.chains = assembly.chains
         self.prompted: PromptedClasses | None = None
         self._compiled_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self.calibration = _calibration(description)
+        self.calibration = _stored_scaling(description)
         if has_posterior(self):
             attach(self, tensors)
         self.detector: Detector | None = None
         self.cascade = stored_cascade(description.extra.get("cascade"), len(description.masks))
         self._stored: Mapping[str, Any] = description.extra
-        # Of this model and of every zero-shot view of it: they share weights.
+        # The classes of this model and of every zero-shot view of it, which share its weights.
         self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         if description.labels and self.classes is None:
             self._set_classes(description.labels, description.prompt or [DEFAULT_PROMPT])
-        self.to(device)  # what the library built beside parameters: buffers
+        self.to(device)  # the buffers: the library made them on the CPU
         self.eval()
 
     # --- classes by name ----------------------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ class HydraModel(nn.Module):
             prompt = [prompt]
         templates = read_prompts(prompt or [], "prompt")
         if not templates:
-            known = self.prompted.templates if self.prompted else self.description.prompt
-            templates = list(known or [DEFAULT_PROMPT])
-        view = copy.copy(self)  # of the same modules
+            templates_so_far = self.prompted.templates if self.prompted else self.description.prompt
+            templates = list(templates_so_far or [DEFAULT_PROMPT])
+        view = copy.copy(self)  # the modules are the same objects
         view._all_prompted = self._all_prompted
-        view.chains = [copy.copy(chain) for chain in self.chains]  # whose settings are those of the view
+        view.chains = [copy.copy(chain) for chain in self.chains]  # a view has settings of its own
         if self._compiled_with is not None:
             args, options = self._compiled_with
             view.compile(*args, **options)
@@ -289,7 +289,10 @@ class HydraModel(nn.Module):
         """Return what each tower reads out for every member, ``[M, B, ...]``; of class names ``[M, classes, D]``."""
         outputs = []
         for chain in self.chains:
-            outputs.append(self.label_features() if chain.of_labels else chain(inputs))
+            if chain.of_labels:
+                outputs.append(self.label_features())
+            else:
+                outputs.append(chain(inputs))
         return outputs
 
     def logits(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -298,11 +301,12 @@ class HydraModel(nn.Module):
             return outputs[0]
         logits = []
         for member, network in enumerate(self.networks):
-            logits.append(compared(self.family, network, [output[member] for output in outputs]))
+            outputs_of_member = [output[member] for output in outputs]
+            logits.append(compared(self.family, network, outputs_of_member))
         return torch.stack(logits)
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Return logits of every member, ``[M, B, classes]``; for samples that stop in a cascade, the first's."""
+        """Return logits of every member, ``[M, B, classes]``; the first member's for samples that stop in a cascade."""
         if self.cascade is not None and self._runs_in_stages():
             rows_of = functools.partial(_rows_that_go_on, self.cascade)
             return self.staged_logits(inputs, self.cascade.member, rows_of)
@@ -329,7 +333,9 @@ class HydraModel(nn.Module):
             features = run(member, rows)
             if labels is None:
                 return features
-            outputs = [labels[member] if chain.of_labels else features for chain in self.chains]
+            outputs = []
+            for chain in self.chains:
+                outputs.append(labels[member] if chain.of_labels else features)
             return compared(self.family, self.networks[member], outputs)
 
         first_logits = logits_of(first)
@@ -338,8 +344,10 @@ class HydraModel(nn.Module):
         if not rows.numel():
             return logits
         for member in range(self.members):
-            if member != first:
-                logits[member] = logits[member].index_copy(0, rows, logits_of(member, rows))
+            if member == first:
+                continue
+            logits_of_rows = logits_of(member, rows)  # [rows, classes]
+            logits[member] = logits[member].index_copy(0, rows, logits_of_rows)
         return logits
 
     def __getstate__(self) -> dict[str, Any]:
@@ -389,13 +397,17 @@ class HydraModel(nn.Module):
             UsageError: for no inputs, or both kinds.
         """
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        named = {name: tensor for name, tensor in tokens.items() if tensor is not None}
-        if sum((inputs is not None, pixel_values is not None, bool(named))) != 1:
+        tokens_by_name = {name: tensor for name, tensor in tokens.items() if tensor is not None}
+        ways_of_giving_inputs = (inputs is not None, pixel_values is not None, bool(tokens_by_name))
+        if sum(ways_of_giving_inputs) != 1:
             raise UsageError("a model takes its inputs, or pixel_values=, or input_ids= and what belongs to them")
-        if inputs is not None:
-            log_probs = self._log_probs(inputs)
-            return log_probs if labels is None else self._named_outputs(log_probs, labels)
-        return self._named_outputs(self._log_probs(named if pixel_values is None else pixel_values), labels)
+        if inputs is None:
+            inputs_by_name = tokens_by_name if pixel_values is None else pixel_values
+            return self._named_outputs(self._log_probs(inputs_by_name), labels)
+        log_probs = self._log_probs(inputs)
+        if labels is None:
+            return log_probs
+        return self._named_outputs(log_probs, labels)
 
     def _log_probs(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``."""
@@ -408,7 +420,8 @@ class HydraModel(nn.Module):
         """Return log p ``[B, classes]`` and the loss as transformers names them."""
         if labels is None:
             return {"logits": log_probs}
-        return {"loss": nn.functional.nll_loss(log_probs, labels), "logits": log_probs}
+        loss = nn.functional.nll_loss(log_probs, labels)
+        return {"loss": loss, "logits": log_probs}
 
     # --- what pipelines of transformers ask of a model ----------------------------------------------------------------
 
@@ -446,7 +459,7 @@ class HydraModel(nn.Module):
     def ood_score(self, inputs: Any) -> Tensor:
         """Return the OOD score of each sample as ``eval`` takes it: float64 ``[B]`` on the CPU, higher = more OOD.
 
-        The score is that of the checkpoint (``eval --ood-score NAME --calibrated F.st``), else ``msp``; no gradients.
+        The score is that of the checkpoint (``calibrate --ood-score NAME``), else ``msp``; no gradients.
 
         Raises:
             UsageError: for a score of several members, of a single model.
@@ -460,11 +473,15 @@ class HydraModel(nn.Module):
                 logits, fitted_scores = self._fitted_scores(inputs, name)
             else:
                 logits = self.member_logits(inputs)
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
         stored = self._stored.get("calibration")
         calibration = Calibration.from_json(stored) if stored else None
+        at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
         samples = samples_of(
-            logits.to("cpu", wide).numpy(), score=name, given=fitted_scores, calibration=calibration, pairs=False
+            logits.to("cpu", at_least_float32).numpy(),
+            score=name,
+            fitted_scores=fitted_scores,
+            calibration=calibration,
+            pairs=False,
         )
         if samples.score is None:
             raise UsageError(f"{name} is the same for every sample of a single model")
@@ -473,7 +490,7 @@ class HydraModel(nn.Module):
     def _fitted_scores(self, inputs: Any, name: str) -> tuple[Tensor, dict[str, Floats]]:
         """Return the logits ``[M, B, classes]``, and by name the scores on features, ``[B]`` over all members."""
         if self.detector is None:
-            raise InputError(f"there is nothing that {name} was fitted to", hint="eval --calibrated writes it")
+            raise InputError(f"there is nothing that {name} was fitted to", hint="calibrate --ood-score NAME writes it")
         logits, features = read_features(self, inputs)
         scores = {}
         for score, values in self.detector.scores(logits, features).items():  # values are [M, B]
@@ -488,19 +505,19 @@ class HydraModel(nn.Module):
         """
         threshold = stored_threshold(self._stored.get("threshold"))
         if threshold is None:
-            raise UsageError("the checkpoint holds no threshold", hint="eval --threshold RULE --calibrated F.st")
+            raise UsageError("the checkpoint holds no threshold", hint="calibrate --threshold RULE -o F.st")
         return self.ood_score(inputs) >= float(threshold["value"])
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error."""
-        vars(self).pop("member_logits", None)  # an older compiled one, which stands before the method
+        """Compile the whole network in place and as one graph (``torch.compile``); what cannot be compiled fails."""
+        vars(self).pop("member_logits", None)  # a compiled one of an earlier call, which hides the method
         self._compiled_with = (args, options)
         options = {"fullgraph": True, **options}
         self.member_logits = torch.compile(self.member_logits, *args, **options)  # type: ignore[method-assign]
         self._stack_weights()
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
-        """Random inputs of the right shape on the model's device and dtype."""
+        """Draw random inputs of the right shape on the model's device and dtype."""
         parameter = next(self.parameters())
         inputs = self.family.example_inputs(self.description.preprocess, batch, seed)
         return move(inputs, parameter.device, parameter.dtype)
@@ -508,7 +525,8 @@ class HydraModel(nn.Module):
     def head_weights(self, site_index: int, member: int = 0) -> HeadWeights:
         """Return the current attention weights of one member at one site."""
         projections = self.attentions[site_index].projections
-        if len(projections) == 1:  # where all members are the same, there is one for all of them
+        all_members_are_the_same = len(projections) == 1
+        if all_members_are_the_same:
             return projections[0].weights()
         return projections[member].weights()
 
@@ -530,14 +548,29 @@ _NOT_COPIED = ("preprocess", "member_logits", "_compiled_with", "_all_prompted")
 
 
 def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
-    """Return the rows of the first member's logits ``[B, classes]`` that run all members, on the device of these."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    goes_on = cascade.goes_on(logits.detach().to("cpu", wide).numpy())
-    return torch.from_numpy(goes_on.nonzero()[0]).to(logits.device)
+    """Return the samples that run all members, by the first member's logits ``[B, classes]``: int64 ``[rows]``.
+
+    They are on the device of the logits.
+    """
+    at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
+    goes_on = cascade.goes_on(logits.detach().to("cpu", at_least_float32).numpy())  # bool [B]
+    (rows,) = goes_on.nonzero()
+    return torch.from_numpy(rows).to(logits.device)
 
 
-def _calibration(description: Description) -> tuple[list[float], list[float]] | None:
-    """Return scale and bias of log p, one for all classes or one for each, as the checkpoint holds them, or None."""
+class StoredScaling(NamedTuple):
+    """A calibration as a model applies it to log p: one number for all classes, or one for each."""
+
+    scale: list[float]
+    bias: list[float]
+
+
+def _stored_scaling(description: Description) -> StoredScaling | None:
+    """Return the calibration that a checkpoint holds; None where it holds none.
+
+    Raises:
+        InputError: it cannot be read, or is not finite.
+    """
     stored = description.extra.get("calibration")
     if stored is None:
         return None
@@ -550,33 +583,36 @@ def _calibration(description: Description) -> tuple[list[float], list[float]] | 
             bias = [float(value) for value in stored["bias"]]
     except (KeyError, TypeError, ValueError, ArithmeticError):
         raise InputError("the checkpoint holds a broken calibration") from None
-    if not all(map(math.isfinite, [*scale, *bias])):
+    if not all(math.isfinite(number) for number in scale + bias):
         raise InputError("the checkpoint holds a calibration that is not finite")
-    return scale, bias
+    return StoredScaling(scale, bias)
 
 
 def log_mean_softmax(member_logits: Tensor) -> Tensor:
     """Return the log of the mean over members of the softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
     logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
-    return torch.logsumexp(logits.log_softmax(-1), dim=0) - math.log(member_logits.shape[0])
+    log_probs = logits.log_softmax(-1)  # [M, B, C]
+    members = member_logits.shape[0]
+    return torch.logsumexp(log_probs, dim=0) - math.log(members)
 
 
-def calibrated(log_probs: Tensor, calibration: tuple[Sequence[float], Sequence[float]]) -> Tensor:
+def calibrated(log_probs: Tensor, calibration: StoredScaling) -> Tensor:
     """Calibrate log p ``[B, C]`` of a pooled prediction: ``log_softmax(log p * scale + bias)``."""
-    scale = torch.tensor(list(calibration[0]), dtype=log_probs.dtype, device=log_probs.device)
-    bias = torch.tensor(list(calibration[1]), dtype=log_probs.dtype, device=log_probs.device)
+    scale = torch.tensor(calibration.scale, dtype=log_probs.dtype, device=log_probs.device)
+    bias = torch.tensor(calibration.bias, dtype=log_probs.dtype, device=log_probs.device)
     return (log_probs * scale + bias).log_softmax(-1)
 
 
 def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Move inputs to the device of a model; floating point inputs also to its dtype."""
     if isinstance(inputs, Tensor):
-        return inputs.to(device, dtype if inputs.is_floating_point() else None, non_blocking=True)
+        new_dtype = dtype if inputs.is_floating_point() else None
+        return inputs.to(device, new_dtype, non_blocking=True)
     return {key: move(value, device, dtype) for key, value in inputs.items()}
 
 
 def plain_state(network: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a network by their stock names; the value of what torch has parametrised."""
+    """Return the tensors of a network by their stock names; for a parametrised one the value that torch computes."""
     state = {}
     for name, tensor in network.state_dict().items():
         if ".parametrizations." not in name:

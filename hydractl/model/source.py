@@ -69,8 +69,9 @@ class Source:
         description: what the model says of itself.
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
-        drawn_by: the seed of random weights: what is trained from them is no relative of another such model; else None.
-        left: names of what was found beside the weights, and belongs to another task.
+        drawn_by: the seed of random weights, else None. What is trained from such weights is no relative of another
+            model.
+        left: names of tensors beside the weights that belong to another task.
         renamed: what is odd about the names that ``--labels`` gives its classes; None where nothing is.
     """
 
@@ -97,7 +98,7 @@ class Source:
 
     @property
     def bases(self) -> list[str]:
-        """The lineage of what is trained from it: none where its weights were drawn."""
+        """The lineage of what is trained from it: empty where its weights were drawn."""
         if self.drawn_by is not None:
             return []
         return self.lineage
@@ -134,11 +135,11 @@ def split_model(text: str) -> tuple[str | None, list[str]]:
     """
     name: str | None = None
     refs = _references(text)
-    head, equals, rest = text.partition("=")
-    can_be_name = bool(equals and head) and not any(character in head for character in "/:?")
-    if can_be_name and not os.path.exists(refs[0]):
-        name = head
-        refs = _references(rest)
+    before_equals, equals, behind_equals = text.partition("=")
+    is_name = before_equals and not any(character in before_equals for character in "/:?")
+    if equals and is_name and not os.path.exists(refs[0]):
+        name = before_equals
+        refs = _references(behind_equals)
     if not all(refs):
         raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
     return name, refs
@@ -150,10 +151,12 @@ def _references(text: str) -> list[str]:
     refs = []
     while pieces:
         count = len(pieces)
+        longest = "+".join(pieces)
         # os.path.exists, here and below, because that of pathlib raises for a name that is too long.
-        while count > 1 and not os.path.exists("+".join(pieces[:count])):
+        while count > 1 and not os.path.exists(longest):
             count -= 1
-        refs.append("+".join(pieces[:count]))
+            longest = "+".join(pieces[:count])
+        refs.append(longest)
         pieces = pieces[count:]
     return refs
 
@@ -225,30 +228,37 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
     description = source.description
     names = description.labels if labels is None else list(labels)
     classes = source.family.classes(description.config)
-    if classes is not None:
-        if prompt:
-            raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
-        if names is not None and len(names) != classes:
-            raise UsageError(f"--labels names {len(names)} classes, {source.name} has {classes}")
-        doubt = None
-        if names is not None and description.labels is not None:
-            doubt = renaming_doubt(description.labels, names, source.name)
-        return replace(source, description=replace(description, labels=names), renamed=doubt)
+    if classes is None:
+        return _with_prompts(source, names, prompt)
+    if prompt:
+        raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
+    if names is not None and len(names) != classes:
+        raise UsageError(f"--labels names {len(names)} classes, {source.name} has {classes}")
+    doubt_about_order = None
+    if names is not None and description.labels is not None:
+        doubt_about_order = renaming_doubt(description.labels, names, source.name)
+    return replace(source, description=replace(description, labels=names), renamed=doubt_about_order)
+
+
+def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
+    """Return a zero-shot model with these classes, each asked for by all templates."""
+    description = source.description
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
-    first_name = names[0] if names else "a"
-    # Refuses templates it cannot use.
-    source.family.prompts(description.config, description.preprocess, [first_name], templates)
+    some_name = names[0] if names else "a"
+    # Called because it refuses templates that it cannot use.
+    source.family.prompts(description.config, description.preprocess, [some_name], templates)
     return replace(source, description=replace(description, labels=names, prompt=templates))
 
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     """Find one model by its reference, as :func:`open_source`, without what options change of it."""
-    kind, _, rest = ref.partition(":")
-    held = HELD.get({})
-    if kind == "memory" and rest in held:
-        return replace(held[rest], name=name or held[rest].name)
-    if rest and kind in FAMILIES.names:
-        return _open_name(kind, rest, seed, name)
+    prefix, _, rest = ref.partition(":")
+    models_in_memory = HELD.get({})
+    if prefix == "memory" and rest in models_in_memory:
+        source = models_in_memory[rest]
+        return replace(source, name=name or source.name)
+    if rest and prefix in FAMILIES.names:
+        return _open_name(prefix, rest, seed, name)
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
@@ -257,9 +267,10 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     if path.suffix.lower() in PICKLES and not is_state_dict(path):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
     if not os.path.exists(path):
-        file_ref, mark, query = ref.rpartition("?")
-        if mark and os.path.exists(file_ref):
-            return _without_cascade(_find(file_ref, arch, seed, name), query, named=name is not None)
+        file_ref, question_mark, query = ref.rpartition("?")
+        if question_mark and os.path.exists(file_ref):
+            whole = _find(file_ref, arch, seed, name)
+            return _without_cascade(whole, query, named=name is not None)
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
     if is_state_dict(path):
         return _open_bare(path, StateDict(path), arch, seed, name)
@@ -267,7 +278,8 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     document = file.header.description
     if document is None:
         return _open_bare(path, file, arch, seed, name)
-    return _open_file(file, Description.from_json(document, str(path)), name or path.stem)
+    description = Description.from_json(document, str(path))
+    return _open_file(file, description, name or path.stem)
 
 
 def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
@@ -276,9 +288,14 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
     Files first, which are opened by their headers: a folder or a name may have to be downloaded, drawn or converted,
     which is not begun while a file is missing or broken.
     """
-    files = [index for index, ref in enumerate(refs) if _is_file(ref)]
-    others = [index for index, ref in enumerate(refs) if not _is_file(ref)]
-    sources: dict[int, Source] = {}
+    files: list[int] = []
+    others: list[int] = []
+    for index, ref in enumerate(refs):
+        if _is_file(ref):
+            files.append(index)
+        else:
+            others.append(index)
+    sources: dict[int, Source] = {}  # by the index of the reference
     for indices in (files, others):
         failures: list[InputError] = []
         for index in indices:
@@ -307,7 +324,8 @@ def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
     Nothing that was fitted to the cascade is kept.
     """
     description = source.description
-    if "cascade" not in description.extra or _parse_query(query) not in ({"cascade": 0}, {"cascade": False}):
+    has_cascade = "cascade" in description.extra
+    if not has_cascade or _parse_query(query) != {"cascade": 0}:  # in Python, False equals 0
         hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
         raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
     extra = dict(description.extra)
@@ -318,9 +336,9 @@ def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
 
 
 def _is_file(ref: str) -> bool:
-    """Whether a reference can only be a file, be it there or not."""
-    kind, _, rest = ref.partition(":")
-    if kind in FAMILIES.names and rest:
+    """Return whether a reference can only be that of a file, which may not exist."""
+    prefix, _, rest = ref.partition(":")
+    if prefix in FAMILIES.names and rest:
         return False
     return not os.path.isdir(ref)
 
@@ -376,11 +394,11 @@ def _open_folder(path: Path, name: str | None) -> Source:
         if loaded is None:
             continue
         name = name or path.resolve().name
-        if isinstance(loaded.tensors, FileTensors):
-            document = loaded.tensors.header.description
-            if document is not None:
-                # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
-                return _open_file(loaded.tensors, Description.from_json(document, str(path)), name)
+        file = loaded.tensors
+        if isinstance(file, FileTensors) and file.header.description is not None:
+            # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
+            description = Description.from_json(file.header.description, str(path))
+            return _open_file(file, description, name)
         return _from_loaded(family.name, loaded, name)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
@@ -393,8 +411,8 @@ def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, n
     """Open a file that does not describe itself, with ``--arch`` to say what it is."""
     if arch is None:
         raise InputError(f"{path} does not describe itself", hint=_arch_hint(tensors))
-    kind, _, rest = arch.partition(":")
-    family = FAMILIES.get(kind)
+    family_name, _, rest = arch.partition(":")
+    family = FAMILIES.get(family_name)
     if family is None or not family.builds_by_name or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
@@ -405,9 +423,11 @@ def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, n
     loaded = family.load_name(bare, options, seed)
     assert not isinstance(loaded, Path), "what is built by name is no file"
     loaded = replace(loaded, tensors=tensors)
-    if isinstance(tensors, StateDict) and tensors.script == kind:
-        loaded = replace(loaded, preprocess=family.preprocess_of_script(tensors.arguments, bare, loaded.preprocess))
-    return _from_loaded(kind, loaded, name or path.name.removesuffix(".tar").rpartition(".")[0])
+    if isinstance(tensors, StateDict) and tensors.script == family_name:
+        preprocess = family.preprocess_of_script(tensors.arguments, bare, loaded.preprocess)
+        loaded = replace(loaded, preprocess=preprocess)
+    name_without_suffix = path.name.removesuffix(".tar").rpartition(".")[0]
+    return _from_loaded(family_name, loaded, name or name_without_suffix)
 
 
 def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
@@ -426,16 +446,19 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
 
 
 def _arch_hint(tensors: TensorSource) -> str:
-    """Say how ``--arch`` names a model, by what its training script has noted of it where there is such a note."""
-    if isinstance(tensors, StateDict) and tensors.script is not None:
-        shapes = {name: tensors.info(name).shape for name in tensors.names()}
-        arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
-        if arch is not None:
-            return (
-                f"it was trained as: --arch {shlex.quote(f'{tensors.script}:{arch}')}; with --labels FOLDER its "
-                "classes have the names of the folders that it was trained on"
-            )
-    return "say what it is, for example: --arch timm:vit_base_patch16_224"
+    """Say how ``--arch`` names a model; where its training script left a note, by that."""
+    example = "say what it is, for example: --arch timm:vit_base_patch16_224"
+    if not isinstance(tensors, StateDict) or tensors.script is None:
+        return example
+    shapes = {name: tensors.info(name).shape for name in tensors.names()}
+    arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
+    if arch is None:
+        return example
+    value = shlex.quote(f"{tensors.script}:{arch}")
+    return (
+        f"it was trained as: --arch {value}; with --labels FOLDER its "
+        "classes have the names of the folders that it was trained on"
+    )
 
 
 def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
@@ -465,8 +488,9 @@ def digest_of(description: Description, tensors: TensorSource) -> str:
     digest = hashlib.sha256(architecture.encode())
     for tensor_name in tensors.names():
         tensor = tensors.read(tensor_name).contiguous()
+        bytes_of_tensor = tensor.reshape(-1).view(torch.uint8)
         digest.update(tensor_name.encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of_tensor.numpy().data)
     return digest.hexdigest()
 
 
@@ -493,8 +517,9 @@ def member_source(source: Source, member: int) -> Source:
     masks = source.description.masks
     mask = masks[member]
     stored_once = sites_stored_once(source.tensors, source.family, source.sites)
-    held = held_mask(masks, member, stored_once)
-    tensors = sliced(MemberTensors(source.tensors, member), source.family, source.sites, held, mask)
+    stored_mask = held_mask(masks, member, stored_once)
+    tensors_of_member = MemberTensors(source.tensors, member)
+    tensors = sliced(tensors_of_member, source.family, source.sites, stored_mask, mask)
     description = replace(
         source.description,
         kind="dense" if mask.is_full else "pruned",
@@ -520,8 +545,9 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     family = get_family(description.family)
     mask = description.mask
     tensors = zeroed(tensors, family, family.sites(description.config), mask, mask)
-    weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
-    with open(output.temporary / weights, "wb") as handle:
+    folder = output.temporary
+    weights_file = family.export_folder(folder, description.config, description.preprocess, description.labels)
+    with open(folder / weights_file, "wb") as handle:
         digest = write_tensors(handle, tensors, description.to_json())
     output.commit()
     return digest
@@ -535,7 +561,8 @@ def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, Ed
     """
     present = source.description.mask
     for path, heads in present.kept.items():
-        if not set(mask.kept[path]) <= set(heads):
+        missing = set(mask.kept[path]) - set(heads)
+        if missing:
             raise InputError("the mask keeps heads that the model no longer has")
     if layout == "sliced":
         tensors = sliced(source.tensors, source.family, source.sites, present, mask)

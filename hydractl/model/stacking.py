@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,17 +40,17 @@ class Stack:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[object, ...], Tensor] | None = None  # with the key of the parameters it was made of
+        self._kept: _KeptStack | None = None
 
     def __reduce__(self) -> tuple[type[Stack], tuple[()]]:
-        return Stack, ()  # a copy is one of other parameters
+        return Stack, ()  # a copy belongs to other parameters, so it begins empty
 
     def forget(self) -> None:
         """Drop the stack, to make it anew when it is next asked for."""
         self._kept = None
 
-    def of(self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None) -> Tensor:
-        """Return the weights of all members.
+    def stacked(self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None) -> Tensor:
+        """Return the weights of all members as one tensor ``[M, ...]``.
 
         Args:
             weights: the parameter of each member.
@@ -63,22 +63,20 @@ class Stack:
             return _stacked(weights, parts)
         kept = self._kept
         if torch.compiler.is_compiling():  # a graph knows neither addresses nor versions
-            return _stacked(weights, parts) if kept is None else kept[1]
+            return _stacked(weights, parts) if kept is None else kept.stack
         distinct = len({id(weight) for weight in weights}) == len(weights)
         views = parts is None and distinct
-        if kept is None or kept[0] != _key(weights, views):
+        if kept is None or kept.key != _key(weights, views):
             with _moving:
                 kept = self._kept  # another thread may have made it meanwhile
-                if kept is None or kept[0] != _key(weights, views):
+                if kept is None or kept.key != _key(weights, views):
                     kept = self._make(weights, parts, views)
                     self._kept = kept
-        return kept[1]
+        return kept.stack
 
     @staticmethod
-    def _make(
-        weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None, views: bool
-    ) -> tuple[tuple[object, ...], Tensor]:
-        """Stack the weights, make the parameters views of the stack where asked, and return it behind its key."""
+    def _make(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None, views: bool) -> _KeptStack:
+        """Stack the weights and, where asked, make the parameters views of the stack."""
         # Outside inference mode: a parameter must not become a tensor of which there are no gradients.
         with torch.inference_mode(False), torch.no_grad():
             stack = _stacked(weights, parts)
@@ -86,7 +84,14 @@ class Stack:
                 for weight, place in zip(weights, stack, strict=True):
                     unpadded = tuple(slice(size) for size in weight.shape)
                     weight.data = place[unpadded]
-        return _key(weights, views), stack
+        return _KeptStack(_key(weights, views), stack)
+
+
+class _KeptStack(NamedTuple):
+    """A stack, and by :func:`_key` the parameters that it was made of."""
+
+    key: tuple[object, ...]
+    stack: Tensor
 
 
 _moving = threading.Lock()
@@ -109,30 +114,30 @@ def times_written(tensor: Tensor) -> int:
 
 
 def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> Tensor:
-    """Stack the weights, all of one shape, with zeros behind those that are smaller."""
+    """Stack the weights, brought to one shape with zeros behind those that are smaller."""
     tensors = list(weights)
     if parts is not None:
         tensors = [part(weight) for part, weight in zip(parts, weights, strict=True)]
-    shapes = [tensor.shape for tensor in tensors]
-    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    sizes_by_dimension = zip(*[tensor.shape for tensor in tensors], strict=True)
+    largest = [max(sizes) for sizes in sizes_by_dimension]
     return torch.stack([_padded(tensor, largest) for tensor in tensors])
 
 
 def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tensor of a shape, with zeros behind what is there in every dimension."""
+    """Pad a tensor to a shape, with zeros at the end of every dimension that is smaller."""
     missing = [wanted - size for wanted, size in zip(shape, tensor.shape, strict=True)]
     if not any(missing):
         return tensor
     padding = []
-    for behind in reversed(missing):  # from the last dimension on, in pairs: before, behind
-        padding += [0, behind]
+    for zeros_behind in reversed(missing):  # pad() takes pairs (before, behind), from the last dimension on
+        padding += [0, zeros_behind]
     return F.pad(tensor, padding)
 
 
 class PerMember(nn.Module):
     """One module per member on member-major activations ``[M * B, ...]``: what is not merged.
 
-    Linear layers, and layer norms over the last dimension, can run for all members at once.
+    Linear layers, and layer norms over the last dimension, can run for all members at once, as one batched product.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -158,7 +163,8 @@ class PerMember(nn.Module):
         context = context_of_run()
         if context.member is not None:
             return self.members[context.member](x)
-        if not (self._stackable and context.batches(x.device)):
+        as_one_product = self._stackable and context.batches(x.device)
+        if not as_one_product:
             parts = apart(x, len(self.members))
             return torch.cat([module(part) for module, part in zip(self.members, parts, strict=True)])
         weight, bias = self._weights()
@@ -172,15 +178,16 @@ class PerMember(nn.Module):
         modules: list[Any] = list(self.members)
         bias = None
         if modules[0].bias is not None:
-            bias = self._bias.of([module.bias for module in modules])
-        weight = self._weight.of([module.weight for module in modules])
+            bias = self._bias.stacked([module.bias for module in modules])
+        weight = self._weight.stacked([module.weight for module in modules])
         return weight, bias
 
 
 def _runs_as_one_product(module: nn.Module) -> bool:
     """Return whether all members' modules like this one can run as one product: linear layers and layer norms."""
-    if isinstance(module, nn.LayerNorm):  # of any library, over the last dimension
-        return len(module.normalized_shape) == 1 and module.weight is not None
+    if isinstance(module, nn.LayerNorm):  # a library's own subclass too
+        over_last_dimension = len(module.normalized_shape) == 1
+        return over_last_dimension and module.weight is not None
     return type(module) is nn.Linear
 
 
@@ -193,7 +200,7 @@ class PerMemberScale(nn.Module):
 
     def __init__(self, scales: Sequence[nn.Parameter]) -> None:
         super().__init__()
-        for member, scale in enumerate(scales):  # its own: no other module of it would be called
+        for member, scale in enumerate(scales):  # parameters of this module, which is the one that is called
             self.register_parameter(str(member), scale)
 
     def __mul__(self, x: Tensor) -> Tensor:
@@ -244,11 +251,12 @@ class StackedProjections:
         # What is pooled has heads of zeros in its output only, which is a small part of the work.
         most_padded = len(members) if pooled else PADDED
         heads_there = sum(member.heads for member in members)
-        if len(members) * self.heads > most_padded * heads_there:
+        heads_computed = len(members) * self.heads
+        if heads_computed > most_padded * heads_there:
             return False
-        if self._shares_keys and not pooled:  # heads of zeros would be none that share the keys of others
-            alike = len({member.bank.key_heads for member in members}) == 1
-            return self._all_heads_of_banks and alike
+        if self._shares_keys and not pooled:  # a head of zeros would share keys with no other head
+            ways_of_sharing = {member.bank.key_heads for member in members}
+            return self._all_heads_of_banks and len(ways_of_sharing) == 1
         return True
 
     def forget(self) -> None:
@@ -283,15 +291,20 @@ class StackedProjections:
     def _project_shared(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project as :meth:`project`, where heads share keys and values: these are repeated for each head."""
         weight, bias = self._input_weights()
-        query_bias, key_bias = None, None
         query_rows = self.heads * self.head_dim
+        query_weight = weight[:, :query_rows]  # [M, heads * head_dim, d_model]
+        key_weight = weight[:, query_rows:]  # [M, shared heads * 2 * head_dim, d_model]
+        query_bias = None
+        key_bias = None
         if bias is not None:
             query_bias = bias[:, :query_rows]
             key_bias = bias[:, query_rows:]
-        (q,) = project_all(members_linear, x, weight[:, :query_rows], query_bias, 1, self.head_dim)
-        k, v = project_all(members_linear, memory, weight[:, query_rows:], key_bias, 2, self.head_dim)
+        (q,) = project_all(members_linear, x, query_weight, query_bias, 1, self.head_dim)
+        k, v = project_all(members_linear, memory, key_weight, key_bias, 2, self.head_dim)
+        q = self._normed(q, "q_norm")
+        k = self._normed(k, "k_norm")
         for_each_head = self._members[0].for_each_head
-        return self._normed(q, "q_norm"), for_each_head(self._normed(k, "k_norm")), for_each_head(v)
+        return q, for_each_head(k), for_each_head(v)
 
     def _linear(self, x: Tensor, wanted: slice) -> Sequence[Tensor]:
         """Compute the wanted ones of queries, keys and values, ``[M * B, heads, T, head_dim]`` each."""
@@ -312,8 +325,9 @@ class StackedProjections:
         Returns:
             ``[M * B, heads, q, head_dim]``.
         """
-        taken = attended.index_select(1, self._places(attended.device))  # [B, M * heads, q, head_dim]
-        return taken.unflatten(1, (-1, self.heads)).transpose(0, 1).flatten(0, 1)  # -> [M * B, heads, q, head_dim]
+        selected = attended.index_select(1, self._places(attended.device))  # [B, M * heads, q, head_dim]
+        by_member = selected.unflatten(1, (-1, self.heads)).transpose(0, 1)  # [M, B, heads, q, head_dim]
+        return by_member.flatten(0, 1)
 
     def output(self, attended: Tensor) -> Tensor:
         """Project attended heads ``[M * B, heads, q, head_dim]`` to the residual stream, ``[M * B, q, d_model]``."""
@@ -324,11 +338,15 @@ class StackedProjections:
     def _input_weights(self) -> tuple[Tensor, Tensor | None]:
         """Return ``qkv`` and its bias of all members."""
         width = 3 * self.head_dim
-        return self._weights("qkv", 0, width), self._weights("qkv_bias", 0, width)
+        weight = self._weights("qkv", 0, width)
+        bias = self._weights("qkv_bias", 0, width)
+        return weight, bias
 
     def _output_weights(self) -> tuple[Tensor, Tensor | None]:
         """Return the output projection and its bias of all members."""
-        return self._weights("out", 1, self.head_dim), self._weights("out_bias", 0, None)
+        weight = self._weights("out", 1, self.head_dim)
+        bias = self._weights("out_bias", 0, None)
+        return weight, bias
 
     def _weights(self, name: str, dim: int, width: int | None) -> Any:
         """Return one weight of all members.
@@ -347,8 +365,9 @@ class StackedProjections:
         if weights[0] is None:
             return None
         if width is None or self._all_heads_of_banks:
-            return self._stacks[name].of(weights)
-        return self._stacks[name].of(weights, [_heads_of(member, dim, width) for member in self._members])
+            return self._stacks[name].stacked(weights)
+        parts = [_part_of_member(member, dim, width) for member in self._members]
+        return self._stacks[name].stacked(weights, parts)
 
     def _places(self, device: torch.device) -> Tensor:
         """Return the places in the bank of all members' heads, int64 ``[M * heads]``.
@@ -370,18 +389,24 @@ class StackedProjections:
         return index
 
 
-def _heads_of(member: MemberProjections, dim: int, width: int) -> Callable[[Tensor], Tensor]:
-    """Return the function from a weight of a bank to that of one member."""
-    runs = member.runs or [slice(0, 0)]  # of no heads, an empty part
+def _part_of_member(member: MemberProjections, dim: int, width: int) -> Callable[[Tensor], Tensor]:
+    """Return the function that takes the heads of one member out of a weight of its bank.
 
-    def heads_of_member(weight: Tensor) -> Tensor:
+    Args:
+        member: has some of the heads of the bank.
+        dim: the dimension of the weight along which heads lie.
+        width: what each head has of it along ``dim``.
+    """
+    runs = member.runs or [slice(0, 0)]  # a member without heads has an empty part
+
+    def part_of_weight(weight: Tensor) -> Tensor:
         parts = []
         for run in runs:
-            count = run.stop - run.start
-            parts.append(weight.narrow(dim, run.start * width, count * width))
+            heads = run.stop - run.start
+            parts.append(weight.narrow(dim, run.start * width, heads * width))
         return torch.cat(parts, dim=dim)
 
-    return heads_of_member
+    return part_of_weight
 
 
 def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -405,7 +430,8 @@ def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def members_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Apply each member's layer norm over the last dimension, ``x`` member-major, weight and bias ``[M, n]``."""
-    rows = F.layer_norm(x, x.shape[-1:], eps=eps).reshape(weight.shape[0], -1, x.shape[-1])  # [M, B * ..., n]
+    normalised = F.layer_norm(x, x.shape[-1:], eps=eps)
+    rows = normalised.reshape(weight.shape[0], -1, x.shape[-1])  # [M * B, ..., n] -> [M, B * ..., n]
     if bias is None:
         scaled = rows * weight[:, None]
     else:

@@ -83,7 +83,7 @@ def held_mask(masks: Sequence[HeadMask], member: int, once: Collection[str]) -> 
 class EditedHeads:
     """A tensor source whose attention weights pass through ``edit``, one site at a time.
 
-    Shapes and dtypes are found by running the edit on meta tensors, so a plan costs no weights.
+    Shapes and dtypes are found by running the edit on meta tensors, so no weights are read for them.
 
     Args:
         source: holds the heads of ``present``.
@@ -100,10 +100,12 @@ class EditedHeads:
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
-            shapes = {name: meta_tensor(source.info(name)) for name in attention_names(family, names, sites, site)}
-            for name, tensor in self._edited(site, shapes).items():
+            names_of_site = attention_names(family, names, sites, site)
+            without_numbers = {name: meta_tensor(source.info(name)) for name in names_of_site}
+            for name, tensor in self._edited(site, without_numbers).items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
+        # The site that was read last, by its path, with its edited tensors.
         self._cached: tuple[str, Mapping[str, Tensor]] | None = None
 
     def _edited(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -128,14 +130,15 @@ class EditedHeads:
         site = self._site_of.get(name)
         if site is None:
             return self.source.read(name)
-        # The tensors of one site are asked for in a row, so one site in memory is enough.
+        # The tensors of one site are asked for one after another, so one site in memory is enough.
         if self._cached is None or self._cached[0] != site.path:
             tensors = {}
-            for other, site_of_other in self._site_of.items():
-                if site_of_other.path == site.path:
-                    tensors[other] = self.source.read(other)
+            for other_name, other_site in self._site_of.items():
+                if other_site.path == site.path:
+                    tensors[other_name] = self.source.read(other_name)
             self._cached = (site.path, self._edited(site, tensors))
-        return self._cached[1][name]
+        _, edited = self._cached
+        return edited[name]
 
     def read_piece(self, name: str, start: int, stop: int) -> Tensor:
         """Some elements of one tensor after the edit, in storage order."""
@@ -174,8 +177,9 @@ def sliced(
     """Return tensors with only the heads of ``kept``, from weights that hold the heads of ``present``."""
 
     def edit(site: Site, weights: HeadWeights) -> HeadWeights:
-        heads_here = present.kept[site.path]
-        return weights.select([heads_here.index(head) for head in kept.kept[site.path]])
+        present_heads = present.kept[site.path]
+        places = [present_heads.index(head) for head in kept.kept[site.path]]
+        return weights.select(places)
 
     return EditedHeads(source, family, sites, present, edit)
 
@@ -186,9 +190,10 @@ def zeroed(
     """Return tensors of stock shapes: heads of ``present`` in their places, output columns zero without ``kept``."""
 
     def edit(site: Site, weights: HeadWeights) -> HeadWeights:
-        heads = range(site.heads)
-        full = weights.expanded(present.kept[site.path], site.heads, site.key_heads(heads))
-        return full.zeroed([head for head in heads if head not in kept.kept[site.path]])
+        all_heads = range(site.heads)
+        full = weights.expanded(present.kept[site.path], site.heads, site.key_heads(all_heads))
+        removed = [head for head in all_heads if head not in kept.kept[site.path]]
+        return full.zeroed(removed)
 
     return EditedHeads(source, family, sites, present, edit)
 
@@ -203,10 +208,11 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
         InputError: listing what does not fit.
     """
     sites = family.sites(description.config)
-    if [(site.path, site.heads) for site in sites] != list(description.masks[0].heads.items()):
+    heads_by_path = [(site.path, site.heads) for site in sites]
+    if heads_by_path != list(description.masks[0].heads.items()):
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
     shape = family.image_shape(description.config)
-    if shape is not None:  # before anything is made of it
+    if shape is not None:  # compared before anything is built for this size
         size = input_size(description.preprocess)
         if size != shape:
             raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
@@ -214,11 +220,11 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
     problems = _unfit_classes(description, family)
     stock = family.build(description.config).state_dict()
     once = sites_stored_once(tensors, family, sites)
-    for index in range(len(description.masks)):
-        member = MemberTensors(tensors, index)
-        problems += same_names(member, stock, origin)
-        shapes = _expected_shapes(stock, family, sites, held_mask(description.masks, index, once))
-        problems += _unfit_tensors(member, stock, shapes)
+    for member in range(len(description.masks)):
+        member_tensors = MemberTensors(tensors, member)
+        problems += same_names(member_tensors, stock, origin)
+        shapes = _expected_shapes(stock, family, sites, held_mask(description.masks, member, once))
+        problems += _unfit_tensors(member_tensors, stock, shapes)
     problems += _misplaced_tensors(tensors, description, family, sites)
     if problems:
         raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
@@ -227,9 +233,10 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
 def _unfit_classes(description: Description, family: ModelFamily) -> list[str]:
     """List what does not fit the model in its class names and prompts."""
     problems: list[str] = []
+    labels = description.labels
     classes = classes_of(description)
-    if description.labels is not None and classes is not None and len(description.labels) != classes:
-        problems.append(f"{len(description.labels)} labels for {classes} classes")
+    if labels is not None and classes is not None and len(labels) != classes:
+        problems.append(f"{len(labels)} labels for {classes} classes")
     if description.prompt is not None:
         try:
             family.prompts(description.config, description.preprocess, ["a"], description.prompt)
@@ -243,7 +250,8 @@ def _unfit_tensors(
 ) -> list[str]:
     """List the tensors of a member that have other shapes than expected, or no floating point numbers."""
     problems = []
-    for name in sorted(set(member) & set(shapes)):
+    common_names = set(member) & set(shapes)
+    for name in sorted(common_names):
         info = member.info(name)
         if info.shape != shapes[name]:
             problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(shapes[name])}")
@@ -259,32 +267,32 @@ _MOST_LISTED = 10
 def _misplaced_tensors(
     tensors: TensorSource, description: Description, family: ModelFamily, sites: Sequence[Site]
 ) -> list[str]:
-    """List names that no member would read, and what some members own and others share: tensors, or parts of a site."""
+    """List tensors that no member would read, and tensors or sites that some members share and others do not."""
     names = tensors.names()
     if description.kind != "fused":
         of_members = [name for name in names if name.startswith("members.")]
         return [f"unexpected tensor {name!r}" for name in of_members[:_MOST_LISTED]]
     read: set[str] = set()
-    owned: set[str] = set()
-    shared: set[str] = set()
-    for index in range(len(description.masks)):
-        for name, stored in MemberTensors(tensors, index).stored.items():
+    names_per_member: set[str] = set()
+    shared_names: set[str] = set()
+    for member in range(len(description.masks)):
+        for name, stored in MemberTensors(tensors, member).stored.items():
             read.add(stored)
             if name == stored:
-                shared.add(name)
+                shared_names.add(name)
             else:
-                owned.add(name)
+                names_per_member.add(name)
     unread = [name for name in names if name not in read]
     once = sites_stored_once(tensors, family, sites)
-    mixed = []
+    mixed_sites = []
     for site in sites:
-        if site.path in once and attention_names(family, owned, sites, site):
-            mixed.append(site.path)
-    both = sorted(owned & shared)
+        if site.path in once and attention_names(family, names_per_member, sites, site):
+            mixed_sites.append(site.path)
+    in_both = sorted(names_per_member & shared_names)
     problems = [f"unexpected tensor {name!r}" for name in unread[:_MOST_LISTED]]
-    for path in mixed[:_MOST_LISTED]:
+    for path in mixed_sites[:_MOST_LISTED]:
         problems.append(f"the attention of {path} belongs partly to all members and partly to one")
-    for name in both[:_MOST_LISTED]:
+    for name in in_both[:_MOST_LISTED]:
         problems.append(f"tensor {name!r} belongs to all members and to one")
     return problems
 
@@ -312,8 +320,8 @@ def check_finite_weights(name: str, tensors: TensorSource) -> None:
         if tensors.scan().empty:
             raise InputError(f"{tensors.path} is damaged: every number in it is zero", hint="restore it from a copy")
         not_finite = tensors.scan().not_finite
-    else:
+    else:  # lazily: nothing is read behind the first
         not_finite = (other for other in tensors.names() if not is_finite(tensors.read(other)))
-    first = next(iter(not_finite), None)  # the others are not read
+    first = next(iter(not_finite), None)
     if first is not None:
         raise NonFiniteError(f"{name}: tensor {first!r} holds NaN or infinity")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from hydractl.files.bench_answer import BenchAnswer, BenchRow
 from hydractl.report.pictures import COLOURS, Panel, colour, compose, styled
@@ -40,16 +40,19 @@ def draw_bench(answer: BenchAnswer, handle: IO[bytes], form: str) -> None:
     labels = dict(zip(models, drawn_names(models, 40), strict=True))
     dtypes = list(dict.fromkeys(row.dtype for row in rows))
     sizes = {row.batch_size for row in rows}
-    wide = min(max(8.0, 2 * (1.5 + 0.34 * len(models) * len(sizes))), 16.0)
+    bars_of_panel = len(models) * len(sizes)
+    panel_width = 1.5 + 0.34 * bars_of_panel
+    wide = min(max(8.0, 2 * panel_width), 16.0)
     panels = []
     for dtype in dtypes:
         chosen = [row for row in rows if row.dtype == dtype]
         for side in (_throughputs, _ratios):
             draw_on = partial(side, rows=chosen, labels=labels)
             panels.append(Panel(draw_on, dtype, wide / 2, 2.9 + 0.3 / len(dtypes)))
-    metadata: dict[str, Any] = {"Date": None} if form == ".svg" else {"Software": None}
+    without = "Date" if form == ".svg" else "Software"
     with styled():
-        compose(panels, 2).savefig(handle, format=form.removeprefix("."), metadata=metadata)
+        figure = compose(panels, 2)
+        figure.savefig(handle, format=form.removeprefix("."), metadata={without: None})
 
 
 def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
@@ -58,7 +61,9 @@ def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]
 
     def bar(row: BenchRow) -> _Bar:
         fast, slow = np.quantile(row.timing.latency_ms.runs, (0.25, 0.75))
-        return _Bar(row.timing.throughput_per_s, row.batch_size / slow * 1e3, row.batch_size / fast * 1e3)
+        low = row.batch_size / slow * 1e3
+        high = row.batch_size / fast * 1e3
+        return _Bar(row.timing.throughput_per_s, low, high)
 
     _bars(axes, rows, labels, bar)
     first = rows[0]
@@ -69,7 +74,8 @@ def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]
         where.append("compiled")
     axes.set_title(", ".join(where), loc="left")
     axes.set_ylabel("samples per second")
-    axes.set_xlabel(f"samples per call (median of n = {len(first.timing.latency_ms.runs)} runs, quartiles)")
+    count = len(first.timing.latency_ms.runs)
+    axes.set_xlabel(f"samples per call (median of n = {count} runs, quartiles)")
 
 
 def _ratios(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
@@ -80,7 +86,8 @@ def _ratios(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> 
         return _Bar(row.timing.ratio, low, high, row.cost.mac_ratio)
 
     _bars(axes, rows, labels, bar)
-    axes.set_ylabel(f"time, relative to {next(iter(labels.values()))}")
+    first_label = next(iter(labels.values()))
+    axes.set_ylabel(f"time, relative to {first_label}")
     count = len(rows[0].timing.latency_ms.runs)
     axes.set_xlabel(f"samples per call (median of n = {count} ratios, 95 % interval)")
     axes.axhline(1, color="black", linewidth=0.6)
@@ -90,34 +97,44 @@ def _bars(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str], bar_o
     """Draw one group of bars for each batch size, one bar for each model, with its interval and its mark."""
     sizes = list(dict.fromkeys(row.batch_size for row in rows))
     width = _BARS / len(labels)
-    black: dict[str, Any] = {"color": "black", "linewidth": 0.9}
+    middle = (len(labels) - 1) / 2
     marked_places: list[float] = []
     marks: list[float] = []
     for number, (model, label) in enumerate(labels.items()):
-        offset = (number - (len(labels) - 1) / 2) * width
+        offset = (number - middle) * width
         of_model = [row for row in rows if row.model == model]
         places = [sizes.index(row.batch_size) + offset for row in of_model]
         bars = [bar_of(row) for row in of_model]
-        lows = [bar.low for bar in bars]
-        highs = [bar.high for bar in bars]
-        hatch = _HATCHES[number // len(COLOURS) % len(_HATCHES)]
-        look: dict[str, Any] = {"color": colour(number), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-        axes.bar(places, [bar.height for bar in bars], width * 0.92, label=label, **look)
-        axes.vlines(places, lows, highs, **black)
-        axes.hlines([*lows, *highs], *_reach([*places, *places], 0.03), **black)
+        _bars_of_model(axes, places, bars, number, width * 0.92, label)
         for place, bar in zip(places, bars, strict=True):
             if bar.mark is not None:
                 marked_places.append(place)
                 marks.append(bar.mark)
     if marks:
-        dashed: dict[str, Any] = {"colors": "black", "linestyles": (0, (2, 1)), "linewidth": 1.3}
-        axes.hlines(marks, *_reach(marked_places, width * 0.46), label=_MARK, **dashed)
+        left, right = _reach(marked_places, width * 0.46)
+        axes.hlines(marks, left, right, label=_MARK, colors="black", linestyles=(0, (2, 1)), linewidth=1.3)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")
 
 
+def _bars_of_model(
+    axes: Axes, places: Sequence[float], bars: Sequence[_Bar], number: int, width: float, label: str
+) -> None:
+    """Draw the bars of the model of this number, each with its interval."""
+    heights = [bar.height for bar in bars]
+    lows = [bar.low for bar in bars]
+    highs = [bar.high for bar in bars]
+    hatch = _HATCHES[number // len(COLOURS) % len(_HATCHES)]
+    axes.bar(places, heights, width, label=label, color=colour(number), hatch=hatch, edgecolor="white", linewidth=0)
+    axes.vlines(places, lows, highs, color="black", linewidth=0.9)
+    left, right = _reach([*places, *places], 0.03)
+    axes.hlines([*lows, *highs], left, right, color="black", linewidth=0.9)
+
+
 def _reach(places: Sequence[float], half: float) -> tuple[list[float], list[float]]:
     """Return both ends of a short line across each place."""
-    return [place - half for place in places], [place + half for place in places]
+    left = [place - half for place in places]
+    right = [place + half for place in places]
+    return left, right

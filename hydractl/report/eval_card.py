@@ -32,11 +32,14 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
     row = answer.models[index]
     task = _task(answer, row)
     results = list(_results(answer, row, task))
+    model_name = None
+    if results:  # the library has a name only with results
+        model_name = shown_name(row.name)
     data = ModelCardData(
         library_name="hydractl",
         pipeline_tag=task,
         tags=_tags(fused=bool(row.members)),
-        model_name=shown_name(row.name) if results else None,  # the library has a name only with results
+        model_name=model_name,
         eval_results=results or None,
     )
     page = template("card.md.j2", plain, _FILTERS, keep_trailing_newline=True)
@@ -108,7 +111,7 @@ def _results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult
     """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set."""
     taken: set[str] = set()
     for name in ("id", *row.detection.ood):
-        data = answer.data.get(name)
+        data = answer.test.get(name)
         spec = data.spec if data is not None else None
         place = data_name(spec) if spec else shown_name(name)
         kind = _data_type(spec, place)
@@ -199,8 +202,10 @@ class _DataLine(NamedTuple):
 
 def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, Any]:
     """Return everything that the text names."""
-    data = {name: _DataLine(entry.spec, entry.n, entry.fingerprint) for name, entry in answer.data.items()}
-    inside = answer.data.get("id")
+    data = {}
+    for name, entry in answer.test.items():
+        data[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)
+    inside = answer.test.get("id")
     id_cells = [(column, _cell(row, column)) for column in tables.ID_COLUMNS]
     ood_means = [_cell(row, column) for column in tables.OOD_AVERAGE]
     return {
@@ -249,14 +254,18 @@ def _costs(row: EvalRow) -> list[tuple[str, str]]:
 
 def _sentences(conventions: Mapping[str, Any]) -> dict[str, str | int | float]:
     """Return the conventions that are of one sentence or number, which is the same for all rows."""
-    return {key: said for key, said in conventions.items() if isinstance(said, (str, int, float))}
+    sentences = {}
+    for key, convention in conventions.items():
+        if isinstance(convention, (str, int, float)):
+            sentences[key] = convention
+    return sentences
 
 
 def _about(row: EvalRow) -> str:
     """Say what a row is: of how many members, how it was measured, and which heads it keeps."""
     parts = [_kind(len(row.members))]
     if row.mc_dropout is not None:
-        parts = [f"{row.mc_dropout.samples} passes of MC dropout (rate {row.mc_dropout.p}), averaged."]
+        parts = [f"{row.mc_dropout.passes} passes of MC dropout (rate {row.mc_dropout.p}), averaged."]
     probe = tables.probe_words(row)
     if probe:
         parts.append(f"Measured by a probe of its features: {probe}.")

@@ -5,21 +5,21 @@ This imports pydantic: import it where an eval is read.
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import Field
 
-from hydractl.files.documents import FormField, FormMaker, read_document
+from hydractl.files.documents import FormField, FormMaker, check_document, read_document
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.records import FieldFacts, Number
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.metrics.declaration import MetricKind, metrics
 
 
 def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
     """Return a field for each metric of a kind, those that other packages declare too."""
     fields: dict[str, FormField] = {}
-    kind: MetricKind
-    (kind,) = (known for known in get_args(MetricKind) if known == facts.metrics)
+    kind = _metric_kind(facts)
     for place, metric in enumerate(metrics(kind)):
         if facts.by_severity and not metric.by_severity:
             continue
@@ -29,9 +29,19 @@ def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
     return fields
 
 
+def _metric_kind(facts: FieldFacts) -> MetricKind:
+    """Return the kind of metrics that a field holds, which a record names in plain text."""
+    kind: MetricKind
+    for kind in get_args(MetricKind):
+        if kind == facts.metrics:
+            return kind
+    raise ValueError(f"no kind of metrics: {facts.metrics}")
+
+
 FORMS_WITH_METRICS = FormMaker(_metric_fields)
 
 Eval = FORMS_WITH_METRICS.form_of(EvalAnswer)
+StudyForm = FORMS_WITH_METRICS.form_of(StudyAnswer)
 
 
 def read_eval(path: str) -> EvalAnswer:
@@ -41,3 +51,13 @@ def read_eval(path: str) -> EvalAnswer:
         InputError: for anything else, listing what is wrong with it.
     """
     return EvalAnswer.from_json(read_document(path, Eval))
+
+
+def eval_of(document: Any, origin: str) -> EvalAnswer:
+    """Return the answer of an eval from its document.
+
+    Raises:
+        InputError: for anything else, listing what is wrong with what was read from ``origin``.
+    """
+    check_document(document, origin, Eval)
+    return EvalAnswer.from_json(document)

@@ -28,7 +28,7 @@ from hydractl.report.texts import shown_name
 class ReportOptions:
     """Where to write what, None for what is not asked for; without ``card_model`` the card is of the last row."""
 
-    report: str | None = None
+    html: str | None = None
     plots: str | None = None
     card: str | None = None
     card_model: str | None = None
@@ -50,7 +50,7 @@ class Reports:
 
 @contextlib.contextmanager
 def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Reports]:
-    """Claim the outputs of ``--report``, ``--plots``, ``--card`` and ``--openood-csv`` together.
+    """Claim the outputs of ``--html``, ``--plots``, ``--card`` and ``--openood-csv`` together.
 
     Every file that may be written is claimed, so none is lost or overwritten after the computing; the folder of the
     pictures is made where it is missing, and taken away again where nothing is put into it. Other files in that folder
@@ -62,8 +62,8 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
     """
     card_row = _card_row(options, names)
     files: dict[str, Path] = {}
-    if options.report is not None:
-        files["report"] = file_path(options.report)
+    if options.html is not None:
+        files["html"] = file_path(options.html)
     if options.card is not None:
         files["card"] = file_path(options.card)
     if options.openood_csv is not None:
@@ -71,7 +71,9 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
         for index, name in enumerate(names):
             files[_csv_of(index)] = named_apart(path, name) if len(names) > 1 else path
     with contextlib.ExitStack() as stack:
-        outputs = {kind: stack.enter_context(Output(path, force=options.force)) for kind, path in files.items()}
+        outputs = {}
+        for kind, path in files.items():
+            outputs[kind] = stack.enter_context(Output(path, force=options.force))
         if options.plots is not None:
             folder = Path(options.plots)
             _make_folder(folder, stack)
@@ -92,8 +94,8 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
     """
     outputs = reports.outputs
     written: list[Path] = []
-    if "report" in outputs:
-        written.append(_write_bytes(outputs["report"], render(answer)))
+    if "html" in outputs:
+        written.append(_write_bytes(outputs["html"], render(answer)))
     if "card" in outputs:
         written.append(_write_bytes(outputs["card"], render_card(answer, reports.card_row)))
     for index, row in enumerate(answer.models):
@@ -183,13 +185,15 @@ def openood_csv(row: EvalRow) -> bytes:
 
 def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
     """Yield name and metrics of every line."""
-    groups: tuple[tuple[str | None, OodAverage | None], ...] = (("near", "near_avg"), ("far", "far_avg"), (None, None))
-    for group, average in groups:
-        sets = {name: measured for name, measured in row.detection.ood.items() if measured.group == group}
-        for name, measured in sets.items():
-            yield name, measured.metrics
-        if sets and average is not None:
-            yield f"{group}ood", average_of(row.detection, average)
+    averages: dict[str, OodAverage] = {"near": "near_avg", "far": "far_avg"}
+    for group in ("near", "far", None):
+        is_empty = True
+        for name, measured in row.detection.ood.items():
+            if measured.group == group:
+                is_empty = False
+                yield name, measured.metrics
+        if group is not None and not is_empty:
+            yield f"{group}ood", average_of(row.detection, averages[group])
 
 
 def _percent(metrics: Metrics, key: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydractl.files.eval_answer import EvalAnswer, EvalRow
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures
-from hydractl.report.pictures import inline_svgs
+from hydractl.report.pictures import Picture, inline_svgs
 from hydractl.report.study_figures import StudyTable, study_tables
 from hydractl.report.texts import number, shown_name, template, visible
 
@@ -67,25 +68,27 @@ class _Section:
         return not (self.figures or self.tables or self.facts)
 
 
-def render(answer: EvalAnswer, study: Mapping[str, Any] | None = None) -> bytes:
+def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
     """Make the page of an eval, UTF-8; the same answer gives the same bytes.
 
     Args:
         answer: of the eval.
-        study: that of the study which it is part of (``hydractl.study/2``): its verdict and its tables come first.
+        study: that of the study which it is part of: its verdict and its tables come first.
     """
     page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
     sections = [section for section in _sections(answer) if not section.is_empty]
-    verdict: Mapping[str, Any] = {"lines": (), "footnote": ""}
-    shown_study: Sequence[StudyTable] = ()
+    verdict: Sequence[str] = ()
+    tables_of_study: Sequence[StudyTable] = ()
+    footnote = ""
     if study is not None:
-        verdict = study["verdict"]
-        shown_study = study_tables(study)
+        verdict = study.verdict.lines
+        tables_of_study = study_tables(study)
+        footnote = study.verdict.footnote
     text = page.render(
         title=_title(answer, study),
-        verdict=verdict["lines"],
-        study_tables=shown_study,
-        footnote=verdict["footnote"],
+        verdict=verdict,
+        study_tables=tables_of_study,
+        footnote=footnote,
         measured=measured(answer),
         best=best_lines(answer),
         sections=sections,
@@ -94,9 +97,9 @@ def render(answer: EvalAnswer, study: Mapping[str, Any] | None = None) -> bytes:
     return text.encode("utf-8")
 
 
-def _title(answer: EvalAnswer, study: Mapping[str, Any] | None) -> str:
+def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
     if study is not None:
-        return f"Study of {shown_name(study['model']['name'])}"
+        return f"Study of {shown_name(study.model.name)}"
     if len(answer.models) == 1:
         return f"Evaluation of {shown_name(answer.models[0].name)}"
     return f"Evaluation of {len(answer.models)} models"
@@ -124,7 +127,9 @@ def _sections(answer: EvalAnswer) -> Iterator[_Section]:
         """Return a section with the pictures of a kind, explained where there are some, and tables that have rows."""
         figures = [picture for picture in pictures if kind and picture.kind.startswith(kind)]
         shown = [table for table in under if table.rows]
-        return _Section(anchor, title, _HOW[kind] if figures else note, figures, shown)
+        if figures:
+            note = _HOW[kind]
+        return _Section(anchor, title, note, figures, shown)
 
     yield part("results", "Results", tables.main_table(rows), note=marked)
     yield part("difference", f"Difference to {shown_name(rows[0].name)}", tables.difference_table(rows))
@@ -149,7 +154,9 @@ def _draw(answer: EvalAnswer) -> list[_Drawn]:
     """Draw the pictures of each row, then those that compare all rows."""
     from markupsafe import Markup
 
-    pictures = [picture for row in answer.models for picture in model_pictures(answer, row)]
+    pictures: list[Picture] = []
+    for row in answer.models:
+        pictures += model_pictures(answer, row)
     pictures += comparison_pictures(answer)
     drawn = []
     for index, picture in enumerate(pictures):
@@ -160,21 +167,22 @@ def _draw(answer: EvalAnswer) -> list[_Drawn]:
 
 def _conventions(answer: EvalAnswer) -> Iterator[Fact]:
     for key, convention in answer.conventions.items():
+        text = convention
         if isinstance(convention, dict):
-            convention = "; ".join(f"{name}: {said}" for name, said in convention.items())
-        yield key, [convention]
+            text = "; ".join(f"{name}: {said}" for name, said in convention.items())
+        yield key, [text]
 
 
 def _provenance(answer: EvalAnswer) -> Iterator[Fact]:
     """Yield everything needed to know what was measured on what, in full."""
     for row in answer.models:
         yield f"model {row.name}", row.files or ["no sha256"]
-    for name, data in answer.data.items():
+    for name, data in answer.test.items():
         size = "" if data.n is None else f"n = {data.n}, "
         yield f"data {name}", [data.spec or "-", f"{size}fingerprint {data.fingerprint or '-'}"]
     if answer.bootstrap is not None:
-        options = answer.bootstrap.to_json()
-        yield "bootstrap", [", ".join(f"{key} {value}" for key, value in options.items())]
+        options = [f"{key} {value}" for key, value in answer.bootstrap.to_json().items()]
+        yield "bootstrap", [", ".join(options)]
     yield "form", [answer.schema]
 
 
@@ -198,8 +206,10 @@ def measured(answer: EvalAnswer) -> list[str]:
 def _inside_words(answer: EvalAnswer) -> str:
     """Say which models were measured on which ID data."""
     rows = answer.models
-    models = f"{len(rows)} models were" if len(rows) != 1 else f"The model {shown_name(rows[0].name)} was"
-    data = answer.data.get("id")
+    models = f"{len(rows)} models were"
+    if len(rows) == 1:
+        models = f"The model {shown_name(rows[0].name)} was"
+    data = answer.test.get("id")
     size: int | str | None = rows[0].id.n
     if size is None and data is not None:
         size = data.n
@@ -215,12 +225,16 @@ def _outside_words(answer: EvalAnswer) -> list[str]:
     """Say which OOD sets were told from the ID data, and by which scores."""
     sets = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
     sentences = [f"Out-of-distribution (OOD) data: {'; '.join(sets)}."]
-    scores = {row.name: tables.score_name(answer, row) for row in answer.models}
-    named = {score for score in scores.values() if score}
-    if len(named) == 1:
-        sentences.append(f"The OOD score is {shown_name(named.pop())}.")
-    elif named:
-        each = [f"{shown_name(score)} of {shown_name(name)}" for name, score in scores.items() if score]
+    names: set[str] = set()
+    each = []
+    for row in answer.models:
+        score = tables.score_name(answer, row)
+        if score:
+            names.add(score)
+            each.append(f"{shown_name(score)} of {shown_name(row.name)}")
+    if len(names) == 1:
+        sentences.append(f"The OOD score is {shown_name(names.pop())}.")
+    elif names:
         sentences.append(f"The OOD scores are {', '.join(each)}.")
     return sentences
 
@@ -234,7 +248,9 @@ def _set_text(name: str, answer: EvalAnswer) -> str:
     size = _size_of_set(name, answer)
     if size is not None:
         facts.append(f"n = {size}")
-    return f"{shown_name(name)} ({', '.join(facts)})" if facts else shown_name(name)
+    if not facts:
+        return shown_name(name)
+    return f"{shown_name(name)} ({', '.join(facts)})"
 
 
 def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
@@ -245,7 +261,7 @@ def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
             if size is not None:
                 return size
             break
-    data = answer.data.get(name)
+    data = answer.test.get(name)
     return data.n if data is not None else None
 
 
@@ -283,9 +299,12 @@ def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
     rows = answer.models
     lines = []
     for column in tables.main_columns(rows):
-        marked = tables.marks([column.value(row) for row in rows], column.metric)
-        best = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.BEST]
-        second = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.SECOND]
+        values = [column.value(row) for row in rows]
+        rows_of_mark: dict[str, list[EvalRow]] = {tables.BEST: [], tables.SECOND: [], "": []}
+        for row, mark in zip(rows, tables.marks(values, column.metric), strict=True):
+            rows_of_mark[mark].append(row)
+        best = rows_of_mark[tables.BEST]
+        second = rows_of_mark[tables.SECOND]
         if not best:
             continue
         text = f"{_names(best)} with {_value(column, best)}"

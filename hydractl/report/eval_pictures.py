@@ -15,18 +15,22 @@ from hydractl.files.eval_answer import (
     RocCurve,
     ScoreHistograms,
     diversity_place,
+    ood_set_place,
     severity_place,
 )
 from hydractl.files.model_records import EpochRecord, SiteHeadsRecord, TrainingRecord
 from hydractl.metrics.declaration import Metric
 from hydractl.report.eval_tables import (
     ACCURACY,
+    AUROC,
     CORRUPTION_METRICS,
     DIVERSITY_METRICS,
     OOD_AVERAGE,
     Column,
     corrupted_samples,
     cost_ratio,
+    each_once,
+    known_interval,
     ood_names,
     samples,
     score_name,
@@ -71,8 +75,10 @@ class _Line:
 
 def possible_files(names: Sequence[str]) -> list[str]:
     """Return every file name that pictures of these rows can have; which of them are made, the numbers decide."""
-    of_rows = [f"{kind}.{part}.png" for part in file_names(names) for kind in OF_MODEL]
-    return of_rows + [f"{kind}.png" for kind in OF_ALL]
+    files = []
+    for part in file_names(names):
+        files += [f"{kind}.{part}.png" for kind in OF_MODEL]
+    return files + [f"{kind}.png" for kind in OF_ALL]
 
 
 def picture_files(answer: EvalAnswer) -> Iterator[tuple[str, Picture]]:
@@ -96,7 +102,7 @@ def model_pictures(answer: EvalAnswer, row: EvalRow) -> Iterator[Picture]:
         yield roc(curves.roc, row)
     if row.heads:
         yield head_maps(row.heads, row)
-    trained = training(row.training or (), row)
+    trained = training(row.training, row)
     if trained.panels:
         yield trained
 
@@ -128,12 +134,12 @@ class _Bin(NamedTuple):
 
 def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
     filled = []
-    each = zip(curve.n, curve.confidence, curve.accuracy, curve.low, curve.high, strict=True)
-    for n, confidence, accuracy, low, high in each:
-        if not n or confidence is None or accuracy is None:
-            continue
-        ends = None if low is None or high is None else (low, high)
-        filled.append(_Bin(confidence, accuracy, ends))
+    for index, n in enumerate(curve.n):
+        confidence = curve.confidence[index]
+        accuracy = curve.accuracy[index]
+        if n and confidence is not None and accuracy is not None:
+            ends = known_interval((curve.low[index], curve.high[index]))
+            filled.append(_Bin(confidence, accuracy, ends))
     return filled
 
 
@@ -143,18 +149,24 @@ def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
     n = sum(curve.n)
 
     def diagram(axes: Axes) -> None:
-        axes.plot([0, 1], [0, 1], **GUIDE)
         confidences = [filled_bin.confidence for filled_bin in filled]
-        whiskers(axes, confidences, [filled_bin.ends for filled_bin in filled], 0)
-        axes.plot(confidences, [filled_bin.accuracy for filled_bin in filled], **point_look(0), **UNCLIPPED)
+        accuracies = [filled_bin.accuracy for filled_bin in filled]
+        intervals = [filled_bin.ends for filled_bin in filled]
+        axes.plot([0, 1], [0, 1], **GUIDE)
+        whiskers(axes, confidences, intervals, 0)
+        axes.plot(confidences, accuracies, **point_look(0), **UNCLIPPED)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"confidence: mean highest p of a bin (n = {n})")
         axes.set_ylabel("accuracy of the bin\nwith 95 % Wilson interval")
 
     def counts(axes: Axes) -> None:
+        left_edges = curve.edges[:-1]
         widths = [high - low for low, high in pairwise(curve.edges)]
-        bars = axes.bar(curve.edges[:-1], curve.n, widths, align="edge", color=colour(0), alpha=0.45)
-        axes.bar_label(bars, [_bin_label(count) for count in curve.n], fontsize=7, padding=1)
-        axes.set(xlim=(0, 1), ylim=(0, 1.16 * max(curve.n)), xlabel=f"confidence: highest p (n = {n})")
+        labels = [_bin_label(count) for count in curve.n]
+        top = 1.16 * max(curve.n)  # with room for the labels
+        bars = axes.bar(left_edges, curve.n, widths, align="edge", color=colour(0), alpha=0.45)
+        axes.bar_label(bars, labels, fontsize=7, padding=1)
+        axes.set(xlim=(0, 1), ylim=(0, top))
+        axes.set_xlabel(f"confidence: highest p (n = {n})")
         axes.set_ylabel("samples\nin the bin")
         count_axis(axes.yaxis)
 
@@ -192,6 +204,8 @@ def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Pictu
 def _score_panel(curve: ScoreHistograms, name: str, shown: str, row: EvalRow, score: str | None, index: int) -> Panel:
     """Return the panel of one OOD set, whose name is shown as ``shown``, as the series of this number."""
     edges = curve.edges
+    first_edge = edges[0]
+    last_edge = edges[-1]
     inside = _shares(curve.id)
     outside = _shares(curve.ood[name])
     inside_size = samples([row])
@@ -201,10 +215,10 @@ def _score_panel(curve: ScoreHistograms, name: str, shown: str, row: EvalRow, sc
     def draw(axes: Axes) -> None:
         axes.stairs(inside, edges, fill=True, color=colour(0), alpha=0.45, label=f"ID ({inside_size})")
         axes.stairs(outside, edges, color=colour(index), linewidth=1.5, label=f"{shown} ({outside_size})")
-        if threshold is not None and edges[0] <= threshold <= edges[-1]:
+        if threshold is not None and first_edge <= threshold <= last_edge:
             axes.axvline(threshold, **GUIDE)
-        highest = max([*inside, *outside])
-        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * (highest or 1)), title=shown)
+        highest = max(*inside, *outside) or 1
+        axes.set(xlim=(first_edge, last_edge), ylim=(0, 1.08 * highest), title=shown)
         which = "" if score is None else f" {visible(score)}"
         axes.set_xlabel(f"OOD score{which}, higher is more OOD")
         axes.set_ylabel("share of the set's\nsamples per bin")
@@ -236,11 +250,11 @@ def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
         axes.plot([0, 1], [0, 1], **GUIDE)
         for index, (name, shown) in enumerate(zip(curves, labels, strict=True), start=1):
             curve = curves[name]
-            measured = row.detection.ood.get(name)
-            area = None if measured is None else single_number(measured.metrics.get("auroc"))
+            area = Column(ood_set_place(name), AUROC).value(row)
             label = f"{shown} ({samples([row], [name])}), AUROC {number(area, 3)}"
             axes.plot(curve.fpr, curve.tpr, label=label, **line_look(index, len(curve.fpr)))
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"FPR: share of ID samples flagged ({samples([row])})")
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        axes.set_xlabel(f"FPR: share of ID samples flagged ({samples([row])})")
         axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
 
     return Picture("roc", shown_name(row.name), (Panel(draw, "TPR over FPR of each OOD set", height=3.6),))
@@ -257,7 +271,8 @@ def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
     panels = []
     for member in range(members):
         kept = [set(site.kept_by(member)) for site in sites]
-        title = f"{sum(map(len, kept))} of {sum(heads)} heads kept"
+        kept_in_all = sum(map(len, kept))
+        title = f"{kept_in_all} of {sum(heads)} heads kept"
         if members > 1:
             title = f"member {member}: {title}"
         panels.append(_head_map(title, names, heads, kept))
@@ -278,18 +293,22 @@ def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequ
         axes.add_patch(_squares(kept_cells, facecolor=colour(0), linewidth=0))
         axes.add_patch(_squares(removed_cells, facecolor="none", edgecolor=SOFT, linewidth=0.6))
         for line, count in enumerate(heads):
-            axes.text(count - 0.3, line, f"{len(kept[line])}/{count}", va="center", fontsize=7, color=SOFT)
+            counts = f"{len(kept[line])}/{count}"
+            axes.text(count - 0.3, line, counts, va="center", fontsize=7, color=SOFT)
         axes.set(xlim=(-0.6, widest + 1.6), ylim=(len(names) - 0.4, -0.6), xlabel="head")
         axes.set_aspect("equal", anchor="NW")
         axes.set_title(title, loc="left")
-        axes.set_xticks(range(0, widest, 1 if widest <= 12 else 4))
+        heads_between_ticks = 1 if widest <= 12 else 4
+        axes.set_xticks(range(0, widest, heads_between_ticks))
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(False)
 
-    letters = INCHES_A_LETTER * max(map(len, names))
-    width = max(0.9 + _CELL * widest + letters, 0.4 + INCHES_A_LETTER * len(title), 2.4)
+    width_of_names = INCHES_A_LETTER * max(map(len, names))
+    width_of_map = 0.9 + _CELL * widest + width_of_names
+    width_of_title = 0.4 + INCHES_A_LETTER * len(title)
+    width = max(width_of_map, width_of_title, 2.4)
     return Panel(draw, title, width, 1.05 + _CELL * len(names))
 
 
@@ -298,10 +317,11 @@ def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    corners = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
+    around = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
     squares = []
     for line, head in cells:
-        squares.append(Path([(head + x, line + y) for x, y in corners], closed=True))
+        corners = [(head + x, line + y) for x, y in around]
+        squares.append(Path(corners, closed=True))
     return PathPatch(Path.make_compound_path(*squares), **looks)
 
 
@@ -372,11 +392,12 @@ def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes
     """Return a function that draws a few lines over whole numbers."""
 
     def draw(axes: Axes) -> None:
+        places: list[int] = []
         for line in lines:
             x, y = zip(*line.points, strict=True)
             axes.plot(x, y, label=line.label, **line_look(line.series, len(line.points)))
+            places += x
         axes.set(xlabel=x_title, ylabel=y_title)
-        places = [x for line in lines for x, _ in line.points]
         if min(places) == max(places):
             axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
         axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
@@ -394,14 +415,16 @@ def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | No
     known = [curve for curve in curves if curve is not None and curve.coverage]
     if not known:
         return None
-    highest = min(max(risk for curve in known for risk in curve.risk), 1)
+    highest_of_curves = [max(curve.risk) for curve in known]
+    highest = min(max(highest_of_curves), 1)
+    top = 1.06 * max(highest, 0) or 1
 
     def draw(axes: Axes) -> None:
         for index, (curve, name) in enumerate(zip(curves, names, strict=True)):
             if curve is not None and curve.coverage:
                 look = line_look(index, len(curve.coverage))
                 axes.plot(curve.coverage, curve.risk, label=name, **look)
-        axes.set(xlim=(0, 1), ylim=(0, 1.06 * max(highest, 0) or 1), ylabel="error rate among\nthe samples kept")
+        axes.set(xlim=(0, 1), ylim=(0, top), ylabel="error rate among\nthe samples kept")
         axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({samples(rows)})")
 
     return Picture("risk-coverage", "Risk and coverage", (Panel(draw, "error rate over coverage", height=3.6),))
@@ -446,7 +469,7 @@ _DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs o
 
 def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw dot plots: how much the members of each row differ, set by set."""
-    measured = {name for row in rows for name in row.diversity}
+    measured = each_once(row.diversity for row in rows)
     sets = [name for name in ("id", *ood_names(rows)) if name in measured]
     disagreements = [Column(diversity_place(name), DIVERSITY_METRICS[1]) for name in sets]
     of_several_members = []
@@ -455,9 +478,12 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
             of_several_members.append(index)
     if not of_several_members:
         return None
-    titles = {"id": "ID"}
-    shown = drawn_names([titles.get(name, name) for name in sets], 14)
-    crowded = max(map(len, shown)) * INCHES_A_LETTER > (WIDTH - 0.9) / len(shown)
+    titles = ["ID" if name == "id" else name for name in sets]
+    shown = drawn_names(titles, 14)
+    inches_of_longest = max(map(len, shown)) * INCHES_A_LETTER
+    inches_of_each = (WIDTH - 0.9) / len(shown)
+    crowded = inches_of_longest > inches_of_each
+    height = 3.4 if crowded else 2.6
     sizes = f"ID {samples(rows)}"
     if len(sets) > 1:
         sizes += f", OOD {samples(rows, ood_names(rows))}"
@@ -466,7 +492,8 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
         def draw(axes: Axes) -> None:
             for turn, index in enumerate(of_several_members):
                 # Side by side, not one over the other.
-                shift = 0.6 * ((turn + 0.5) / len(of_several_members) - 0.5)
+                place = (turn + 0.5) / len(of_several_members)
+                shift = 0.6 * (place - 0.5)
                 _diversity_points(axes, rows[index], sets, metric, shift, label=names[index], series=index)
             axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set ({sizes})", ylabel=unit)
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
@@ -474,7 +501,7 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
             axes.set_xticks(range(len(sets)), shown, **slant)
             axes.grid(False, axis="x")
 
-        return Panel(draw, f"{metric.words} over the data sets", height=3.4 if crowded else 2.6)
+        return Panel(draw, f"{metric.words} over the data sets", height=height)
 
     panels = [panel(metric, unit) for metric, unit in zip(DIVERSITY_METRICS, _DIVERSITY_UNITS, strict=False)]
     return Picture("diversity", "Diversity of the members", tuple(panels))
@@ -508,7 +535,9 @@ def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None
             x_title = f"severity, 0: uncorrupted ({corrupted_samples(rows)})"
             draw = _lines(lines, x_title, f"{metric.words}\n({metric.direction} is better)")
             panels.append(Panel(draw, f"{metric.words} over severity"))
-    return Picture("corruptions", "Mean over the corruptions", tuple(panels)) if panels else None
+    if not panels:
+        return None
+    return Picture("corruptions", "Mean over the corruptions", tuple(panels))
 
 
 def _severity_points(row: EvalRow, metric: Metric) -> list[tuple[int, float]]:

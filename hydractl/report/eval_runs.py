@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hydractl.errors import InputError
-from hydractl.files.eval_answer import EVAL_SCHEMA, ConformalSets, Conventions, EvalAnswer, EvalRow
-from hydractl.files.model_records import CalibrationRecord, DataSetRecord, MeasuredThreshold
+from hydractl.files.eval_answer import EVAL_SCHEMA, Conventions, EvalAnswer, EvalRow
+from hydractl.files.model_records import DataSetRecord
+from hydractl.report.eval_tables import each_once
 
 Answers = Mapping[str, EvalAnswer]
 """Answers of eval by the name of their file."""
@@ -69,7 +70,8 @@ def means(answers: Answers, over: str) -> EvalAnswer:
     runs_of_rows = _runs(answers, over)
     for name, runs in runs_of_rows.items():
         _check_alike(name, runs, over)
-    if all(len(runs) == 1 for runs in runs_of_rows.values()):
+    most_runs = max(map(len, runs_of_rows.values()))
+    if most_runs == 1:
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
     rows = []
@@ -79,7 +81,7 @@ def means(answers: Answers, over: str) -> EvalAnswer:
         "schema": EVAL_SCHEMA,
         "over": over,
         "models": rows,
-        "data": {name: data.to_json() for name, data in _data(answers).items()},
+        "test": {name: data.to_json() for name, data in _data(answers).items()},
         "conventions": _shared_conventions(answers, over),
     }
     warnings = _warnings(answers)
@@ -93,11 +95,11 @@ def means(answers: Answers, over: str) -> EvalAnswer:
 
 def _set_names(answers: Answers) -> list[str]:
     """Return the test sets of all answers, in order."""
-    return list(dict.fromkeys(name for answer in answers.values() for name in answer.data))
+    return each_once(answer.test for answer in answers.values())
 
 
 def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
-    data = answer.data.get(name)
+    data = answer.test.get(name)
     if data is not None and data.fingerprint is not None:
         return data.fingerprint
     hint = "measure all answers on the same test sets" if name != "id" else "means over data sets are not taken again"
@@ -163,42 +165,60 @@ def _check_alike(name: str, runs: Sequence[Run], over: str) -> None:
         settings = _settings(run.row, over)
         for key, value in known.items():
             if settings[key] != value:
-                text = f"{name}: {key} is {settings[key]!r} in {run.path}, and {value!r} in {first.path}"
+                here = f"{settings[key]!r} in {run.path}"
+                text = f"{name}: {key} is {here}, and {value!r} in {first.path}"
                 raise InputError(text, hint="measure all runs with the same options of eval")
+
+
+_SETTINGS = (
+    "ood_score",
+    "calibration.kind",
+    "conformal.method",
+    "conformal.alpha",
+    "threshold.score",
+    "threshold.rule",
+    "probe.name",
+    "mc_dropout.p",
+    "mc_dropout.passes",
+    "fitted_on.knn_k",
+)
+"""Dotted keys of what must be the same in all runs of a row."""
+
+_SETTINGS_OF_SEEDS = (
+    "calibration.fitted_on.fingerprint",
+    "fitted_on.fingerprint",
+    "probe.fitted_on.fingerprint",
+)
+"""Dotted keys of what must be the same as well where runs differ in their seed."""
 
 
 def _settings(row: EvalRow, over: str) -> dict[str, object]:
     """Return what must be the same in all runs of a row, by what a message calls it."""
-    calibration = row.calibration or CalibrationRecord()
-    conformal = row.conformal or ConformalSets()
-    threshold = row.threshold or MeasuredThreshold()
-    settings: dict[str, object] = {
-        "ood_score": row.ood_score,
-        "calibration.kind": calibration.kind,
-        "conformal.method": conformal.method,
-        "conformal.alpha": conformal.alpha,
-        "threshold.score": threshold.score,
-        "threshold.rule": threshold.rule,
-        "probe.name": row.probe and row.probe.name,
-        "mc_dropout.p": row.mc_dropout and row.mc_dropout.p,
-        "mc_dropout.samples": row.mc_dropout and row.mc_dropout.samples,
-        "fitted_on.knn_k": row.fitted_on and row.fitted_on.knn_k,
-    }
-    if over == "seed":
-        settings["calibration.fitted_on.fingerprint"] = _print_of(calibration.fitted_on)
-        settings["fitted_on.fingerprint"] = _print_of(row.fitted_on)
-        settings["probe.fitted_on.fingerprint"] = _print_of(row.probe.fitted_on if row.probe else None)
-    # One that was fitted is a figure of the run; one that was given is a setting.
-    is_given = calibration.fitted_on is None
-    settings["calibration.temperature"] = calibration.temperature if is_given else None
-    if over == "seed":
-        settings["the group of OOD sets"] = {name: measured.group for name, measured in row.detection.ood.items()}
+    document = row.to_json()
+    settings = {key: _value_at(document, key) for key in _SETTINGS}
+    # A temperature that was fitted is a figure of the run; one that was given is a setting.
+    was_fitted = _value_at(document, "calibration.fitted_on") is not None
+    settings["calibration.temperature"] = None
+    if not was_fitted:
+        settings["calibration.temperature"] = _value_at(document, "calibration.temperature")
     settings["the number of members"] = max(1, len(row.members))
+    if over != "seed":
+        return settings
+    # Runs over seeds measure the same data sets; runs over data sets do not.
+    for key in _SETTINGS_OF_SEEDS:
+        settings[key] = _value_at(document, key)
+    settings["the group of OOD sets"] = {name: measured.group for name, measured in row.detection.ood.items()}
     return settings
 
 
-def _print_of(data: DataSetRecord | None) -> str | None:
-    return data.fingerprint if data is not None else None
+def _value_at(document: object, key: str) -> object:
+    """Return the value of a dotted key; None where it is not there."""
+    value = document
+    for part in key.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
 
 
 # --- the row of means -------------------------------------------------------------------------------------------------
@@ -212,7 +232,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
         "name": name,
         "runs": len(runs),
         "std": deviations,
-        "sha256": [digest for run in runs if run.sha256 is not None for digest in _digests(run)],
+        "sha256": _digests(runs),
         **_facts_in_common(runs),
         **averaged,
     }
@@ -222,8 +242,15 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     return row
 
 
-def _digests(run: EvalRow) -> list[str]:
-    return run.sha256 if isinstance(run.sha256, list) else [run.sha256]
+def _digests(runs: Sequence[EvalRow]) -> list[str | None]:
+    """Return the SHA-256 of the files of all runs, of some of which it may not be known."""
+    digests: list[str | None] = []
+    for run in runs:
+        if isinstance(run.sha256, list):
+            digests += run.sha256
+        elif run.sha256 is not None:
+            digests.append(run.sha256)
+    return digests
 
 
 def _figures(run: EvalRow) -> dict[str, object]:
@@ -238,8 +265,11 @@ def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
     first = documents[0]
     facts = {}
     for key in _FACTS:
-        if key in first and all(document.get(key) == first[key] for document in documents):
-            facts[key] = first[key]
+        if key not in first:
+            continue
+        value = first[key]
+        if all(document.get(key) == value for document in documents):
+            facts[key] = value
     return facts
 
 
@@ -247,7 +277,7 @@ def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
     """Return, for each data set, the most samples that any run had seen before."""
     most: dict[str, int] = {}
     for run in runs:
-        for name, count in (run.seen or {}).items():
+        for name, count in run.seen.items():
             most[name] = max(most.get(name, 0), count or 0)
     return most
 
@@ -262,11 +292,12 @@ def _means_of(runs: Sequence[Figures], place: tuple[str, ...], deviations: dict[
         if not all(key in run for run in runs):
             continue
         values = [run[key] for run in runs]
+        first = values[0]
         objects = [value for value in values if isinstance(value, Mapping)]
         if len(objects) == len(values):
             averaged[key] = _means_of(objects, (*place, key), deviations)
-        elif not isinstance(values[0], float) and all(value == values[0] for value in values):
-            averaged[key] = values[0]
+        elif not isinstance(first, float) and all(value == first for value in values):
+            averaged[key] = first
         elif _are_fractions(values):
             numbers = [value for value in values if isinstance(value, (int, float))]
             averaged[key] = statistics.mean(numbers)
@@ -288,7 +319,7 @@ def _data(answers: Answers) -> dict[str, DataSetRecord]:
     """Return the test sets of all answers: one that is not the same in all of them has a number behind its name."""
     sets: dict[str, DataSetRecord] = {}
     for name in _set_names(answers):
-        entries = [answer.data[name] for answer in answers.values() if name in answer.data]
+        entries = [answer.test[name] for answer in answers.values() if name in answer.test]
         fingerprints = {entry.fingerprint for entry in entries}
         if len(fingerprints) == 1:
             sets[name] = entries[0]
@@ -324,7 +355,7 @@ def _warnings(answers: Answers) -> list[str]:
     for path, answer in answers.items():
         warnings += [f"{path}: {text}" for text in answer.warnings or ()]
     for name in _set_names(answers):
-        without = [path for path, answer in answers.items() if name not in answer.data]
+        without = [path for path, answer in answers.items() if name not in answer.test]
         if without:
             warnings.append(f"{name} is no test set of {', '.join(without)}")
     return warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,15 +70,15 @@ class Column:
 
     def std(self, row: EvalRow) -> float | None:
         """Return the sample standard deviation over the runs that the number is a mean of; None for a single run."""
-        return (row.std or {}).get(self.key)
+        return row.std.get(self.key)
 
     def interval(self, row: EvalRow) -> tuple[float, float] | None:
         """Return the confidence interval in this row; None where none was made."""
-        return known_interval((row.ci or {}).get(self.key))
+        return known_interval(row.ci.get(self.key))
 
     def difference(self, row: EvalRow) -> tuple[float, tuple[float, float] | None] | None:
         """Return this row minus the first one, measured on the same samples, and the interval of that."""
-        paired = (row.difference or {}).get(self.key)
+        paired = row.difference.get(self.key)
         if paired is None or paired.value is None:
             return None
         return paired.value, known_interval(paired.ci)
@@ -99,8 +100,7 @@ def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[C
 
 
 def _metric(metrics: Sequence[Metric], key: str) -> Metric:
-    (chosen,) = (metric for metric in metrics if metric.key == key)
-    return chosen
+    return next(metric for metric in metrics if metric.key == key)
 
 
 def _id_column(key: str) -> Column:
@@ -134,7 +134,12 @@ def set_columns(name: str) -> list[Column]:
 
 def ood_names(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD sets of all rows, in order."""
-    return list(dict.fromkeys(name for row in rows for name in row.detection.ood))
+    return each_once(row.detection.ood for row in rows)
+
+
+def each_once(lists: Iterable[Iterable[str]]) -> list[str]:
+    """Return the entries of several lists, each at its first place."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(lists)))
 
 
 def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
@@ -148,7 +153,9 @@ def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
 
 def samples(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
     """Return ``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
-    sizes = [size_of(row, name) for row in rows for name in names]
+    sizes = []
+    for row in rows:
+        sizes += [size_of(row, name) for name in names]
     return sizes_text(sizes)
 
 
@@ -182,8 +189,11 @@ def set_title(name: str) -> str:
 
 def seen_text(row: EvalRow) -> str:
     """Say how many samples of each data set the row had seen before; empty where it had seen none."""
-    counts = row.seen or {}
-    return ", ".join(f"{count} of {set_title(name)}" for name, count in counts.items() if count)
+    seen = []
+    for name, count in row.seen.items():
+        if count:
+            seen.append(f"{count} of {set_title(name)}")
+    return ", ".join(seen)
 
 
 def level_text(answer: EvalAnswer) -> str:
@@ -283,10 +293,11 @@ def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
 
 def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], caption: str, title: str = "") -> Table:
     """Make a table of one line for each model and one column for each number."""
-    cells_of_columns = [metric_cells(rows, column) for column in shown]
-    lines = []
-    for index, row in enumerate(rows):
-        lines.append((row.name, [cells[index] for cells in cells_of_columns]))
+    cells_of_rows: list[list[Cell]] = [[] for _ in rows]
+    for column in shown:
+        for cells_of_row, cell in zip(cells_of_rows, metric_cells(rows, column), strict=True):
+            cells_of_row.append(cell)
+    lines = [(row.name, cells) for row, cells in zip(rows, cells_of_rows, strict=True)]
     return Table(caption, _headings(column.metric for column in shown), lines, title)
 
 
@@ -345,22 +356,24 @@ def _has_average(row: EvalRow, average: OodAverage) -> bool:
 
 def every_set_table(rows: Sequence[EvalRow]) -> Table:
     """Make a table of a line for each OOD set of each row; marks are within a set."""
-    cells_of_sets = {}
-    for name in ood_names(rows):
-        cells_of_sets[name] = [metric_cells(rows, column) for column in set_columns(name)]
+    tables = {name: metric_table(rows, set_columns(name), "") for name in ood_names(rows)}
     lines = []
     for index, row in enumerate(rows):
         for name, measured in row.detection.ood.items():
             size = "-" if measured.n is None else str(measured.n)
             about = [Cell(name, "text"), Cell(measured.group or "-", "text"), Cell(size)]
-            lines.append((row.name, [*about, *(cells[index] for cells in cells_of_sets[name])]))
+            _, cells = tables[name].rows[index]
+            lines.append((row.name, [*about, *cells]))
     heads = [*_plain_headings("OOD set", "group", "n"), *_headings([*OOD_METRICS, DIVERSITY_METRICS[0]])]
     return Table("", heads, lines, "OOD sets")
 
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
+    title = "mean auroc by OOD score; bold: best of the row"
     scores = _scores_of(rows)
+    if not scores:
+        return Table("", [], [], title)
     shown = [Column(score_average_place(score), AUROC) for score in scores]
     lines = []
     for row in rows:
@@ -370,19 +383,18 @@ def score_table(rows: Sequence[EvalRow]) -> Table:
             (cell,) = metric_cells([row], column)
             cells.append(replace(cell, mark=mark))
         lines.append((row.name, cells))
-    title = "mean auroc by OOD score; bold: best of the row"
-    return Table("", _plain_headings(*scores), lines if scores else [], title)
+    return Table("", _plain_headings(*scores), lines, title)
 
 
 def _scores_of(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD scores that stand beside those of the rows, in the order of the row that has most of them."""
-    longest_first = sorted((row.scores or {} for row in rows), key=len, reverse=True)
-    return list(dict.fromkeys(score for scores in longest_first for score in scores))
+    longest_first = sorted(rows, key=lambda row: len(row.scores), reverse=True)
+    return each_once(row.scores for row in longest_first)
 
 
 def difference_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of every row minus the first, on the same samples: the numbers of the main table."""
-    known = {key for row in rows for key in row.difference or {}}
+    known = each_once(row.difference for row in rows)
     shown = [column for column in main_columns(rows) if column.key in known]
     lines = []
     for row in rows:
@@ -423,9 +435,11 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
     for row in rows:
         if not row.members:
             continue
-        lines.append((row.name, [Cell("together", "text"), *_numbers(row.id.metrics, ID_METRICS)]))
+        measured = [("together", row.id.metrics)]
         for index, member in enumerate(row.members):
-            lines.append((row.name, [Cell(f"member {index}", "text"), *_numbers(member.metrics, ID_METRICS)]))
+            measured.append((f"member {index}", member.metrics))
+        for title, metrics in measured:
+            lines.append((row.name, [Cell(title, "text"), *_numbers(metrics, ID_METRICS)]))
     heads = [*_plain_headings(""), *_headings(ID_METRICS)]
     return Table(f"ID {samples(rows)}", heads, lines)
 
@@ -433,13 +447,14 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
 def selective_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of accuracy among the most confident samples."""
     place = parts_place("accuracy_at")
-    levels = sorted({level for row in rows for level in place.metrics(row)})
+    levels = sorted(each_once(place.metrics(row) for row in rows))
     shown = []
     for level in levels:
         metric = replace(ACCURACY.metric, key=level, label=f"acc at {level}")
         shown.append(Column(place, metric))
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
-    return metric_table(rows if levels else [], [*shown, AURC], caption)
+    shown_rows = rows if levels else []
+    return metric_table(shown_rows, [*shown, AURC], caption)
 
 
 def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
@@ -469,11 +484,13 @@ def cost_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
         cost = row.cost or CostRecord()
-        texts = (params_text(cost.params, cost.params_nonzero), count_text(cost.macs), number(ratio, 3))
-        lines.append((row.name, [Cell(text) for text in texts]))
+        parameters = Cell(params_text(cost.params, cost.params_nonzero))
+        mult_adds = Cell(count_text(cost.macs))
+        lines.append((row.name, [parameters, mult_adds, Cell(number(ratio, 3))]))
+    if all(row.cost is None for row in rows):
+        lines = []
     caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
-    known = any(row.cost is not None for row in rows)
-    return Table(caption, _plain_headings("parameters", "mult-adds", "ratio"), lines if known else [])
+    return Table(caption, _plain_headings("parameters", "mult-adds", "ratio"), lines)
 
 
 def diversity_table(rows: Sequence[EvalRow]) -> Table:
@@ -481,12 +498,15 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row in rows:
         for name, measured in row.diversity.items():
-            title = Cell(set_title(name), "text")
-            if row.members or measured.metrics.get("disagreement") is not None:
-                lines.append((row.name, [title, Cell("all", "text"), *_numbers(measured.metrics, DIVERSITY_METRICS)]))
+            of_members = []
+            has_several = measured.metrics.get("disagreement") is not None
+            if row.members or has_several:
+                of_members.append(("all", measured.metrics))
             for pair in measured.pairs or ():
-                members = Cell(f"{pair.a} and {pair.b}", "text")
-                lines.append((row.name, [title, members, *_numbers(pair.metrics, DIVERSITY_METRICS)]))
+                of_members.append((f"{pair.a} and {pair.b}", pair.metrics))
+            for members, metrics in of_members:
+                about = [Cell(set_title(name), "text"), Cell(members, "text")]
+                lines.append((row.name, [*about, *_numbers(metrics, DIVERSITY_METRICS)]))
     heads = [*_plain_headings("data set", "members"), *_headings(DIVERSITY_METRICS)]
     return Table("mi in nats; disagr: share of pairs of members that vote for different classes", heads, lines)
 
@@ -497,12 +517,12 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
 def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
     caption = f"by severity; {corrupted_samples(rows)}"
-    for kind in dict.fromkeys(kind for row in rows for kind in row.corruptions or {}):
-        severities = sorted({severity for row in rows for severity in (row.corruptions or {}).get(kind, {})})
+    for kind in each_once(row.corruptions for row in rows):
+        severities = sorted(each_once(row.corruptions.get(kind, {}) for row in rows))
         shown = _severity_columns([(severity, corruption_place(kind, severity)) for severity in severities])
         if shown:
             yield metric_table(rows, shown, caption, shown_name(kind))
-    severities = sorted({severity for row in rows for severity in row.corruption_avg or {}})
+    severities = sorted(each_once(row.corruption_avg for row in rows))
     shown = _severity_columns([(severity, severity_place(severity)) for severity in severities])
     if shown:
         yield metric_table(rows, shown, caption, "Mean over the corruptions")
@@ -519,26 +539,30 @@ def _severity_columns(places: Sequence[tuple[str, Place]]) -> list[Column]:
 
 def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
     """Make the table of accuracy of every row under each corruption, by severity: one line each."""
-    levels = sorted({severity for row in rows for by in (row.corruptions or {}).values() for severity in by})
+    severities = sorted(each_once(each_once(row.corruptions.values()) for row in rows))
     lines = []
     for row in rows:
-        for kind, by_severity in (row.corruptions or {}).items():
-            accuracies = {severity: measured.metrics.get("accuracy") for severity, measured in by_severity.items()}
-            if all(accuracy is None for accuracy in accuracies.values()):
+        for kind in row.corruptions:
+            accuracies = [_accuracy_under(row, kind, severity) for severity in severities]
+            if all(accuracy is None for accuracy in accuracies):
                 continue
-            cells = [Cell(number(single_number(accuracies.get(level)))) for level in levels]
+            cells = [Cell(number(accuracy)) for accuracy in accuracies]
             lines.append((row.name, [Cell(shown_name(kind), "text"), *cells]))
     title = f"accuracy under corruptions, by severity ({corrupted_samples(rows)})"
-    return Table("", _plain_headings("corruption", *levels), lines, title)
+    return Table("", _plain_headings("corruption", *severities), lines, title)
+
+
+def _accuracy_under(row: EvalRow, kind: str, severity: str) -> float | None:
+    return Column(corruption_place(kind, severity), ACCURACY.metric).value(row)
 
 
 def corrupted_samples(rows: Sequence[EvalRow]) -> str:
     """Return ``n = 497 each``: how many samples every corruption is measured on at every severity."""
     sizes: list[int | None] = []
     for row in rows:
-        for by_severity in (row.corruptions or {}).values():
+        for by_severity in row.corruptions.values():
             sizes += [measured.n for measured in by_severity.values()]
-        sizes += [means.n for means in (row.corruption_avg or {}).values()]
+        sizes += [means.n for means in row.corruption_avg.values()]
     text = sizes_text(sizes)
     if "to" in text or "unknown" in text:
         return text
@@ -566,10 +590,10 @@ def settings_table(rows: Sequence[EvalRow]) -> Table:
 
 
 def _passes(row: EvalRow) -> str:
-    passes = row.mc_dropout
-    if passes is None:
+    dropout = row.mc_dropout
+    if dropout is None:
         return ""
-    return f"{passes.samples} passes, dropout rate {passes.p}, seed {passes.seed}"
+    return f"{dropout.passes} passes, dropout rate {dropout.p}, seed {dropout.seed}"
 
 
 def probe_words(row: EvalRow) -> str:

@@ -41,7 +41,7 @@ def eval_table(answer: EvalAnswer, width: int) -> RenderableType:
 def _main_tables(rows: Sequence[EvalRow], width: int) -> list[Table]:
     """Return all columns in one table, else in two; with intervals if possible, and names as long as possible."""
     size = rows[0].id.n
-    inside = f"in distribution (n = {'-' if size is None else size})"
+    inside = "in distribution (n = -)" if size is None else f"in distribution (n = {size})"
     if tables.ood_names(rows):
         together: list[_Part] = [(f"{inside}, OOD averages", tables.main_columns(rows))]
         second: _Part = ("OOD averages, and diversity in distribution", [*tables.OOD_AVERAGE, *tables.DIVERSITY])
@@ -106,9 +106,12 @@ def _asked_for(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
 def _in_parts(shown: tables.Table, width: int) -> list[Table]:
     """Split a table with its intervals into as many parts of its columns as the width asks for, one below another."""
     drawn: list[Table] = []
-    for size in range(len(shown.heads), 0, -1):
-        parts = [_some_columns(shown, start, start + size) for start in range(0, len(shown.heads), size)]
-        drawn = [_rich(part, _NAMES[-1], intervals=True) for part in parts]
+    columns = len(shown.heads)
+    for size in range(columns, 0, -1):
+        drawn = []
+        for start in range(0, columns, size):
+            part = _some_columns(shown, start, start + size)
+            drawn.append(_rich(part, _NAMES[-1], intervals=True))
         if _fit(drawn, width):
             break
     return drawn
@@ -116,23 +119,22 @@ def _in_parts(shown: tables.Table, width: int) -> list[Table]:
 
 def _some_columns(shown: tables.Table, start: int, stop: int) -> tables.Table:
     """Return a table of some of the columns; the title stays with the first of them."""
-    return replace(
-        shown,
-        title="" if start else shown.title,
-        heads=shown.heads[start:stop],
-        rows=[(name, cells[start:stop]) for name, cells in shown.rows],
-    )
+    title = shown.title if start == 0 else ""
+    rows = [(name, cells[start:stop]) for name, cells in shown.rows]
+    return replace(shown, title=title, heads=shown.heads[start:stop], rows=rows)
 
 
 def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
     """Make a table for the terminal, with names of so many letters."""
     names = list(dict.fromkeys(name for name, _ in shown.rows))
     short = dict(zip(names, drawn_names(names, letters), strict=True))
-    known = known_columns([_texts(cells) for _, cells in shown.rows], len(shown.heads))
+    texts = [_texts(cells) for _, cells in shown.rows]
+    known = known_columns(texts, len(shown.heads))
     labels = [shown.heads[index][0] for index in known]
     drawn = table(shown.title, ("model", *labels), [], left=left)
     for name, cells in shown.rows:
-        drawn.add_row(Text(short[name]), *[_text(cells[index], intervals) for index in known])
+        known_cells = [_text(cells[index], intervals) for index in known]
+        drawn.add_row(Text(short[name]), *known_cells)
     return drawn
 
 
@@ -142,7 +144,8 @@ def _texts(cells: Sequence[tables.Cell]) -> list[str]:
 
 def _text(cell: tables.Cell, intervals: bool) -> Text:
     """Return a number with its mark, and its interval on a second line."""
-    text = Text(cell.text.replace(" ± ", "\n± "), _STYLES.get(cell.mark, ""))  # below the number, for the width
+    deviation_below = cell.text.replace(" ± ", "\n± ")  # for the width
+    text = Text(deviation_below, _STYLES.get(cell.mark, ""))
     if not intervals or cell.ends is None:
         return text
     low, high = map(_short, cell.ends)
@@ -153,7 +156,9 @@ def _text(cell: tables.Cell, intervals: bool) -> Text:
 def _short(value: float) -> str:
     """Format to three digits with no nought before the point: an interval is read beside its number."""
     text = f"{value:.3f}"
-    return text.replace("0.", ".", 1) if -1 < value < 1 else text
+    if -1 < value < 1:
+        return text.replace("0.", ".", 1)
+    return text
 
 
 def _ood(rows: Sequence[EvalRow], width: int) -> Table:
@@ -176,24 +181,31 @@ class _Note:
         rows = answer.models
         level = tables.level_text(answer)
         intervals = f"{level} interval" if level else "interval"
-        self.marks = "bold: best of the column, underlined: second best" if len(rows) > 1 else ""
+        self.marks = ""
+        if len(rows) > 1:
+            self.marks = "bold: best of the column, underlined: second best"
         self.intervals = ""
         if any(_has_interval(row) for row in rows):
             self.intervals = f"{intervals}s: --json, or a wider terminal"
             if with_intervals:
                 self.intervals = f"below a number: its {intervals}"
         self.runs = tables.runs_text(answer)
-        compared = any(row.difference for row in rows)
-        self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0" if compared else ""
+        self.significant = ""
+        if any(row.difference for row in rows):
+            self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shows_marks = console.is_terminal and not console.is_dumb_terminal
-        meaning = [self.marks if shows_marks else "", self.intervals]
-        about_numbers = "; ".join(part for part in meaning if part)
+        meaning = []
+        if shows_marks and self.marks:
+            meaning.append(self.marks)
+        if self.intervals:
+            meaning.append(self.intervals)
+        about_numbers = "; ".join(meaning)
         for line in (self.runs, about_numbers, self.significant):
             if line:
                 yield Text(line)
 
 
 def _has_interval(row: EvalRow) -> bool:
-    return any(tables.known_interval(ends) is not None for ends in (row.ci or {}).values())
+    return any(tables.known_interval(ends) is not None for ends in row.ci.values())

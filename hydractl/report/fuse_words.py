@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from hydractl.files.fuse_answer import (
     AnswersRecord,
     AveragingRecord,
-    ExportedFileRecord,
     FittedCascadeRecord,
     FuseAnswer,
     OnDataRecord,
-    RoundedOnData,
     SharedTower,
 )
 from hydractl.report.texts import count_text, number
 
 LOST = 0.02
-"""Accuracy, or AUROC, that averaging and rounding may cost before it is a warning."""
+"""Accuracy, or AUROC, that averaging, and rounding of exported files, may cost before it is a warning."""
 
 _WHOLE = "--merge none keeps members whole"
 
@@ -33,9 +31,9 @@ def averaging_words(answer: FuseAnswer) -> str | None:
     if not max(averaging.distance):
         return f"--merge auto averages {parts}, which are equal in all members: nothing changes"
     if averaging.done:
-        advice = "" if answer.on_data is not None else "; --data SPEC measures it on data"
+        advice = "" if answer.on_data is not None else "; --val SPEC measures it on data"
         return f"--merge auto averages {parts}: {_effect(averaging, 'moves')}{advice}"
-    kept_whole = count_text(answer.sizes.fused.params)
+    kept_whole = count_text(answer.cost.fused.params)
     averaged = count_text(averaging.parameters)
     return (
         f"--merge auto keeps members whole: {_effect(averaging, 'would move')}; this costs {kept_whole} parameters "
@@ -113,46 +111,11 @@ def cascade_words(cascade: FittedCascadeRecord) -> str:
 
 
 def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
-    """Warn of what a cascade does not promise, and where it makes no ensemble."""
+    """Warn of a cascade that makes no ensemble."""
     warnings = []
-    if not cascade.fitted_on_ood:
-        warnings.append("the cascade promises nothing of OOD detection: it was fitted without --cascade-ood")
     if not cascade.share:
         warnings.append("in the cascade no validation sample goes on: the first member alone is as good on them")
     return warnings
-
-
-# --- exported files ---------------------------------------------------------------------------------------------------
-
-
-def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
-    """Say what rounding the weights of an exported file does to answers, and whether it costs too much.
-
-    None instead of words for a file whose weights are not rounded.
-    """
-    check = file.check
-    if check is None or check.tolerance is not None:
-        return None, False
-    data = check.on_data
-    if data is None:
-        moved = f"probabilities of random inputs move by up to {check.probabilities_max_abs:.2g}"
-        return f"{file.path}: {moved}; --data SPEC, with --ood, measures what that does", False
-    words = []
-    is_harmful = False
-    for what, before, after in _changes(data):
-        words.append(f"{what} from {number(before)} to {number(after)}")
-        if before is not None and after is not None and before - after > LOST:
-            is_harmful = True
-    alike = f"{data.agreement:.1%} of the answers the same, on {data.n} samples"
-    return f"{file.path}: {', '.join(words)}, {alike}", is_harmful
-
-
-def _changes(data: RoundedOnData) -> list[tuple[str, float | None, float | None]]:
-    """Return each figure on the data, its name and its value before and after."""
-    changes = [("accuracy", data.before.accuracy, data.after.accuracy)]
-    for name, before in data.before.auroc.items():
-        changes.append((f"AUROC of {name}", before, data.after.auroc[name]))
-    return changes
 
 
 # --- sharing ----------------------------------------------------------------------------------------------------------
@@ -160,24 +123,29 @@ def _changes(data: RoundedOnData) -> list[tuple[str, float | None, float | None]
 
 def sharing_words(answer: FuseAnswer) -> str:
     """Say what is stored and run once, and the cost against one model and against the members run separately."""
-    sizes = answer.sizes
+    sizes = answer.cost
     assert sizes.fused.params is not None and sizes.fused.macs is not None  # of a checkpoint both are known
     stored_once = answer.parameters["averaged"] + answer.parameters.get("equal", 0)
-    runs = "; ".join(_once_words(tower) for tower in answer.towers)
+    share_stored_once = stored_once / sizes.fused.params
+    runs = "; ".join(_once_words(tower) for tower in answer.shared)
     mult_adds = _ratios(sizes.fused.macs, sizes.dense_macs, sizes.members.macs)
     parameters = _ratios(sizes.fused.params, sizes.dense_params, sizes.members.params)
     return (
-        f"stored once: {stored_once / sizes.fused.params:.0%} of the parameters; run once: {runs}; "
+        f"stored once: {share_stored_once:.0%} of the parameters; run once: {runs}; "
         f"mult-adds {mult_adds}; parameters {parameters}"
     )
 
 
 def _once_words(tower: SharedTower) -> str:
-    where = "" if tower.tower == "main" else f"of the {tower.tower} tower "
-    return where + (", ".join(tower.once) or "nothing")
+    once = ", ".join(tower.once) or "nothing"
+    if tower.tower == "main":
+        return once
+    return f"of the {tower.tower} tower {once}"
 
 
 def _ratios(fused: int, single: int | None, members: int | None) -> str:
     """Return a cost of the fused model over that of the single model, and over that of the separate members."""
     assert single is not None and members is not None  # both are counted with it
-    return f"{fused / single:.2f} times the single model's, {fused / members:.2f} times the separate members'"
+    over_single = fused / single
+    over_members = fused / members
+    return f"{over_single:.2f} times the single model's, {over_members:.2f} times the separate members'"

@@ -149,7 +149,8 @@ def add_legend(figure: Figure, wide: float) -> None:
         return
     letters_of_entry = max(map(len, entries)) + 7  # with the line before the label
     most_columns = max(1, int(wide / INCHES_A_LETTER / letters_of_entry))
-    columns = math.ceil(len(entries) / math.ceil(len(entries) / most_columns))
+    fewest_lines = math.ceil(len(entries) / most_columns)
+    columns = math.ceil(len(entries) / fewest_lines)
     lines = math.ceil(len(entries) / columns)
     figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns)
     width, height = figure.get_size_inches()
@@ -209,8 +210,8 @@ def inline_svgs(picture: Picture, salt: str) -> list[str]:
         handle = io.BytesIO()
         with styled(f"{salt}.{index}"):
             compose(panels, 1).savefig(handle, format="svg", metadata=_NO_METADATA)
-        label = "; ".join(f"{picture.title}: {panel.words}" for panel in panels).replace("\n", " ")
-        elements.append(_inline(handle.getvalue(), label))
+        words = "; ".join(f"{picture.title}: {panel.words}" for panel in panels)
+        elements.append(_inline(handle.getvalue(), words.replace("\n", " ")))
     return elements
 
 
@@ -222,7 +223,10 @@ def _inline(drawn: bytes, label: str) -> str:
         for style in styles:
             element.remove(style)  # it would hold for the whole page, whose own style sheet says the same
         element.tag = element.tag.partition("}")[2]
-        attributes = {name.rpartition("}")[2]: _short(value) for name, value in element.attrib.items()}
+        attributes = {}
+        for name, value in element.attrib.items():
+            name_without_namespace = name.rpartition("}")[2]
+            attributes[name_without_namespace] = _short(value)
         if element.tag == "g":
             attributes.pop("id", None)
         element.attrib.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -13,6 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from hydractl.files.verb_answers import KeptSite
 from hydractl.report.texts import number, short_names
 
 _WIDEST_TITLE = 40
@@ -29,8 +29,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lef
     drawn.min_width = min(len(title), _WIDEST_TITLE)  # a title is wrapped where its table ends
     known = known_columns(rows, len(columns))
     for index in known:
-        is_name = index < left
-        drawn.add_column(columns[index], justify="left" if is_name else "right", no_wrap=not is_name)
+        if index < left:
+            drawn.add_column(columns[index], justify="left", no_wrap=False)
+        else:
+            drawn.add_column(columns[index], justify="right", no_wrap=True)
     for row in rows:
         drawn.add_row(*[Text(row[index]) for index in known])
     return drawn
@@ -103,19 +105,25 @@ class HeatMap:
         yield self._legend(values, colored)
         heads = max((len(row) for _, row in self.rows), default=0)
         longest = max((len(name) for name, _ in self.rows), default=0)
-        cell = 2 if 2 * heads + _GAP + min(longest, _LEAST_NAME) <= width else 1
-        label = min(longest, max(width - _GAP - cell * heads, _LEAST_NAME))
+        least_label = min(longest, _LEAST_NAME)
+        has_room = 2 * heads + _GAP + least_label <= width
+        cell = 2 if has_room else 1
+        room_for_label = width - _GAP - cell * heads
+        label = min(longest, max(room_for_label, _LEAST_NAME))
         heads_of_part = max((width - _GAP - label) // cell, 1)
+        ranks = _ranks(values)
         for start in range(0, max(heads, 1), heads_of_part):
             stop = min(start + heads_of_part, heads)
-            yield from self._part(start, stop, label, cell, _ranks(values), colored)
+            yield from self._part(start, stop, label, cell, ranks, colored)
 
     def _part(
         self, start: int, stop: int, label: int, cell: int, ranks: Mapping[float, float], colored: bool
     ) -> Iterator[Text]:
         """Yield the numbers of some heads, then a line for each site with its name and those heads."""
+        margin = " " * (label + _GAP)
         for digits in _column_numbers(start, stop):
-            yield Text(" " * (label + _GAP) + "".join(digit.ljust(cell) for digit in digits))
+            cells = [digit.ljust(cell) for digit in digits]
+            yield Text(margin + "".join(cells))
         names = short_names([name for name, _ in self.rows], label)
         for name, (_, row) in zip(names, self.rows, strict=True):
             line = Text(name.ljust(label + _GAP))
@@ -174,16 +182,19 @@ def _draw(line: Text, value: float | None, ranks: Mapping[float, float], cell: i
 
 def _color(place: float) -> Style:
     """Return the background for a place on the scale, from 0 to 1."""
-    step, weight = divmod(place * (len(_VIRIDIS) - 1), 1)
+    last = len(_VIRIDIS) - 1
+    step, weight = divmod(place * last, 1)
     here = _VIRIDIS[int(step)]
-    there = _VIRIDIS[min(int(step) + 1, len(_VIRIDIS) - 1)]
-    red, green, blue = (round(a + (b - a) * weight) for a, b in zip(here, there, strict=True))
-    return Style(bgcolor=Color.from_rgb(red, green, blue))
+    there = _VIRIDIS[min(int(step) + 1, last)]
+    mixed = []
+    for level_here, level_there in zip(here, there, strict=True):
+        mixed.append(round(level_here + (level_there - level_here) * weight))
+    return Style(bgcolor=Color.from_rgb(*mixed))
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
     """Return the numbers of the columns, each written from top to bottom: one list per line."""
-    numbers = [str(number) for number in range(start, stop)]
+    numbers = list(map(str, range(start, stop)))
     tall = max(map(len, numbers), default=0)
     lines = []
     for level in range(tall):
@@ -199,19 +210,6 @@ def _as_they_fit(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult
         line.no_wrap = True
         line.overflow = "crop"
         yield line
-
-
-class KeptSite(NamedTuple):
-    """A site of a mask: its path, how many heads it has, and those that are kept; None where that is not known."""
-
-    site: str
-    heads: int | None
-    kept: Sequence[int] | None
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> KeptSite:
-        """Return the site of an entry of a document."""
-        return cls(entry["site"], entry["heads"], entry["kept"])
 
 
 @dataclass(frozen=True)
@@ -231,4 +229,5 @@ class KeptMap:
             for head in range(site.heads or 0):
                 marks += _KEPT if head in kept else _GONE
             heads = "?" if site.heads is None else site.heads
-            yield Text(f"{site.site:<{longest}}  {marks}  {len(kept)}/{heads}")
+            name = site.site.ljust(longest)
+            yield Text(f"{name}  {marks}  {len(kept)}/{heads}")

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord, PlannedBenchRow
+from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
+from hydractl.files.model_records import EpochRecord
+from hydractl.files.verb_answers import (
+    FinetuneAnswer,
+    FinetunesAnswer,
+    FinishedStudy,
+    LearningRateTrial,
+    PlannedBench,
+    PlannedStudy,
+    PlannedTraining,
+    PlannedTrainings,
+    RecipeSetting,
+    TrainedFile,
+    TrainedMember,
+)
 from hydractl.report.rich_parts import UNKNOWN, table
 from hydractl.report.study_figures import StudyTable, study_tables
 from hydractl.report.texts import bytes_text, count_text, duration_text, input_text, number, params_text
@@ -17,59 +30,78 @@ from hydractl.report.texts import bytes_text, count_text, duration_text, input_t
 # --- trainings --------------------------------------------------------------------------------------------------------
 
 
-def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
-    """Return a finished training, or the plan of one."""
-    if document.get("dry_run"):
-        return _plan(document)
+def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
+    """Return a finished training."""
     parts: list[RenderableType] = []
-    if document.get("grid"):
-        parts += [_grid(document["grid"], document["lr"]), Text("")]
-    parts.append(_epochs(document["epochs"], document["kept_epoch"]))
-    if document.get("snapshots"):
-        parts += [Text(""), _snapshots(document["snapshots"])]
-    curve = document.get("loss_curve")
+    if answer.grid:
+        parts += [_grid(answer.grid, answer.lr), Text("")]
+    parts.append(_epochs(answer.epochs, answer.kept_epoch))
+    if answer.plan.snapshots:
+        parts += [Text(""), _snapshots(answer.plan.snapshots)]
+    curve = answer.loss_curve
     if curve:
-        parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
+        first = number(curve[0])
+        last = number(curve[-1])
+        parts += [Text(""), Text(f"loss {first} {sparkline(curve)} {last}")]
     return Group(*parts)
 
 
-def _epochs(epochs: Sequence[Mapping[str, Any]], kept: int | None) -> RenderableType:
+def _epochs(epochs: Sequence[EpochRecord], kept: int | None) -> RenderableType:
     rows = []
     for epoch in epochs:
-        figures = [number(epoch.get(key)) for key in ("loss", "val_accuracy", "val_nll")]
-        mark = "kept" if epoch["epoch"] == kept else ""
-        rows.append([str(epoch["epoch"]), str(epoch["steps"]), *figures, mark])
+        mark = "kept" if epoch.epoch == kept else ""
+        rows.append([str(epoch.epoch), str(epoch.steps), *_figures(epoch), mark])
     return table("", ("epoch", "steps", "loss", "val accuracy", "val nll", ""), rows, left=0)
 
 
-def _snapshots(snapshots: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _figures(epoch: EpochRecord) -> list[str]:
+    return [number(epoch.loss), number(epoch.val_accuracy), number(epoch.val_nll)]
+
+
+_NUMBERS_OF_FILES: Mapping[str, Callable[[TrainedFile], int | None]] = {
+    "draw": lambda file: file.draw,
+    "member": lambda file: file.member,
+    "cycle": lambda file: file.cycle,
+    "steps": lambda file: file.steps,
+}
+"""What a column says of each file of a training, by the title of the column."""
+
+
+def _snapshots(files: Sequence[TrainedFile]) -> RenderableType:
     """Return the files of one training: of the cycles of its learning rate, of members, or of draws."""
-    if "draw" in snapshots[0]:
-        title, keys = "members", ["draw"]
-    elif "member" in snapshots[0]:
-        title, keys = "members", ["member"]
+    if files[0].draw is not None:
+        title, columns = "members", ["draw"]
+    elif files[0].member is not None:
+        title, columns = "members", ["member"]
     else:
-        title, keys = "snapshots", ["cycle", "steps"]
-    files = []
-    for snapshot in snapshots:
-        files.append([str(snapshot[key]) for key in (*keys, "output")])
-    return table(title, (*keys, "file"), files, left=0)
-
-
-def finetunes_table(document: dict[str, Any], width: int) -> RenderableType:
-    """Return several finished trainings, a row each, or the plan of them."""
-    if document.get("dry_run"):
-        return _plans(document)
+        title, columns = "snapshots", ["cycle", "steps"]
     rows = []
-    for member in document["members"]:
-        epochs = member["epochs"]
-        number_kept = member["kept_epoch"] or len(epochs)  # of snapshots none is chosen
-        kept: Mapping[str, Any] = next((epoch for epoch in epochs if epoch["epoch"] == number_kept), {})
-        figures = [number(kept.get(key)) for key in ("loss", "val_accuracy", "val_nll")]
-        curve = member.get("loss_curve")
-        bars = sparkline(curve[::3]) if curve else ""
-        rows.append([member["name"], str(member["seed"]), f"{number_kept} of {len(epochs)}", *figures, bars])
+    for file in files:
+        numbers = [str(_NUMBERS_OF_FILES[column](file)) for column in columns]
+        rows.append([*numbers, file.output])
+    return table(title, (*columns, "file"), rows, left=0)
+
+
+def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
+    """Return several finished trainings, a row each."""
+    rows = [_member_cells(member) for member in answer.members]
     return table("", ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step"), rows)
+
+
+def _member_cells(member: TrainedMember) -> list[str]:
+    """Return the row of one of several trainings."""
+    training = member.training
+    number_kept = training.kept_epoch or len(training.epochs)  # of snapshots none is chosen
+    kept = EpochRecord()
+    for epoch in training.epochs:
+        if epoch.epoch == number_kept:
+            kept = epoch
+            break
+    bars = ""
+    if training.loss_curve:
+        bars = sparkline(training.loss_curve[::3])
+    kept_of_all = f"{number_kept} of {len(training.epochs)}"
+    return [member.name, str(member.seed), kept_of_all, *_figures(kept), bars]
 
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -86,42 +118,45 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(bars)
 
 
-def _grid(grid: Sequence[Mapping[str, Any]], kept: float) -> RenderableType:
+def _grid(trials: Sequence[LearningRateTrial], kept: float | None) -> RenderableType:
     rows = []
-    for entry in grid:
-        mark = "kept" if entry["lr"] == kept else ""
-        rows.append([f"{entry['lr']:g}", number(entry["val_accuracy"]), number(entry["val_nll"]), mark])
+    for trial in trials:
+        mark = "kept" if trial.lr == kept else ""
+        figures = [number(trial.val_accuracy), number(trial.val_nll)]
+        rows.append([f"{trial.lr:g}", *figures, mark])
     return table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
 
 
-def _plans(document: dict[str, Any]) -> RenderableType:
+def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
     """Return the plan of several trainings."""
-    keys = ("name", "model", "seed", "steps", "samples", "output")
     rows = []
-    for member in document["members"]:
-        mark = "done" if "finished" in member else ""
-        rows.append([*(str(member[key]) for key in keys), mark])
-    members = table("", ("", *keys[1:], ""), rows, left=2)
-    devices = document["devices"]
-    places = f"{len(devices)} at a time, on {', '.join(devices)}"
-    if "threads" in document:
-        places += f", {document['threads']} threads each"
-    return Group(_recipe(document), Text(""), members, Text(""), Text(places))
+    for member in plan.members:
+        mark = "done" if member.finished else ""
+        counts = [str(member.seed), str(member.plan.steps), str(member.plan.samples)]
+        rows.append([member.name, member.plan.model, *counts, member.plan.output, mark])
+    members = table("", ("", "model", "seed", "steps", "samples", "output", ""), rows, left=2)
+    places = f"{len(plan.devices)} at a time, on {', '.join(plan.devices)}"
+    if plan.threads is not None:
+        places += f", {plan.threads} threads each"
+    return Group(_recipe(plan.recipe), Text(""), members, Text(""), Text(places))
 
 
-def _plan(document: dict[str, Any]) -> RenderableType:
+def planned_training(planned: PlannedTraining, width: int) -> RenderableType:
     """Return the plan of one training."""
-    outputs = [snapshot["output"] for snapshot in document.get("snapshots", [document])]
-    work = f"{document['steps']} steps on {document['samples']} samples; would write {', '.join(outputs)}"
-    return Group(_recipe(document), Text(""), Text(work))
+    plan = planned.plan
+    outputs = [plan.output]
+    if plan.snapshots is not None:
+        outputs = [file.output for file in plan.snapshots]
+    work = f"{plan.steps} steps on {plan.samples} samples; would write {', '.join(outputs)}"
+    return Group(_recipe(planned.recipe), Text(""), Text(work))
 
 
-def _recipe(document: dict[str, Any]) -> RenderableType:
+def _recipe(settings: Mapping[str, RecipeSetting]) -> RenderableType:
     rows = []
-    for name, entry in document["recipe"].items():
-        value = _setting(entry["value"])
+    for name, setting in settings.items():
+        value = _setting(setting.value)
         if value != UNKNOWN:  # else the option is not in effect
-            rows.append([f"--{name.replace('_', '-')}", value, entry["source"]])
+            rows.append([name, value, setting.source])
     return table("the recipe in effect", ("option", "value", "from"), rows, left=3)
 
 
@@ -143,11 +178,8 @@ def _setting(value: object) -> str:
 _NOISY = "~"
 
 
-def bench_table(document: dict[str, Any], width: int) -> RenderableType:
-    """Return the tables of a bench, or of its dry run."""
-    if document.get("dry_run"):
-        return _planned_bench(document)
-    answer = BenchAnswer.from_json(document)
+def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
+    """Return the tables of a bench."""
     rows = answer.results
     parts: list[RenderableType] = []
     for dtype, batch_size in dict.fromkeys((row.dtype, row.batch_size) for row in rows):
@@ -164,35 +196,35 @@ def bench_table(document: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _planned_bench(document: dict[str, Any]) -> RenderableType:
-    rows = [PlannedBenchRow.from_json(row) for row in document["results"]]
-    parts: list[RenderableType] = [_contestants({row.model: row.cost for row in rows}, {})]
-    parts.append(Text(f"\nwould make {document['calls']} calls"))
-    if document["files"]:
-        parts.append(Text(f"would write {', '.join(document['files'])}"))
+def planned_bench(plan: PlannedBench, width: int) -> RenderableType:
+    """Return the plan of a bench."""
+    costs = {row.model: row.cost for row in plan.results}
+    parts = [_contestants(costs, {}), Text(f"\nwould make {plan.calls} calls")]
+    if plan.files:
+        parts.append(Text(f"would write {', '.join(plan.files)}"))
     return Group(*parts)
 
 
 def _times(rows: Sequence[BenchRow]) -> RenderableType:
     """Return the rows of one batch size and dtype."""
-    body = []
-    for row in rows:
-        low, high = row.timing.ratio_ci
-        noise = _NOISY if row.timing.noisy else " "
-        share = "-" if row.peak_share is None else f"{100 * row.peak_share:.0f} %"
-        body.append(
-            [
-                row.model,
-                three_digits(row.timing.latency_ms.median),
-                three_digits(row.timing.throughput_per_s),
-                f"{row.timing.ratio:.3f}",
-                f"{low:.3f}..{high:.3f}{noise}",
-                number(row.cost.mac_ratio, 3),
-                share,
-            ]
-        )
     columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
-    return table(_times_title(rows), columns, body)
+    return table(_times_title(rows), columns, [_time_cells(row) for row in rows])
+
+
+def _time_cells(row: BenchRow) -> list[str]:
+    timing = row.timing
+    low, high = timing.ratio_ci
+    noise = _NOISY if timing.noisy else " "
+    share = UNKNOWN if row.peak_share is None else f"{100 * row.peak_share:.0f} %"
+    return [
+        row.model,
+        three_digits(timing.latency_ms.median),
+        three_digits(timing.throughput_per_s),
+        f"{timing.ratio:.3f}",
+        f"{low:.3f}..{high:.3f}{noise}",
+        number(row.cost.mac_ratio, 3),
+        share,
+    ]
 
 
 def _times_title(rows: Sequence[BenchRow]) -> str:
@@ -216,38 +248,39 @@ def _inputs_differ(costs: Sequence[BenchCost]) -> bool:
 
 def _contestants(costs: Mapping[str, BenchCost], memory: Mapping[str, int | None]) -> RenderableType:
     """Return what each model is and holds, whatever the batch size; memory where it is known of any."""
-    columns = ["", "kind", "members", "input", "params", "mult-adds", "file", "memory"]
-    body = []
-    for name, cost in costs.items():
-        body.append(
-            [
-                name,
-                cost.kind or "model",
-                "-" if cost.members is None else str(cost.members),
-                input_text(cost.input),
-                params_text(cost.params, cost.params_nonzero),
-                count_text(cost.macs),
-                bytes_text(cost.checkpoint_bytes),
-                bytes_text(memory.get(name)),
-            ]
-        )
-    left_out = set()
-    if not _inputs_differ(list(costs.values())):
-        left_out.add("input")
-    if all(size is None for size in memory.values()):
-        left_out.add("memory")
-    shown = [index for index, column in enumerate(columns) if column not in left_out]
-    rows = [[cells[index] for index in shown] for cells in body]
-    return table("", [columns[index] for index in shown], rows, left=2)
+    each = list(costs.values())
+    columns = {"": list(costs)}
+    columns["kind"] = [cost.kind or "model" for cost in each]
+    columns["members"] = [_members_text(cost) for cost in each]
+    if _inputs_differ(each):
+        columns["input"] = [input_text(cost.input) for cost in each]
+    columns["params"] = [params_text(cost.params, cost.params_nonzero) for cost in each]
+    columns["mult-adds"] = [count_text(cost.macs) for cost in each]
+    columns["file"] = [bytes_text(cost.checkpoint_bytes) for cost in each]
+    if any(size is not None for size in memory.values()):
+        columns["memory"] = [bytes_text(memory.get(name)) for name in costs]
+    rows = list(zip(*columns.values(), strict=True))
+    return table("", list(columns), rows, left=2)
+
+
+def _members_text(cost: BenchCost) -> str:
+    if cost.members is None:
+        return UNKNOWN
+    return str(cost.members)
 
 
 def _machine(machine: MachineRecord) -> str:
     """Say where it ran, and the peak that the shares are of, in one or two lines."""
     text = f"on {machine.device_name or machine.processor or 'an unknown machine'}"
-    if machine.threads:
-        text += f", {machine.threads} thread{'s' if machine.threads != 1 else ''}"
+    if machine.threads == 1:
+        text += ", 1 thread"
+    elif machine.threads:
+        text += f", {machine.threads} threads"
     peaks = machine.peak_macs_per_s or {}
-    shown = [f"{dtype} {count_text(round(peak))}" for dtype, peak in peaks.items() if peak]
+    shown = []
+    for dtype, peak in peaks.items():
+        if peak:
+            shown.append(f"{dtype} {count_text(round(peak))}")
     if shown:
         text += f"\npeak, mult-adds a second: {', '.join(shown)}"
     return text
@@ -255,7 +288,9 @@ def _machine(machine: MachineRecord) -> str:
 
 def three_digits(value: float) -> str:
     """Format to three digits that count, with all digits before the point."""
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:#.3g}"
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------
@@ -265,32 +300,31 @@ _OF_COST_AND_ID = 5
 """Columns of the first table of a study that stay with the names where it has to be cut in two."""
 
 
-def study_table(document: dict[str, Any], width: int) -> RenderableType:
-    """Return the verdict, then the rows on the test data; of a dry run the commands."""
-    if document.get("dry_run"):
-        return _study_plan(document, width)
-    verdict = [Text(line) for line in document["verdict"]["lines"]]
-    shown: list[RenderableType] = []
-    for study in study_tables(document):
+def study_table(answer: FinishedStudy, width: int) -> RenderableType:
+    """Return the verdict, then the rows on the test data."""
+    parts: list[RenderableType] = [Text(line) for line in answer.verdict.lines]
+    for study in study_tables(answer):
         for part in _fitting(study, width):
-            shown += [Text(""), part]
-    after = [Text(document["verdict"]["footnote"])]
-    for timing in document.get("latency", []):
-        ratio = f"{timing['ratio']:.2f} times the single model's"
-        after.append(Text(f"time of best.st, batches of {timing['batch_size']}: {ratio}"))
-    return Group(*verdict, *shown, Text(""), *after)
+            parts += [Text(""), part]
+    parts += [Text(""), Text(answer.verdict.footnote)]
+    for timing in answer.latency:
+        ratio = f"{timing.ratio:.2f} times the single model's"
+        parts.append(Text(f"time of best.st, batches of {timing.batch_size}: {ratio}"))
+    return Group(*parts)
 
 
 def _fitting(shown: StudyTable, width: int) -> list[RenderableType]:
     """Return a table, in two parts where the terminal is too narrow for it."""
     left = 2 if "score" in shown.columns else 1
-    untitled = table("", _in_two_lines(shown.columns), shown.rows, left=left)
+    titles = _in_two_lines(shown.columns)
+    untitled = table("", titles, shown.rows, left=left)
     if Console(width=10**4).measure(untitled).maximum <= width:
-        return [table(shown.title, _in_two_lines(shown.columns), shown.rows, left=left)]
+        return [table(shown.title, titles, shown.rows, left=left)]
     cut = _OF_COST_AND_ID
-    first = table(shown.title, _in_two_lines(shown.columns[:cut]), [row[:cut] for row in shown.rows], left=left)
-    columns = _in_two_lines([shown.columns[0], *shown.columns[cut:]])
-    second = table("", columns, [[row[0], *row[cut:]] for row in shown.rows], left=1)
+    first_rows = [row[:cut] for row in shown.rows]
+    second_rows = [[row[0], *row[cut:]] for row in shown.rows]
+    first = table(shown.title, titles[:cut], first_rows, left=left)
+    second = table("", [titles[0], *titles[cut:]], second_rows, left=1)
     return [first, second]
 
 
@@ -299,20 +333,26 @@ def _in_two_lines(columns: Sequence[str]) -> list[str]:
     return [column.replace(" ", "\n") for column in columns]
 
 
-def _study_plan(document: dict[str, Any], width: int) -> RenderableType:
+def planned_study(plan: PlannedStudy, width: int) -> RenderableType:
+    """Return the commands of a study, and how long it would take."""
     lines = []
-    for place, argv in enumerate(document["steps"], 1):
+    for place, argv in enumerate(plan.steps, 1):
         lines.append(_typed([f"{place}.", "hydractl", *argv], width))
-    lines += [f"to stay within the budget, {text}" for text in document["cut"]]
-    lines.append(f"the study takes about {duration_text(document['seconds'])}")
+    lines += [f"to stay within the budget, {text}" for text in plan.cut]
+    lines.append(f"the study takes about {duration_text(plan.seconds)}")
     return Group(*map(Text, lines))
 
 
 def _typed(words: Sequence[str], width: int) -> str:
     """Return a command in lines that a shell takes as one."""
-    lines = [""]
+    lines = []
+    line = ""
     for word in map(shlex.quote, words):
-        if lines[-1].strip() and len(lines[-1]) + len(word) + 3 > width:
-            lines.append("   ")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return " \\\n".join(lines)
+        width_with_word = len(line) + len(word) + 3  # a space before the word, and one with a backslash at the end
+        if line.strip() and width_with_word > width:
+            lines.append(line)
+            line = "   "
+        if line:
+            line += " "
+        line += word
+    return " \\\n".join([*lines, line])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hydractl.files.eval_answer import OodAverage, OodDetection, SampleMetrics, average_of
+from hydractl.files.study_answer import StudyAnswer, StudyRowRecord
 from hydractl.report.eval_tables import single_number
 from hydractl.report.texts import number
 
@@ -31,49 +31,67 @@ class StudyTable:
     rows: Sequence[Sequence[str]]
 
 
-def study_tables(study: Mapping[str, Any]) -> list[StudyTable]:
+def study_tables(study: StudyAnswer) -> list[StudyTable]:
     """Return the rows under one score, then each row under its own."""
     return [_same_score(study), _own_scores(study)]
 
 
-def _same_score(study: Mapping[str, Any]) -> StudyTable:
+def _same_score(study: StudyAnswer) -> StudyTable:
     """Return all rows under the score of the single model, behind that model as it is, the row to use marked."""
-    baseline = study["baseline"]
-    rows = [["single, MSP, no temperature", "1.00", *_id_cells(baseline), *_ood_cells(baseline)]]
-    for row in study["rows"]:
-        ratio = "-" if row["mac_ratio"] is None else f"{row['mac_ratio']:.2f}"
-        rows.append([_marked_name(row), ratio, *_id_cells(row["test"]), *_ood_cells(row["common"] or {})])
-    score = study["common_score"]
+    baseline = study.baseline
+    figures = [*_id_cells(baseline.id), *_ood_cells(baseline.detection)]
+    rows = [["single, MSP, no temperature", "1.00", *figures]]
+    for row in study.rows:
+        ratio = "-"
+        if row.mac_ratio is not None:
+            ratio = f"{row.mac_ratio:.2f}"
+        detection = OodDetection()
+        if row.common is not None:
+            detection = row.common.detection
+        figures = [*_id_cells(row.test.id), *_ood_cells(detection)]
+        rows.append([_marked_name(row), ratio, *figures])
+    score = study.common_score
     title = f"test data, all rows with their temperature and under the score of the single model, {score}; * is best.st"
     return StudyTable(title, ["", "mult-adds", *_OF_ID, *_OF_OOD], rows)
 
 
-def _own_scores(study: Mapping[str, Any]) -> StudyTable:
+def _own_scores(study: StudyAnswer) -> StudyTable:
     """Return each row under the score that validation data gave it."""
-    telling = study["choice"]["telling"]
     rows = []
-    for row in study["rows"]:
-        auroc_of_sets = row["validation"]["auroc"][row["score"]]
-        known = [auroc_of_sets[name] for name in telling]
-        mean = sum(known) / len(known) if known else None
-        rows.append([_marked_name(row), row["score"], number(mean, DIGITS), *_ood_cells(row["test"])])
+    for row in study.rows:
+        auroc = number(_validation_auroc(row, study.choice.telling), DIGITS)
+        rows.append([_marked_name(row), row.score, auroc, *_ood_cells(row.test.detection)])
     return StudyTable("test data, each row under its own score", ["", "score", "validation AUROC", *_OF_OOD], rows)
 
 
-def _marked_name(row: Mapping[str, Any]) -> str:
-    name = str(row["name"])
-    return f"{name} *" if row["used"] else name
+def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
+    """Return the mean AUROC of a row under its own score over some OOD validation sets; None without any."""
+    auroc_of_sets = row.validation.auroc[row.score]
+    aurocs: list[float] = []
+    for name in sets:
+        auroc = auroc_of_sets[name]
+        assert auroc is not None  # else the set would have had no vote
+        aurocs.append(auroc)
+    if not aurocs:
+        return None
+    return sum(aurocs) / len(aurocs)
 
 
-def _id_cells(block: Mapping[str, Any]) -> list[str]:
+def _marked_name(row: StudyRowRecord) -> str:
+    return f"{row.name} *" if row.used else row.name
+
+
+def _id_cells(measured: SampleMetrics) -> list[str]:
     """Return accuracy, NLL and ECE; dashes for data without labels."""
-    metrics = SampleMetrics.from_json(block.get("id") or {}).metrics
-    return [number(single_number(metrics.get(key)), DIGITS) for key in _OF_ID.values()]
+    cells = []
+    for key in _OF_ID.values():
+        value = single_number(measured.metrics.get(key))
+        cells.append(number(value, DIGITS))
+    return cells
 
 
-def _ood_cells(block: Mapping[str, Any]) -> list[str]:
+def _ood_cells(detection: OodDetection) -> list[str]:
     """Return the detection of OOD samples; dashes where a row has not the score."""
-    detection = OodDetection.from_json(block)
     cells = []
     for average, key in _OF_OOD.values():
         value = single_number(average_of(detection, average).get(key))

@@ -1,40 +1,94 @@
-"""Tables for a terminal, one renderer per kind of document."""
+"""Tables for a terminal: what draws each kind of document, and the tables of all but evals and long runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hydractl.files.bench_answer import BenchAnswer
+from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.circuit_answer import CircuitAnswer, MaskSiteRecord, ScoresAnswer, SearchCounts
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.files.fuse_answer import ExportedFileRecord, FittedCascadeRecord, FuseAnswer
+from hydractl.files.export_answer import ExportAnswer
+from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
 from hydractl.files.model_records import ModelSize
+from hydractl.files.records import Record
+from hydractl.files.verb_answers import (
+    CascadeAnswer,
+    CircuitsAnswer,
+    ComparedMasks,
+    FinetuneAnswer,
+    FinetunesAnswer,
+    FinishedStudy,
+    InfoAnswer,
+    KeptSite,
+    ListAnswer,
+    OverlapAnswer,
+    PlannedBench,
+    PlannedFusion,
+    PlannedSearch,
+    PlannedStudy,
+    PlannedTraining,
+    PlannedTrainings,
+    PruneAnswer,
+    PruneWeightsAnswer,
+    PushAnswer,
+    PushedFile,
+)
 from hydractl.report.eval_terminal import eval_table
 from hydractl.report.fuse_words import cascade_words, data_words
-from hydractl.report.rich_parts import HeatMap, KeptMap, KeptSite
+from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.rich_parts import facts as fact_table
 from hydractl.report.rich_parts import table as plain_table
-from hydractl.report.run_tables import bench_table, finetune_table, finetunes_table, study_table
+from hydractl.report.run_tables import (
+    bench_table,
+    finetune_table,
+    finetunes_table,
+    planned_bench,
+    planned_study,
+    planned_training,
+    planned_trainings,
+    study_table,
+)
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
 
 Fact = tuple[str, str]
 """A name and its value."""
 
 
-def render(document: dict[str, Any], width: int) -> RenderableType | None:
+_PRUNE = "hydractl.prune/1"
+_PRUNE_WEIGHTS = f"{_PRUNE} of weights"
+"""What stands for answers of prune with ``--weights``, which have the schema of those that remove heads."""
+
+
+def render(document: Mapping[str, Any], width: int) -> RenderableType | None:
     """Return what a person sees of a document, or None when there is no special form for it."""
-    schema = str(document.get("schema"))
-    renderer = _RENDERERS.get(schema)
-    if renderer is None:
+    drawings = _PLANS if document.get("dry_run") else _ANSWERS
+    kind = str(document.get("schema"))
+    if kind == _PRUNE and "weights" in document:
+        kind = _PRUNE_WEIGHTS
+    drawing = drawings.get(kind)
+    if drawing is None:
         return None
-    if document.get("dry_run") and schema not in _WITH_DRY_RUN:
-        return None
-    return renderer(document, width)
+    answer = drawing.record.from_json(document)
+    return drawing.draw(answer, width)
+
+
+Answer = TypeVar("Answer", bound=Record)
+
+
+@dataclass(frozen=True)
+class _Drawing(Generic[Answer]):
+    """How documents of a kind are shown: the record that they are read into, and what draws that for a width."""
+
+    record: type[Answer]
+    draw: Callable[[Answer, int], RenderableType]
 
 
 def _lines(parts: Iterable[RenderableType]) -> Group:
@@ -45,10 +99,6 @@ def _lines(parts: Iterable[RenderableType]) -> Group:
             spaced.append(Text(""))
         spaced.append(part)
     return Group(*spaced)
-
-
-def _eval(document: dict[str, Any], width: int) -> RenderableType:
-    return eval_table(EvalAnswer.from_json(document), width)
 
 
 # --- file verbs -------------------------------------------------------------------------------------------------------
@@ -71,42 +121,59 @@ def _costs(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> Table
     return plain_table("", ("", *names, "change"), rows)
 
 
-def _prune(document: dict[str, Any], width: int) -> RenderableType:
+def _prune(answer: PruneAnswer, width: int) -> RenderableType:
     parts: list[RenderableType] = []
-    if "mask" in document:
-        sites = [KeptSite.of({"site": path, **entry}) for path, entry in document["mask"]["sites"].items()]
+    if answer.mask is not None:
+        sites = []
+        for path, site in answer.mask.sites.items():
+            sites.append(KeptSite(site=path, heads=site.heads, kept=site.kept))
         parts += [KeptMap(sites), Text("")]
-    elif "heads" in document:
-        parts.append(Text(f"heads kept per site: {', '.join(map(str, document['heads']))}"))
-    if "note" in document:
-        parts.append(Text(document["note"]))
-    if "weights" in document:
-        weights = document["weights"]
-        counts = [f"{count_text(weights[key])} {key}" for key in ("parameters", "removable", "removed")]
-        parts.append(Text(f"weights: {', '.join(counts)}"))
-    if "cost" in document:
-        before = ModelSize.from_json(document["cost"]["before"])
-        after = ModelSize.from_json(document["cost"]["after"])
-        parts.append(_costs(before, after, ("before", "after")))
-    if "files" in document:
-        parts.append(Text(f"would write {', '.join(document['files'])}"))
-    return Group(*parts)
+    elif answer.heads is not None:
+        parts.append(Text(f"heads kept per site: {', '.join(map(str, answer.heads))}"))
+    if answer.note is not None:
+        parts.append(Text(answer.note))
+    return Group(*parts, *_saved(answer))
 
 
-def _fuse(document: dict[str, Any], width: int) -> RenderableType:
-    if document.get("dry_run"):  # a plan says no more of averaging than what was asked for
-        document = {**document, "averaging": None}
-    answer = FuseAnswer.from_json(document)
+def _prune_weights(answer: PruneWeightsAnswer, width: int) -> RenderableType:
+    weights = answer.weights
+    counts = (
+        f"{count_text(weights.parameters)} parameters",
+        f"{count_text(weights.removable)} removable",
+        f"{count_text(weights.removed)} removed",
+    )
+    return Group(Text(f"weights: {', '.join(counts)}"), *_saved(answer))
+
+
+def _saved(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
+    """Return what pruning saves, as far as that is known, and of a plan the files."""
+    parts: list[RenderableType] = []
+    if answer.cost is not None:
+        parts.append(_costs(answer.cost.before, answer.cost.after, ("before", "after")))
+    if answer.files is not None:
+        parts.append(Text(f"would write {', '.join(answer.files)}"))
+    return parts
+
+
+def _fuse(answer: FuseAnswer, width: int) -> RenderableType:
+    return _fusion(answer, note=None)
+
+
+def _planned_fusion(answer: PlannedFusion, width: int) -> RenderableType:
+    return _fusion(answer, answer.note)
+
+
+def _fusion(answer: FuseAnswer, note: str | None) -> RenderableType:
+    """Return the members, how they are fused, and what that saves."""
     members = []
     for member in answer.members:
-        members.append((member["name"], ", ".join(map(str, member["heads"]))))
+        members.append((member.name, ", ".join(map(str, member.heads))))
     facts = [*_averaged(answer), *_shared(answer), *_checked(answer)]
     if answer.cascade is not None:
         facts.append(_cascade_fact(answer.cascade))
-    if "note" in document:
-        facts.append(("note", document["note"]))
-    facts += _exports(answer.exports or ())
-    sizes = answer.sizes
+    if note is not None:
+        facts.append(("note", note))
+    sizes = answer.cost
     return _lines(
         [
             plain_table("", ("member", "heads per site"), members, left=2),
@@ -130,13 +197,13 @@ def _averaged(answer: FuseAnswer) -> list[Fact]:
 def _shared(answer: FuseAnswer) -> list[Fact]:
     """Return what runs once for all members, why no more of it, and what the whole costs."""
     facts = []
-    for tower in answer.towers:
+    for tower in answer.shared:
         where = "" if tower.tower == "main" else f" ({tower.tower} tower)"
         facts.append((f"run once{where}", ", ".join(tower.once) or "nothing"))
         if tower.parts_at:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
             facts.append((f"to part later{where}", str(tower.hint)))
-    sizes = answer.sizes
+    sizes = answer.cost
     if sizes.mac_ratio is not None and sizes.fused.macs is not None and sizes.members.macs is not None:
         apart = sizes.fused.macs / sizes.members.macs
         single = f"{sizes.mac_ratio:.2f} times the single model with all heads"
@@ -159,13 +226,12 @@ def _checked(answer: FuseAnswer) -> list[Fact]:
     return facts
 
 
-def _cascade(document: dict[str, Any], width: int) -> RenderableType:
-    cascade = FittedCascadeRecord.from_json(document["cascade"])
-    return fact_table([_model_fact(document), _cascade_fact(cascade)])
+def _cascade(answer: CascadeAnswer, width: int) -> RenderableType:
+    return fact_table([_model_fact(answer.model, answer.arch), _cascade_fact(answer.cascade)])
 
 
-def _model_fact(document: Mapping[str, Any]) -> Fact:
-    return "model", f"{document['model']} ({document['arch']})"
+def _model_fact(name: str, arch: str) -> Fact:
+    return "model", f"{name} ({arch})"
 
 
 def _cascade_fact(cascade: FittedCascadeRecord) -> Fact:
@@ -173,16 +239,9 @@ def _cascade_fact(cascade: FittedCascadeRecord) -> Fact:
     return "cascade", words
 
 
-def _export(document: dict[str, Any], width: int) -> RenderableType:
-    facts = [_model_fact(document), ("members", str(document["members"]))]
-    return fact_table([*facts, *_exports(document.get("exports", ()))])
-
-
-def _exports(entries: Sequence[Mapping[str, Any]]) -> list[Fact]:
-    """Return a row for each file that was, or would be, exported."""
-    facts = []
-    for entry in entries:
-        file = ExportedFileRecord.from_json(entry)
+def _export(answer: ExportAnswer, width: int) -> RenderableType:
+    facts = [_model_fact(answer.model, answer.arch), ("members", str(answer.members))]
+    for file in answer.exports:
         check = file.check
         if check is None or file.bytes is None:
             facts.append(("would write", file.path))
@@ -192,26 +251,44 @@ def _exports(entries: Sequence[Mapping[str, Any]]) -> list[Fact]:
         agreement = f"{check.runtime}, weights rounded to 8 bits"
         if check.tolerance is not None:
             agreement = f"{check.runtime} agrees with the model to {check.member_logits_max_abs:.0e}"
-        facts.append((file.path, f"{file.bytes / 1e6:.3g} MB; {agreement}"))
-    return facts
-
-
-def _push(document: dict[str, Any], width: int) -> RenderableType:
-    facts = [("repository", document["repository"])]
-    for file in document["files"]:
-        facts.append((file["path"], f"{file['bytes'] / 1e6:.3g} MB; {_fate(document, file['path'])}"))
-    for file in document.get("left_out", []):
-        facts.append((file["path"], f"{file['bytes'] / 1e6:.3g} MB; left out"))
-    if "pinned" in document:
-        facts.append(("pinned", document["pinned"]))
+        facts.append((file.path, f"{_megabytes(file.bytes)}; {agreement}"))
     return fact_table(facts)
 
 
-def _fate(document: Mapping[str, Any], path: str) -> str:
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.3g} MB"
+
+
+def _push(answer: PushAnswer, width: int) -> RenderableType:
+    facts = [("repository", answer.repository)]
+    for file in answer.files:
+        facts.append((file.path, f"{_megabytes(file.bytes)}; {_fate(answer, file)}"))
+    for file in answer.left_out:
+        facts.append((file.path, f"{_megabytes(file.bytes)}; left out"))
+    if answer.pinned is not None:
+        facts.append(("pinned", answer.pinned))
+    return fact_table(facts)
+
+
+def _fate(answer: PushAnswer, file: PushedFile) -> str:
     """Say what became, or would become, of a file that is pushed."""
-    if document.get("dry_run"):
+    if answer.dry_run:
         return "would be uploaded"
-    return "uploaded" if path in document["uploaded"] else "there already"
+    return "uploaded" if file.path in (answer.uploaded or ()) else "there already"
+
+
+def _list(answer: ListAnswer, width: int) -> RenderableType:
+    """Return a line for each entry: name, what it is, and what it needs or how many of its kind there are."""
+    rows = []
+    for entry in answer.entries:
+        last = entry.needs if entry.count is None else str(entry.count)
+        rows.append([entry.name, entry.about, last])
+    titles = ("kind", "", "number") if answer.kind is None else ("name", "", "needs")
+    table = plain_table("", titles, rows, left=3)
+    for column in table.columns:
+        column.overflow = "fold"
+        column.no_wrap = False
+    return table
 
 
 # --- scores and circuits ----------------------------------------------------------------------------------------------
@@ -222,8 +299,7 @@ def _three(value: float | None) -> str:
     return "-" if value is None else f"{value:#.3g}"
 
 
-def _scores(document: dict[str, Any], width: int) -> RenderableType:
-    answer = ScoresAnswer.from_json(document)
+def _scores(answer: ScoresAnswer, width: int) -> RenderableType:
     picture = HeatMap(f"importance ({answer.method or 'given'}), shaded by rank", list(answer.sites.items()))
     widest = max(map(len, answer.sites.values()), default=0)
     rows = []
@@ -245,28 +321,25 @@ def _width_of(drawn: Table) -> int:
     return Console(width=10**4).measure(drawn).maximum
 
 
-def _search_plan(document: dict[str, Any]) -> RenderableType:
+def _planned_search(plan: PlannedSearch, width: int) -> RenderableType:
     """Return what a search would take."""
-    blocks = f"about {document['sample_blocks']:,}, naively {document['sample_blocks_naive']:,}"
+    blocks = f"about {plan.sample_blocks:,}, naively {plan.sample_blocks_naive:,}"
     facts = [
-        ("model", document["model"]),
-        ("would remove", f"{document['budget']} of {document['heads']} heads"),
-        ("objectives", ", ".join(document["objectives"])),
-        ("evaluations", f"{document['evaluations_per_objective']:,} of the whole data for each objective"),
+        ("model", plan.model),
+        ("would remove", f"{plan.budget} of {plan.heads} heads"),
+        ("objectives", ", ".join(plan.objectives)),
+        ("evaluations", f"{plan.evaluations_per_objective:,} of the whole data for each objective"),
         ("sample-block evaluations", blocks),
-        ("time", f"about {duration_text(document['seconds'])}"),
-        ("states that are kept", bytes_text(document["memory_bytes"])),
+        ("time", f"about {duration_text(plan.seconds)}"),
+        ("states that are kept", bytes_text(plan.memory_bytes)),
     ]
-    if document["chunks"] > 1:
-        facts.append(("data", f"in {document['chunks']} parts, read anew at every step"))
-    facts.append(("would write", ", ".join(document["files"]) or "to standard output"))
+    if plan.chunks > 1:
+        facts.append(("data", f"in {plan.chunks} parts, read anew at every step"))
+    facts.append(("would write", ", ".join(plan.files) or "to standard output"))
     return fact_table(facts)
 
 
-def _circuit(document: dict[str, Any], width: int) -> RenderableType:
-    if document.get("dry_run"):
-        return _search_plan(document)
-    answer = CircuitAnswer.from_json(document)
+def _circuit(answer: CircuitAnswer, width: int) -> RenderableType:
     steps = _steps_table(answer)
     needed = _width_of(steps)
     shown: RenderableType = steps
@@ -283,7 +356,8 @@ def _steps_table(answer: CircuitAnswer) -> Table:
     if answer.base is not None:
         rows.append(["0", "-", "-", *_measured(answer.base)])
     for removal in answer.removed:
-        rows.append([str(removal.step), removal.site, str(removal.head), *_measured(removal)])
+        about = [str(removal.step), removal.site, str(removal.head)]
+        rows.append([*about, *_measured(removal)])
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
     return plain_table(f"circuit for {answer.objective}", columns, rows, left=2)
 
@@ -304,47 +378,47 @@ def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
     rows = []
     for site, heads in sites.items():
         there = start[site].kept if site in start else range(heads)
-        steps = []
+        steps: list[float | None] = []
         for head in range(heads):
-            steps.append(step_of_head.get((site, head), math.inf) if head in there else None)
+            if head in there:
+                steps.append(step_of_head.get((site, head), math.inf))
+            else:
+                steps.append(None)
         rows.append((site, steps))
     title = f"circuit for {answer.objective}: when each head was removed"
     return HeatMap(title, rows, low="first: step", high="last: step", form=str, gone="removed before")
 
 
-def _circuits(document: dict[str, Any], width: int) -> RenderableType:
-    return _lines(_circuit(circuit, width) for circuit in document["circuits"])
+def _circuits(answer: CircuitsAnswer, width: int) -> RenderableType:
+    return _lines(_circuit(circuit, width) for circuit in answer.circuits)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-_SHOWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
 _MOST_DRAWN = 100_000  # heads
 _MOST_ROWS = 200
 _LONGEST_VALUE = 1000  # characters
 _LONGEST_LIST = 12
 
 
-def _info(document: dict[str, Any], width: int) -> RenderableType:
-    plain = {key: value for key, value in document.items() if key not in _SHOWN_APART}
-    parts: list[RenderableType] = [fact_table(_few(plain))]
-    parts += _members_drawn(document.get("head_maps", []))
-    if "head_map" in document:
-        parts += [Text(""), KeptMap([KeptSite.of(entry) for entry in document["head_map"]])]
-    if "overlap" in document:
-        parts += [Text(""), _pairs(document["overlap"])]
-    if isinstance(document.get("source"), dict):
-        parts += [Text("\nmade by"), fact_table(_few(document["source"]))]
+def _info(answer: InfoAnswer, width: int) -> RenderableType:
+    parts: list[RenderableType] = [fact_table(_few(answer.facts))]
+    parts += _members_drawn(answer.head_maps)
+    if answer.head_map is not None:
+        parts += [Text(""), KeptMap(answer.head_map)]
+    if answer.overlap is not None:
+        parts += [Text(""), _compared(answer.overlap)]
+    if isinstance(answer.source, dict):
+        parts += [Text("\nmade by"), fact_table(_few(answer.source))]
     return Group(*parts)
 
 
-def _members_drawn(members: Sequence[Sequence[Mapping[str, Any]]]) -> list[RenderableType]:
+def _members_drawn(members: Sequence[Sequence[KeptSite]]) -> list[RenderableType]:
     """Return the kept heads of each member, as long as they are not too many to draw."""
     parts: list[RenderableType] = []
     drawn = 0
-    for index, entries in enumerate(members):
-        sites = [KeptSite.of(entry) for entry in entries]
+    for index, sites in enumerate(members):
         drawn += sum(site.heads or 0 for site in sites)
         if drawn > _MOST_DRAWN:
             parts.append(Text(f"\nand {len(members) - index} more members; --json has all"))
@@ -353,7 +427,7 @@ def _members_drawn(members: Sequence[Sequence[Mapping[str, Any]]]) -> list[Rende
     return parts
 
 
-def _few(values: Mapping[str, Any]) -> list[Fact]:
+def _few(values: Mapping[str, object]) -> list[Fact]:
     """Return the first names and values of a file, which may be any, and of each value its beginning."""
     rows = []
     for name, value in list(values.items())[:_MOST_ROWS]:
@@ -369,11 +443,13 @@ def _few(values: Mapping[str, Any]) -> list[Fact]:
 def _short(value: object) -> str:
     """Return a value of JSON in one line; of a long list its beginning."""
     if isinstance(value, dict):
-        return ", ".join(f"{key}={_inner(inner)}" for key, inner in value.items())
+        pairs = [f"{key}={_inner(inner)}" for key, inner in value.items()]
+        return ", ".join(pairs)
     if not isinstance(value, list):
         return str(value)
     if len(value) > _LONGEST_LIST:
-        return f"{len(value)}: {', '.join(map(str, value[:6]))}, ..."
+        beginning = ", ".join(map(str, value[:6]))
+        return f"{len(value)}: {beginning}, ..."
     return ", ".join(map(str, value))
 
 
@@ -381,50 +457,89 @@ def _inner(value: object) -> str:
     return _short(value) if isinstance(value, (dict, list)) else str(value)
 
 
-def _overlap(document: dict[str, Any], width: int) -> RenderableType:
-    return _pairs(document["pairs"])
+def _overlap(answer: OverlapAnswer, width: int) -> RenderableType:
+    return _compared(answer.pairs)
 
 
 # The overlap of kept heads is left out: it is near 1 wherever most heads are kept.
-_OVERLAPS = (
-    ("jaccard", "kept", "Jaccard\nkept"),
-    ("jaccard", "removed", "Jaccard\nremoved"),
-    ("overlap", "removed", "overlap\nremoved"),
-    ("divergence", "kept", "JSD\nkept"),
-    ("divergence", "removed", "JSD\nremoved"),
+_COMPARISONS: tuple[tuple[str, Callable[[ComparedMasks], float | None]], ...] = (
+    ("Jaccard\nkept", lambda pair: pair.kept.jaccard),
+    ("Jaccard\nremoved", lambda pair: pair.removed.jaccard),
+    ("overlap\nremoved", lambda pair: pair.removed.overlap),
+    ("JSD\nkept", lambda pair: pair.kept.divergence),
+    ("JSD\nremoved", lambda pair: pair.removed.divergence),
 )
 
 
-def _pairs(pairs: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _compared(pairs: Sequence[ComparedMasks]) -> RenderableType:
     """Return how far each two masks keep, and remove, the same heads."""
     rows = []
     for pair in pairs:
-        figures = [number(pair[side][measure], 3) for measure, side, _ in _OVERLAPS]
-        rows.append([pair["a"], pair["b"], *figures])
-    drawn = plain_table("", ("", "", *(title for _, _, title in _OVERLAPS)), rows, left=2)
+        figures = [number(figure_of(pair), 3) for _, figure_of in _COMPARISONS]
+        rows.append([pair.a, pair.b, *figures])
+    titles = [title for title, _ in _COMPARISONS]
+    drawn = plain_table("", ("", "", *titles), rows, left=2)
     for column in drawn.columns[:2]:
         column.overflow = "fold"  # a name cut short would be another name
     return Group(Text("overlap of heads (JSD: Jensen-Shannon divergence over the sites, in bits)"), drawn)
 
 
-_RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
-    "hydractl.eval/1": _eval,
-    "hydractl.bench/1": bench_table,
-    "hydractl.prune/1": _prune,
-    "hydractl.fuse/1": _fuse,
-    "hydractl.cascade/1": _cascade,
-    "hydractl.export/1": _export,
-    "hydractl.push/1": _push,
-    "hydractl.scores/1": _scores,
-    "hydractl.circuit/1": _circuit,
-    "hydractl.circuits/1": _circuits,
-    "hydractl.finetune/1": finetune_table,
-    "hydractl.finetunes/1": finetunes_table,
-    "hydractl.study/2": study_table,
-    "hydractl.info/1": _info,
-    "hydractl.overlap/1": _overlap,
+# --- calibrations -----------------------------------------------------------------------------------------------------
+
+
+def _calibrated(answer: CalibrateAnswer, width: int) -> RenderableType:
+    facts = [("model", answer.model.name)]
+    calibration = answer.calibration
+    if calibration is not None and calibration.temperature is not None:
+        facts.append(("temperature", number(calibration.temperature, 4)))
+    elif calibration is not None:
+        facts.append(("temperature", "a scale and a bias of each class"))
+    if answer.ood_score is not None:
+        facts.append(("OOD score", answer.ood_score))
+    threshold = answer.threshold
+    if threshold is not None:
+        facts.append(("threshold", f"{number(threshold.value, 6)} of {threshold.score} ({threshold.rule})"))
+    conformal = answer.conformal
+    if conformal is not None:
+        facts.append(("conformal", f"qhat {number(conformal.qhat, 4)} of {conformal.method}, alpha {conformal.alpha}"))
+    if not answer.compared:
+        return fact_table(facts)
+    rows = [[name, number(score.auroc, 4)] for name, score in answer.compared.items()]
+    compared = plain_table("", ("OOD score", "mean AUROC\nof --ood-val"), rows, left=1)
+    return Group(fact_table(facts), Text(""), compared)
+
+
+# --- which document is drawn by what ----------------------------------------------------------------------------------
+
+_ANSWERS: Mapping[str, _Drawing[Any]] = {
+    "hydractl.eval/2": _Drawing(EvalAnswer, eval_table),
+    "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibrated),
+    "hydractl.bench/1": _Drawing(BenchAnswer, bench_table),
+    _PRUNE: _Drawing(PruneAnswer, _prune),
+    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),
+    "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse),
+    "hydractl.cascade/1": _Drawing(CascadeAnswer, _cascade),
+    "hydractl.export/1": _Drawing(ExportAnswer, _export),
+    "hydractl.push/1": _Drawing(PushAnswer, _push),
+    "hydractl.list/1": _Drawing(ListAnswer, _list),
+    "hydractl.scores/1": _Drawing(ScoresAnswer, _scores),
+    "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit),
+    "hydractl.circuits/1": _Drawing(CircuitsAnswer, _circuits),
+    "hydractl.finetune/1": _Drawing(FinetuneAnswer, finetune_table),
+    "hydractl.finetunes/1": _Drawing(FinetunesAnswer, finetunes_table),
+    "hydractl.study/2": _Drawing(FinishedStudy, study_table),
+    "hydractl.info/1": _Drawing(InfoAnswer, _info),
+    "hydractl.overlap/1": _Drawing(OverlapAnswer, _overlap),
 }
-_WITH_DRY_RUN = {
-    *["hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1", "hydractl.circuit/1"],
-    *["hydractl.finetune/1", "hydractl.finetunes/1", "hydractl.study/2", "hydractl.push/1"],
+_PLANS: Mapping[str, _Drawing[Any]] = {
+    "hydractl.bench/1": _Drawing(PlannedBench, planned_bench),
+    _PRUNE: _Drawing(PruneAnswer, _prune),
+    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),
+    "hydractl.fuse/1": _Drawing(PlannedFusion, _planned_fusion),
+    "hydractl.export/1": _Drawing(ExportAnswer, _export),
+    "hydractl.push/1": _Drawing(PushAnswer, _push),
+    "hydractl.circuit/2": _Drawing(PlannedSearch, _planned_search),
+    "hydractl.finetune/1": _Drawing(PlannedTraining, planned_training),
+    "hydractl.finetunes/1": _Drawing(PlannedTrainings, planned_trainings),
+    "hydractl.study/2": _Drawing(PlannedStudy, planned_study),
 }

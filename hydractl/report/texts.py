@@ -63,9 +63,9 @@ def input_text(sample: BenchInput | None) -> str:
     return "x".join(map(str, sample.image or "?"))
 
 
-def signed_change(before: int, after: int) -> str:
-    """Return the change from one count to another, in percent."""
-    if not before:
+def signed_change(before: int | None, after: int | None) -> str:
+    """Return the change from one count to another, in percent; a dash where one is not known or the first is 0."""
+    if not before or after is None:
         return "-"
     return f"{100 * (after - before) / before:+.1f} %"
 

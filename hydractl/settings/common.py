@@ -30,6 +30,12 @@ _NO_WEIGHTS = (
 )
 """Endings of other files: a checkpoint named so would be taken for one of them, or refused when it is read."""
 
+SPEC_FORMS = (
+    "a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), or NAME/SPLIT after a "
+    "scheme"
+)
+"""What a SPEC of a data set may be, for help texts."""
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 RecordT = TypeVar("RecordT")
@@ -44,7 +50,7 @@ def name_for_weights(name: str) -> str | None:
     for ending, kind in EXPORTED.items():
         if lower.endswith(ending):
             stem = name[: -len(ending)]
-            return f"name it {stem}.st; hydractl fuse {stem}.st --export {kind} then writes {stem}{ending}"
+            return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending}"
     if lower.endswith(_NO_WEIGHTS):
         return f"name it {os.path.splitext(name)[0]}.st"
     return None
@@ -58,6 +64,7 @@ class Common:
         verb: the name on the command line.
         alternatives: groups of options of which one replaces the others: a flag sets aside what a file says.
         many_models: whether several MODELs are taken.
+        models_called: what they are called in the help.
         models_help: what they are, for the help.
         lacks: options of other verbs that would have no effect in this one.
         needs_output_file: whether ``-o -`` makes no sense because the output is no JSON.
@@ -71,6 +78,7 @@ class Common:
     verb: ClassVar[str]
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
     many_models: ClassVar[bool] = False
+    models_called: ClassVar[str] = "MODEL..."
     models_help: ClassVar[str] = "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble"
     needs_output_file: ClassVar[bool] = False
     lacks: ClassVar[tuple[str, ...]] = ()
@@ -85,8 +93,7 @@ class Common:
         often=True,
     )
     data: str | None = file_option(
-        "The data set: a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), or "
-        "NAME/SPLIT after a scheme",
+        f"The data set: {SPEC_FORMS}",
         metavar="SPEC",
         often=True,
     )
@@ -133,7 +140,10 @@ class Common:
     workers: int = run_option("Processes that read data; 0 is the main one [processes]", 0, at_least=0)
     seed: int = run_option("The seed of everything random", 0, at_least=0, often=True)
     dry_run: bool = run_option("Print the plan and stop", False, often=True)
-    config: str | None = general_option("The file of defaults [default: hydra.yaml, if there is one]", metavar="FILE")
+    config: str | None = general_option(
+        "The file of defaults, or a YAML mapping in braces [default: hydra.yaml, if there is one]",
+        metavar="FILE|{...}",
+    )
     quiet: bool = general_option("Print only warnings and errors", False, short="-q")
     verbose: bool = general_option("Print more: every option with its source, and details", False, short="-v")
 
@@ -195,6 +205,11 @@ class Common:
         """Return options that mean nothing beside the others, each with the option that makes it so."""
         return {}
 
+    @classmethod
+    def further_help(cls) -> dict[str, list[tuple[str, str]]]:
+        """Return what the help shows behind the options of a heading, in two columns."""
+        return {}
+
     def given(self, name: str) -> bool:
         """Return whether the option has a value, or was given one that could not be read."""
         return getattr(self, name) not in (None, []) or name in self.unread
@@ -223,9 +238,10 @@ class Common:
 
     def at_most_one(self, *names: str) -> list[str]:
         """Return a problem if several of these options were given."""
-        several = [self.called(name) + self.where(name) for name in names if self.given(name)]
-        if len(several) < 2:
+        given_names = [name for name in names if self.given(name)]
+        if len(given_names) < 2:
             return []
+        several = [self.called(name) + self.where(name) for name in given_names]
         return [f"give only one of {', '.join(several)}"]
 
     def needs(self, name: str, why: str = "") -> list[str]:
@@ -277,8 +293,10 @@ class Common:
             if name in self.unread or _declared(type(self), cause).complaints(value):
                 continue  # a misspelt cause is complained about once, as what it is
             if self._rank(name) >= max(VERB_KEY, self._rank(cause)):
-                text = ",".join(value) if isinstance(value, list) else value
-                beside = f"{self.called(cause)} {text}"
+                beside = self.called(cause)
+                if value is not True:
+                    text = ",".join(value) if isinstance(value, list) else value
+                    beside = f"{beside} {text}"
                 problems.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
             elif self._rank(name):
                 self._put_back(name, cause)
@@ -377,7 +395,10 @@ class SideBySide(Batched):
             return [self.device]
         places = []
         for device in self.devices:
-            places.append(f"cuda:{device}" if device.isdigit() else device)
+            if device.isdigit():
+                places.append(f"cuda:{device}")
+            else:
+                places.append(device)
         return places
 
     def inapplicable(self) -> dict[str, str]:

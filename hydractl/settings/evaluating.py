@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hydractl.expressions.conditions import Requirement, parse_requirement
 from hydractl.expressions.data_sets import (
@@ -20,12 +20,13 @@ from hydractl.expressions.data_sets import (
     SuiteChoice,
     parse_ood_set,
     parse_ood_suite,
-    parse_val_ood,
+    parse_ood_val,
 )
 from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
+from hydractl.files.model_records import DropoutRecord
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.settings.common import Batched, Rule, file_option
-from hydractl.settings.measuring import Measured, show_option
+from hydractl.settings.measuring import Measured
 from hydractl.settings.option import ends_in, option
 from hydractl.settings.rules import names_once, needs
 
@@ -39,7 +40,12 @@ _RULE = re.compile(r"(?P<side>ood|id):(?P<share>0?\.[0-9]+|[01](\.0*)?)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
-def _check_temperature(text: str) -> None:
+def check_temperature(text: str) -> None:
+    """Refuse a temperature that is no word, no number above 0, and no number of one row.
+
+    Raises:
+        ValueError: with the rest of a sentence that starts with the name of the option.
+    """
     row, equals, value = text.rpartition("=")
     number = float(value) if _NUMBER.fullmatch(value) else -1.0
     named = bool(equals)
@@ -63,7 +69,7 @@ def _check_threshold(text: str) -> None:
 def _check_ood(text: str) -> None:
     name = parse_ood_set(text).name
     if name == "id":
-        raise ValueError("cannot be named 'id', which is --data")
+        raise ValueError("cannot be named 'id', which is --test")
     if name == "edges":
         raise ValueError("cannot be named 'edges', which the answer has a use for")
 
@@ -84,21 +90,21 @@ def _val_for_what_is_chosen(settings: Validated) -> list[str]:
     return [f"{chosen} needs --val, data to choose on that is not tested on"]
 
 
-def _val_ood_for_the_threshold(settings: Validated) -> list[str]:
+def _ood_val_for_the_threshold(settings: Validated) -> list[str]:
     """Find a threshold that is chosen on OOD data where there are none."""
-    if settings.threshold is None or settings.threshold.partition(":")[0] != "ood" or settings.val_ood:
+    if settings.threshold is None or settings.threshold.partition(":")[0] != "ood" or settings.ood_val:
         return []
-    return [f"--threshold {settings.threshold} needs --val-ood, data to choose on that is not tested on"]
+    return [f"--threshold {settings.threshold} needs --ood-val, data to choose on that is not tested on"]
 
 
 def _val_to_make_ood_samples_of(settings: Validated) -> list[str]:
     """Find OOD samples that are to be made of validation data that are not there."""
     if settings.val is not None:
         return []
-    for text in settings.val_ood:
+    for text in settings.ood_val:
         spec = text.partition("=")[2] or text
         if spec == AUTO:
-            return ["--val-ood auto needs --val, of whose samples it is made"]
+            return ["--ood-val auto needs --val, of whose samples it is made"]
     return []
 
 
@@ -112,30 +118,16 @@ def _one_temperature_a_row(settings: Validated) -> list[str]:
     return problems
 
 
-def _something_to_keep(settings: Validated) -> list[str]:
-    """Find a calibrated model without a calibration, or several."""
-    if settings.calibrated is None:
-        return []
-    problems = []
-    kept = ("temperature", "threshold", "ood_score")
-    if not any(getattr(settings, name, None) for name in kept):
-        problems.append("--calibrated needs something to keep: --temperature, --threshold or --ood-score")
-    if len(settings.model) > 1:
-        problems.append(f"--calibrated writes one MODEL, not {len(settings.model)}")
-    return problems
-
-
 @dataclass(kw_only=True)
 class Validated(Measured, Batched):
     """Options of bad samples, and of what is chosen on validation data."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        names_once("val_ood"),
+        names_once("ood_val"),
         _val_for_what_is_chosen,
-        _val_ood_for_the_threshold,
+        _ood_val_for_the_threshold,
         _val_to_make_ood_samples_of,
         _one_temperature_a_row,
-        _something_to_keep,
     )
 
     on_bad: str = file_option(
@@ -146,13 +138,13 @@ class Validated(Measured, Batched):
     val: str | None = val_option(
         "In-distribution validation data, on which something is chosen", metavar="SPEC", often=True
     )
-    val_ood: list[str] = val_option(
+    ood_val: list[str] = val_option(
         "Out-of-distribution validation data, never the same as a test set; repeat it for more; auto makes them of "
         "the samples of --val",
         [],
         metavar="NAME=SPEC|auto",
         names=True,
-        check=parse_val_ood,
+        check=parse_ood_val,
     )
     temperature: list[str] = val_option(
         "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and a "
@@ -160,11 +152,11 @@ class Validated(Measured, Batched):
         "what the checkpoint has]",
         [],
         metavar="fit|vector|none|T|ROW=T",
-        check=_check_temperature,
+        check=check_temperature,
         often=True,
     )
     threshold: str | None = val_option(
-        "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --val-ood), id:0.01 (flag 1 % of "
+        "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --ood-val), id:0.01 (flag 1 % of "
         "--val), or a score [default: what the checkpoint has]",
         metavar="ood:P|id:P|SCORE",
         check=_check_threshold,
@@ -181,16 +173,10 @@ class Validated(Measured, Batched):
         "lac",
         choices=("lac", "aps"),
     )
-    calibrated: str | None = val_option(
-        "Also write the MODEL with its temperature and threshold",
-        metavar="FILE.st",
-        check=ends_in(".st", ".safetensors"),
-        writes=True,
-    )
 
-    def val_ood_sets(self) -> list[OodSet]:
-        """Return the data sets of ``--val-ood``, in order."""
-        return [parse_val_ood(text) for text in self.val_ood]
+    def ood_val_sets(self) -> list[OodSet]:
+        """Return the data sets of ``--ood-val``, in order."""
+        return [parse_ood_val(text) for text in self.ood_val]
 
     def temperature_of_all(self) -> str | None:
         """Return the ``--temperature`` that is not of one row."""
@@ -209,108 +195,35 @@ class Validated(Measured, Batched):
         return by_row
 
 
-def _passes_or_a_calibration(settings: Shown) -> list[str]:
-    """Find a calibration that is kept of MC dropout."""
-    if settings.calibrated is None or settings.mc_dropout is None:
-        return []
-    return ["--calibrated keeps what was chosen for a model that runs once, not for --mc-dropout"]
-
-
-def _several_answers_over_something(settings: Shown) -> list[str]:
-    """Find several answers to show, and nothing said of what to take means over."""
-    if len(settings.from_file) < 2 or settings.over is not None:
-        return []
-    return [f"--from is given {len(settings.from_file)} times{settings.where('from_file')} and needs --over"]
-
-
 @dataclass(kw_only=True)
-class Shown(Validated):
-    """Options of MC dropout (``hydractl.evaluation.mc_dropout``), and of what is made from the answer of an eval."""
+class WithDropout(Validated):
+    """Options of MC dropout (``hydractl.evaluation.mc_dropout``)."""
 
-    of_showing: ClassVar[tuple[str, ...]] = (
-        *Measured.of_showing,
-        "report",
-        "plots",
-        "card",
-        "card_model",
-        "openood_csv",
-        "over",
-    )
     rules: ClassVar[tuple[Rule, ...]] = (
         *Validated.rules,
-        needs("samples", "mc_dropout"),
-        needs("card_model", "card"),
-        needs("over", "from_file"),
-        _several_answers_over_something,
-        _passes_or_a_calibration,
+        needs("passes", "mc_dropout"),
     )
 
     mc_dropout: float | None = dropout_option(
-        "Run every MODEL --samples times with dropout of rate P in the places of finetune --dropout, and measure the "
+        "Run every MODEL --passes times with dropout of rate P in the places of finetune --dropout, and measure the "
         "passes as an ensemble",
         metavar="P",
         at_least=0,
         below=1,
     )
-    samples: int | None = dropout_option(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2)
-    report: str | None = show_option(
-        "Also write a report as one .html file, with tables and plots",
-        metavar="FILE",
-        check=ends_in(".html", any_case=True),
-        often=True,
-        writes=True,
-    )
-    plots: str | None = show_option("Also write the plots of the report as .png files", metavar="DIR", writes=True)
-    card: str | None = show_option(
-        "Also write a model card: a .md file with the results of one row",
-        metavar="FILE",
-        check=ends_in(".md", any_case=True),
-        writes=True,
-    )
-    card_model: str | None = show_option("The row that the card is about [default: the last one]", metavar="NAME")
-    note: str | None = show_option(
-        "A sentence about how this model was chosen, for the answer, the card and the provenance of --calibrated",
-        metavar="TEXT",
-    )
-    openood_csv: str | None = show_option(
-        "Also write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has "
-        "its name in the file's",
-        metavar="FILE",
-        check=ends_in(".csv", any_case=True),
-        writes=True,
-    )
-    from_file: list[str] = show_option(
-        "Measure nothing: show, draw or check an eval.json written before; several with --over",
-        [],
-        metavar="FILE",
-        flag="--from",
-    )
-    over: str | None = show_option(
-        "Show the means of the answers of --from, with sample standard deviations, over seeds (rows with the same name "
-        "before #) or over data sets (rows with the same name)",
-        choices=("seed", "data"),
-    )
-
-    def inapplicable(self) -> dict[str, str]:
-        """Return options that mean nothing beside the others.
-
-        With ``--over``, ``output`` is not among them: there is a new answer to write.
-        """
-        unused = super().inapplicable()
-        if self.given("over"):
-            unused.pop("output", None)
-        return unused
+    passes: int | None = dropout_option(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2)
 
     def settle(self) -> None:
         """Fill in the default number of passes, if only the rate is given."""
-        if self.mc_dropout is not None and self.samples is None:
-            self.samples = _PASSES
+        if self.mc_dropout is not None and self.passes is None:
+            self.passes = _PASSES
 
-    def passes(self) -> dict[str, Any] | None:
-        """Return ``p``, ``samples`` and ``seed`` of MC dropout; None without."""
+    def dropout(self) -> DropoutRecord | None:
+        """Return rate, number of passes and seed of MC dropout; None without."""
         if self.mc_dropout is None:
             return None
-        return {"p": self.mc_dropout, "samples": self.samples, "seed": self.seed}
+        assert self.passes is not None  # settle() has been here
+        return DropoutRecord(p=self.mc_dropout, passes=self.passes, seed=self.seed)
 
 
 def _one_score_for_each(settings: EvalSettings) -> list[str]:
@@ -336,14 +249,9 @@ def _one_score_for_each(settings: EvalSettings) -> list[str]:
 
 def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
     """Find training data that nothing is fitted to."""
-    if not settings.given("fit") or settings.given("probe"):
+    if not settings.given("train") or settings.fits_to_training_data():
         return []
-    fitted = {ALL_SCORES, *ON_FEATURES}
-    for text in settings.ood_score:
-        names = text.rpartition("=")[2]
-        if fitted.intersection(names.split(",")):
-            return []
-    needed = f"--fit needs --probe, or an --ood-score on features: {', '.join(ON_FEATURES)}"
+    needed = f"--train needs --probe, or an --ood-score on features: {', '.join(ON_FEATURES)}"
     return [needed + settings.where("ood_score")]
 
 
@@ -352,7 +260,7 @@ def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
     if not settings.given("probe"):
         return []
     problems = []
-    for name in ("mc_dropout", "calibrated", "prompt", "features"):
+    for name in ("mc_dropout", "prompt", "features"):
         if settings.given(name):
             problems.append(f"{settings.called(name)} is not for --probe{settings.where(name)}")
     return problems
@@ -413,29 +321,29 @@ def _predictions_to_resume(settings: EvalSettings) -> list[str]:
 
 def _data_to_test_on(settings: EvalSettings) -> list[str]:
     """Find options that would be ignored where the test sets are those of a predictions file."""
-    if settings.given("data") or settings.from_file:
+    if settings.given("test"):
         return []
-    unused = [name for name in ("ood", "ood_suite", "corruptions", "fit") if settings.given(name)]
-    if settings.given("limit") and not settings.given("val") and not settings.given("val_ood"):
+    unused = [name for name in ("ood", "ood_suite", "corruptions", "train") if settings.given(name)]
+    if settings.given("limit") and not settings.given("val") and not settings.given("ood_val"):
         unused.append("limit")
-    return [f"{settings.called(name)}{settings.where(name)} needs --data" for name in unused]
+    return [f"{settings.called(name)}{settings.where(name)} needs --test" for name in unused]
 
 
 @dataclass(kw_only=True)
-class EvalSettings(Shown):
+class EvalSettings(WithDropout):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
-    lacks: ClassVar[tuple[str, ...]] = ("tower",)
+    lacks: ClassVar[tuple[str, ...]] = ("tower", "data")
     rules: ClassVar[tuple[Rule, ...]] = (
-        *Shown.rules,
+        *WithDropout.rules,
         names_once("ood"),
         needs("ood_root", "ood_suite"),
         _one_score_for_each,
         _a_use_for_training_data,
-        needs("probe", "fit"),
+        needs("probe", "train"),
         _nothing_kept_of_a_probe,
-        needs("features", "fit"),
+        needs("features", "train"),
         _features_of_one_pass,
         _a_folder_for_the_suite,
         _every_corruption_or_some,
@@ -445,6 +353,12 @@ class EvalSettings(Shown):
         _data_to_test_on,
     )
 
+    test: str | None = file_option(
+        "The data set that is tested on: a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, "
+        ".parquet), or NAME/SPLIT after a scheme",
+        metavar="SPEC",
+        often=True,
+    )
     ood: list[str] = eval_option(
         "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
         [],
@@ -454,25 +368,25 @@ class EvalSettings(Shown):
         often=True,
     )
     ood_score: list[str] = eval_option(
-        f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --fit: "
+        f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --train: "
         f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row; ROW=NAME for one row, "
         "repeated [default: what the checkpoint has, else msp]",
         [],
         metavar="NAME,...|ROW=NAME",
         check=parse_ood_score,
     )
-    fit: str | None = eval_option(
+    train: str | None = eval_option(
         "Training data, which --ood-score on features and --probe are fitted to", metavar="SPEC"
     )
     probe: str | None = eval_option(
-        "Measure a classifier of the features, fitted to --fit, instead of the model's own; a body has none: knn (20 "
+        "Measure a classifier of the features, fitted to --train, instead of the model's own; a body has none: knn (20 "
         "neighbours) or linear (logistic regression, its penalty chosen on --val, if given)",
         choices=("knn", "linear"),
     )
     knn_k: int = eval_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
     features: str | None = eval_option(
-        "Keep what the MODEL makes of --fit in a file, or read it from the file that is there, instead of running the "
-        "MODEL on --fit again",
+        "Keep what the MODEL makes of --train in a file, or read it from the file that is there, instead of running "
+        "the MODEL on --train again",
         metavar="F.st",
         check=ends_in(".st", ".safetensors"),
         writes=True,
@@ -485,7 +399,7 @@ class EvalSettings(Shown):
         often=True,
     )
     predictions: str | None = eval_option(
-        "Also write predictions: .jsonl or .csv, one line per sample of --data; .st, the logits of every member on "
+        "Also write predictions: .jsonl or .csv, one line per sample of --test; .st, the logits of every member on "
         "all data, which eval takes as a MODEL",
         metavar="FILE",
         check=ends_in(".jsonl", ".csv", ".st"),
@@ -509,7 +423,7 @@ class EvalSettings(Shown):
         often=True,
     )
     corruptions: list[str] = eval_option(
-        f"Also measure on corrupted images of --data: {_ALL}, or some of {', '.join(CORRUPTIONS)}",
+        f"Also measure on corrupted images of --test: {_ALL}, or some of {', '.join(CORRUPTIONS)}",
         [],
         choices=(_ALL, *CORRUPTIONS),
         metavar="NAME,...",
@@ -533,6 +447,23 @@ class EvalSettings(Shown):
         check=parse_ood_suite,
     )
     ood_root: str | None = eval_option("The folder that holds the data of --ood-suite", metavar="FOLDER")
+
+    def settle(self) -> None:
+        """Leave training data alone that every verb was given, where nothing is fitted to them."""
+        super().settle()
+        if not self.of_this_verb("train") and not self.fits_to_training_data():
+            self.train = None
+
+    def fits_to_training_data(self) -> bool:
+        """Return whether a probe is asked for, or an OOD score on features."""
+        if self.given("probe"):
+            return True
+        fitted = {ALL_SCORES, *ON_FEATURES}
+        for text in self.ood_score:
+            names = text.rpartition("=")[2]
+            if fitted.intersection(names.split(",")):
+                return True
+        return False
 
     def ood_sets(self) -> list[OodSet]:
         """Return the data sets of ``--ood``, in order."""

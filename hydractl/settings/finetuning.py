@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from hydractl.errors import InputError, did_you_mean
-from hydractl.methods import Method, MethodOption, all_methods
-from hydractl.settings.common import RECIPE, Batched, SideBySide, file_option, run_option
+from hydractl.errors import did_you_mean
+from hydractl.methods import MethodOptions, ensemble_help, read_ensemble
+from hydractl.settings.common import RECIPE, SPEC_FORMS, Batched, Rule, SideBySide, file_option, run_option
 from hydractl.settings.option import Option, option, options_of
+from hydractl.settings.rules import at_most_one, names_once, needs, required
 from hydractl.settings.yaml_files import read_recipe
 
-several_option = partial(option, "Several trainings")
+ensemble_option = partial(option, "Ensemble")
 length_option = partial(option, "Length")
 optimizer_option = partial(option, "Optimization")
 weights_option = partial(option, "What is trained")
@@ -29,14 +30,11 @@ FREEZABLE = (
 factors by which a block multiplies what attention and MLP add (LayerScale), ``scale`` the factor (and bias) by which
 the similarities of a CLIP become logits."""
 
-_BEHIND = {"Length": "patience", "What is trained": "dropout"}
-"""The option that those of methods stand behind in the help, by their heading."""
-
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Names of ``--track``; see ``hydractl.training.trackers``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("recipe", "val", "log", "track", "save_every", "resume", "shard", "timeout")
+_NOT_IN_RECIPES = ("train", "recipe", "val", "log", "track", "save_every", "resume", "shard", "timeout")
 
 
 def parse_tracker(text: str) -> tuple[str, str | None]:
@@ -70,16 +68,18 @@ class Prescribed(Batched):
     passed_over: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def _rank(self, name: str) -> int:
-        return RECIPE if self.ranks is None and name in self.from_recipe else super()._rank(name)
+        if self.ranks is None and name in self.from_recipe:
+            return RECIPE
+        return super()._rank(name)
 
     def take_recipe(self, recipe: str, may_decide: Sequence[Option]) -> list[str]:
         """Fill in what a recipe says and nobody gave, of the options it may decide; return what is wrong with it."""
-        options, source = {item.key: item for item in may_decide}, f"recipe {recipe}"
+        source = f"recipe {recipe}"
+        options = {item.key: item for item in may_decide}
         contents = read_recipe(recipe, options)
         for key, raw in contents.shared.items():
             name = options[key].name
-            rivals = [rival for group in self.alternatives if name in group for rival in group]
-            if self._rank(name) > 0 or name in self.unread or any(self._rank(rival) > RECIPE for rival in rivals):
+            if self._rank(name) > 0 or name in self.unread or self._is_replaced(name):
                 continue
             try:
                 value = options[key].parse(raw)
@@ -93,10 +93,20 @@ class Prescribed(Batched):
         self._pass_over(recipe)
         return contents.problems
 
+    def _is_replaced(self, name: str) -> bool:
+        """Return whether somebody gave an option that this one would take the place of."""
+        rivals: set[str] = set()
+        for group in self.alternatives:
+            if name in group:
+                rivals.update(group)
+        return any(self._rank(rival) > RECIPE for rival in rivals)
+
     def _pass_over(self, recipe: str) -> None:
         """Put back what only the recipe says and nothing can be made of without validation data."""
         self.passed_over = []
-        for name in () if self.given("val") else ("patience", "min_delta"):
+        if self.given("val"):
+            return
+        for name in ("patience", "min_delta"):
             if name in self.from_recipe and self._rank(name) == RECIPE:
                 self._put_back(name, "val")
                 del self.from_recipe[name]
@@ -104,83 +114,123 @@ class Prescribed(Batched):
                 self.passed_over.append(f"{self.called(name)} of recipe {recipe} is passed over: it needs --val")
 
 
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _a_log_each(settings: FinetuneSettings) -> list[str]:
+    """Find one log for several trainings."""
+    if not settings.several or settings.log in (None, "-", "beside"):
+        return []
+    return [f"several trainings have a log each: --log beside, not {settings.log}{settings.where('log')}"]
+
+
+def _a_folder_for_several_models(settings: FinetuneSettings) -> list[str]:
+    """Find several models whose output is no folder."""
+    if len(settings.model) < 2 or settings.output is None or settings.output.endswith("/"):
+        return []
+    hint = "names their folder, as in out/"
+    return [f"of several MODELs --output {hint}, not {settings.output}{settings.where('output')}"]
+
+
+def _the_loss_of_captions(settings: FinetuneSettings) -> list[str]:
+    """Find captions where classes are needed, and the reverse."""
+    train = settings.train or ""
+    contrastive = settings.loss == "contrastive"
+    problems = []
+    if train.startswith(CAPTIONS) and not contrastive and "loss" not in settings.unread:
+        problems.append(f"--train {train}{settings.where('train')}: captions need --loss contrastive")
+    if train and contrastive and not train.startswith(CAPTIONS):
+        where = settings.where("loss")
+        problems.append(f"--loss contrastive{where} needs pairs of images and captions: --train {CAPTIONS}FILE")
+    return problems
+
+
+def _labels_to_validate_on(settings: FinetuneSettings) -> list[str]:
+    """Find captions as validation data."""
+    if not (settings.val or "").startswith(CAPTIONS):
+        return []
+    where = settings.where("val")
+    return [f"--val {settings.val}{where}: validation is by zero-shot accuracy, on labelled images"]
+
+
+def _what_the_ensemble_refuses(settings: FinetuneSettings) -> list[str]:
+    """Find options that do not go with the method that is asked for."""
+    if settings.ensemble is None:
+        return []
+    return settings.ensemble.conflicts(settings)
+
+
+def _a_new_classifier_for_classes(settings: FinetuneSettings) -> list[str]:
+    """Find a number of classes for a classifier that is not made anew."""
+    if settings.classes is None or settings.new_head:
+        return []
+    return [f"--classes{settings.where('classes')} needs --reset-head or --init head"]
+
+
+def _data_to_choose_a_rate(settings: FinetuneSettings) -> list[str]:
+    """Find several learning rates, and nothing to choose one by."""
+    if len(settings.lr) < 2 or settings.given("val"):
+        return []
+    return [f"several values of --lr{settings.where('lr')} need --val, which selects among them"]
+
+
+def _two_betas(settings: FinetuneSettings) -> list[str]:
+    """Find more or fewer decay rates than adamw has."""
+    if len(settings.betas) == 2:
+        return []
+    return [f"betas takes two numbers, not {len(settings.betas)}{settings.where('betas')}"]
+
+
+def _each_augmentation_once(settings: FinetuneSettings) -> list[str]:
+    """Find a kind of augmentation that is there twice."""
+    kinds = [item.partition(":")[0] for item in settings.augment]
+    repeated = sorted({kind for kind in kinds if kinds.count(kind) > 1})
+    if not repeated:
+        return []
+    return [f"--augment lists {', '.join(repeated)} twice{settings.where('augment')}"]
+
+
 @dataclass(kw_only=True)
-class Several(SideBySide):
-    """Options of members of one model, or of one model after another."""
-
-    many_models: ClassVar[bool] = True
-    models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
-
-    members: int = several_option(
-        "Train the model this many times, with --seed and the next seeds; a.st becomes a.0.st, a.1.st and so on "
-        "[trainings]",
-        1,
-        at_least=1,
-        at_most=1000,
-        often=True,
-    )
-
-    @property
-    def several(self) -> bool:
-        """Whether more than one training is asked for."""
-        return len(self.model) * self.members > 1
-
-
-SettingsT = TypeVar("SettingsT", bound=type[Batched])
-
-
-def with_method_options(settings: SettingsT) -> SettingsT:
-    """Add the options that methods declare to a settings class that is no dataclass yet.
-
-    Raises:
-        InputError: for one that is an option already, of the verb or of another method.
-    """
-    behind: dict[str, list[MethodOption]] = {}
-    for method in all_methods():
-        for declared in method.options:
-            if hasattr(settings, declared.name):
-                raise InputError(f"the method {method.name} declares the option {declared.name!r}, which is taken")
-            setattr(settings, declared.name, _field_of(declared))
-            behind.setdefault(_BEHIND[declared.heading], []).append(declared)
-    own_annotations = dict(settings.__annotations__)
-    settings.__annotations__.clear()
-    for name, annotation in own_annotations.items():
-        settings.__annotations__[name] = annotation
-        for declared in behind.get(name, ()):
-            is_switch = declared.value_type is bool
-            settings.__annotations__[declared.name] = bool if is_switch else declared.value_type | None
-    return settings
-
-
-def _field_of(declared: MethodOption) -> Any:
-    """Return the dataclass field of an option that a method declares."""
-    default = False if declared.value_type is bool else None
-    return option(
-        declared.heading,
-        declared.help,
-        default,
-        metavar=declared.metavar,
-        pattern=declared.pattern,
-        example=declared.example,
-        at_least=declared.at_least,
-        at_most=declared.at_most,
-    )
-
-
-@dataclass(kw_only=True)
-@with_method_options
-class FinetuneSettings(Prescribed, Several):
+class FinetuneSettings(Prescribed, SideBySide):
     """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
 
     verb: ClassVar[str] = "finetune"
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), *Several.alternatives)
+    lacks: ClassVar[tuple[str, ...]] = ("data",)
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), *SideBySide.alternatives)
+    many_models: ClassVar[bool] = True
+    models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
     needs_output_file: ClassVar[bool] = True
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *SideBySide.rules,
+        required("train"),
+        at_most_one("epochs", "steps"),
+        names_once("track"),
+        _a_log_each,
+        _a_folder_for_several_models,
+        _the_loss_of_captions,
+        _labels_to_validate_on,
+        _what_the_ensemble_refuses,
+        needs("patience", "val"),
+        _a_new_classifier_for_classes,
+        _data_to_choose_a_rate,
+        _two_betas,
+        _each_augmentation_once,
+    )
 
+    train: str | None = file_option(f"Training data, with labels or captions; {SPEC_FORMS}", metavar="SPEC", often=True)
     recipe: str | None = length_option(
         "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
         "clip-locked-image, for pruned models, base-imagenet21k, base-imagenet1k, base-cifar100, for whole ones, or a "
         "YAML file [default: the built-in values, those of the recipe default]",
         metavar="NAME|FILE",
+        often=True,
+    )
+    ensemble: MethodOptions | None = ensemble_option(
+        "Train members of an ensemble, by one of the ways below; deep:3 trains three models by three seeds "
+        "[default: one model]",
+        metavar="KIND[:ARGS]",
+        example="deep:3",
+        reads=read_ensemble,
         often=True,
     )
     val: str | None = length_option(
@@ -194,7 +244,7 @@ class FinetuneSettings(Prescribed, Several):
         "Stop after this many epochs without a better validation accuracy [epochs; default: never]", at_least=1
     )
     min_delta: float = length_option(
-        "Smallest improvement that counts, a fraction of all samples", 0.0, at_least=0, below=1
+        "Smallest improvement that counts, a fraction of all samples", 0.0, at_least=0, below=1, flagless=True
     )
     optimizer: str = optimizer_option("The optimizer", "adamw", choices=("adamw", "sgd"))
     lr: list[float] = optimizer_option(
@@ -206,31 +256,32 @@ class FinetuneSettings(Prescribed, Several):
         often=True,
     )
     weight_decay: float = optimizer_option("Weight decay; none on biases and norms", 0.01, at_least=0)
-    momentum: float = optimizer_option("Momentum of sgd", 0.9, at_least=0, below=1)
+    momentum: float = optimizer_option("Momentum of sgd", 0.9, at_least=0, below=1, flagless=True)
     betas: list[float] = optimizer_option(
-        "Decay rates of adamw's first and second moments", [0.9, 0.999], at_least=0, below=1, split=True
+        "Decay rates of adamw's first and second moments", [0.9, 0.999], at_least=0, below=1, split=True, flagless=True
     )
-    eps: float = optimizer_option("The epsilon of adamw", 1e-8, above=0)
+    eps: float = optimizer_option("The epsilon of adamw", 1e-8, above=0, flagless=True)
     warmup: float = optimizer_option(
         "Linear warm-up: steps, or a fraction of all steps if less than 1 [steps or fraction]",
         0.05,
         at_least=0,
         check=_check_warmup,
+        flagless=True,
     )
     schedule: str = optimizer_option(
         "The learning rate after the warm-up", "cosine", choices=("cosine", "linear", "constant")
     )
     lr_floor: float = optimizer_option(
-        "Final learning rate of the cosine, a fraction of the peak", 1e-5, at_least=0, at_most=1
+        "Final learning rate of the cosine, a fraction of the peak", 1e-5, at_least=0, at_most=1, flagless=True
     )
     loss: str = optimizer_option(
-        "What is minimised: the cross-entropy of the classes, or, for a CLIP on --data captions:..., the contrastive "
+        "What is minimised: the cross-entropy of the classes, or, for a CLIP on --train captions:..., the contrastive "
         "loss of open_clip",
         "cross-entropy",
         choices=("cross-entropy", "contrastive"),
     )
-    label_smoothing: float = optimizer_option("Label smoothing", 0.0, at_least=0, below=1)
-    clip: float = optimizer_option("Largest gradient norm; 0 means no limit", 1.0, at_least=0)
+    label_smoothing: float = optimizer_option("Label smoothing", 0.0, at_least=0, below=1, flagless=True)
+    clip: float = optimizer_option("Largest gradient norm; 0 means no limit", 1.0, at_least=0, flagless=True)
     accumulate: int = optimizer_option("Batches that make one step, as if they were one batch [batches]", 1, at_least=1)
     train_last: int | None = weights_option(
         "Train only the last N blocks and the classifier [blocks; default: all blocks]", at_least=0
@@ -305,7 +356,11 @@ class FinetuneSettings(Prescribed, Several):
         False,
     )
     timeout: float = run_option(
-        "How long the processes of a distributed training wait for each other [seconds]", 1800.0, above=0, at_most=10**6
+        "How long the processes of a distributed training wait for each other [seconds]",
+        1800.0,
+        above=0,
+        at_most=10**6,
+        flagless=True,
     )
 
     @property
@@ -314,36 +369,23 @@ class FinetuneSettings(Prescribed, Several):
         return self.reset_head or self.init == "head"
 
     @property
-    def outputs(self) -> int | None:
-        """The number of models one training writes: its snapshots, or members; None: one."""
-        for method in self.methods:
-            models = method.models(self.values_of(method))
-            if models is not None:
-                return models
-        return None
+    def trainings(self) -> int:
+        """The number of trainings of each model."""
+        return 1 if self.ensemble is None else self.ensemble.trainings
 
     @property
-    def methods(self) -> list[Method]:
-        """The methods that are asked for."""
-        asked_for = []
-        for method in all_methods():
-            value = getattr(self, method.options[0].name) if method.options else None
-            if value is not None and value is not False:  # 0.0 is a value
-                asked_for.append(method)
-        return asked_for
+    def several(self) -> bool:
+        """Whether more than one training is asked for."""
+        return len(self.model) * self.trainings > 1
 
-    def values_of(self, method: Method) -> dict[str, Any]:
-        """Return the values of a method's own options."""
-        return {declared.name: getattr(self, declared.name) for declared in method.options}
+    @property
+    def outputs(self) -> int | None:
+        """The number of models one training writes: its snapshots, or members; None: one."""
+        return None if self.ensemble is None else self.ensemble.models()
 
     def has_default(self, name: str) -> bool:
         """Return whether nobody has given an option."""
         return not self._rank(name)
-
-    def _asking_for(self, role: str) -> list[str]:
-        """Return the options that ask for a method of a role, but for switches that are off."""
-        names = [method.options[0].name for method in all_methods() if method.options and method.role == role]
-        return [name for name in names if getattr(self, name) is not False]
 
     def problems(self) -> list[str]:
         """List every problem, after taking in the recipe."""
@@ -361,20 +403,22 @@ class FinetuneSettings(Prescribed, Several):
             self.epochs = 3
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options set aside: momentum belongs to sgd, betas and eps to adamw, the floor to the cosine.
+        """Return the options set aside, each with the option that makes it so.
 
-        Classes belong to the cross-entropy. No snapshot is chosen, nor an average over part of a training.
+        Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine, classes to the cross-entropy. No
+        snapshot is chosen, nor an average over part of a training.
         """
-        unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
-        unused |= super().inapplicable()
+        unused = super().inapplicable()
+        of_the_other_optimizer = ("betas", "eps") if self.optimizer == "sgd" else ("momentum",)
+        unused |= dict.fromkeys(of_the_other_optimizer, "optimizer")
         if self.loss == "contrastive":
             unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
         if self.shard:
             unused["compile"] = "shard"
         is_cosine = self.schedule == "cosine"
-        for method in self.methods:
-            unused |= method.sets_aside(self)
-            is_cosine = is_cosine or method.needs_cosine
+        if self.ensemble is not None:
+            unused |= dict.fromkeys(self.ensemble.sets_aside(self), "ensemble")
+            is_cosine = is_cosine or self.ensemble.needs_cosine
         if not is_cosine:
             unused["lr_floor"] = "schedule"
         return unused
@@ -383,65 +427,20 @@ class FinetuneSettings(Prescribed, Several):
         """Return where each tracker of ``--track`` has its runs."""
         return dict(map(parse_tracker, self.track))
 
-    def conflicts(self) -> list[str]:
-        """List problems: data, a length, and what belongs together."""
-        problems = super().conflicts() + self.needs("data") + self.at_most_one("epochs", "steps")
-        problems += self.twice_named("track")
-        problems += self.at_most_one(*self._asking_for("weights"))
-        problems += self._several_conflicts() + self._caption_conflicts() + self._method_conflicts()
-        problems += self.goes_with("patience", "val")
-        problems += self.at_most_one(*self._asking_for("models"))
-        if self.classes is not None and not self.new_head:
-            problems.append(f"--classes{self.where('classes')} needs --reset-head or --init head")
-        if len(self.lr) > 1 and not self.given("val"):
-            problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
-        if len(self.betas) != 2:
-            problems.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
-        kinds = [item.partition(":")[0] for item in self.augment]
-        twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
-        if twice:
-            problems.append(f"--augment lists {', '.join(twice)} twice{self.where('augment')}")
-        return problems
+    def effective(self) -> dict[str, tuple[Any, str]]:
+        """Return every value that a recipe may decide, as JSON has it, and where it came from."""
+        effective = {}
+        for item in recipe_options():
+            value = getattr(self, item.name)
+            if isinstance(value, MethodOptions):
+                value = str(value)
+            effective[item.name] = (value, self.sources.get(item.name, "default"))
+        return effective
 
-    def _several_conflicts(self) -> list[str]:
-        """List problems of names: each of several trainings writes files of its own."""
-        problems, log = [], self.log
-        if self.several and log not in (None, "-", "beside"):
-            problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
-        if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):
-            hint = "names their folder, as in out/"
-            problems.append(f"of several MODELs --output {hint}, not {self.output}{self.where('output')}")
-        return problems
-
-    def _method_conflicts(self) -> list[str]:
-        """List the options that do not go with the methods that are asked for."""
-        problems = []
-        for method in self.methods:
-            problems += method.conflicts(self)
-        for method in all_methods():
-            for declared in method.options[1:]:
-                problems += self.goes_with(declared.name, method.options[0].name)
-        return problems
-
-    def _caption_conflicts(self) -> list[str]:
-        """List captions where classes are needed, and the reverse."""
-        problems, data = [], self.data or ""
-        if data.startswith(CAPTIONS) and self.loss != "contrastive" and "loss" not in self.unread:
-            problems.append(f"--data {data}{self.where('data')}: captions need --loss contrastive")
-        if data and self.loss == "contrastive" and not data.startswith(CAPTIONS):
-            where = self.where("loss")
-            problems.append(f"--loss contrastive{where} needs pairs of images and captions: --data {CAPTIONS}FILE")
-        if (self.val or "").startswith(CAPTIONS):
-            where = self.where("val")
-            problems.append(f"--val {self.val}{where}: validation is by zero-shot accuracy, on labelled images")
-        return problems
-
-    def effective(self) -> dict[str, dict[str, Any]]:
-        """Return every value that a recipe may decide, and where it came from."""
-        return {
-            item.name: {"value": getattr(self, item.name), "source": self.sources.get(item.name, "default")}
-            for item in recipe_options()
-        }
+    @classmethod
+    def further_help(cls) -> dict[str, list[tuple[str, str]]]:
+        """Return the kinds of ``--ensemble``."""
+        return {"Ensemble": [(f"      {shape}", text) for shape, text in ensemble_help()]}
 
 
 def recipe_options() -> Iterator[Option]:

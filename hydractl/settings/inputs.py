@@ -13,9 +13,6 @@ from hydractl.settings.common import Common
 from hydractl.settings.option import Option, options_of
 from hydractl.settings.yaml_files import DEFAULT_NAME
 
-_OF_MODELS = ("output", "calibrated")
-"""Options that name a model to write, where their verb writes one."""
-
 
 def inputs_of(settings: Common) -> list[InputFile]:
     """Return the files that the options name to be read.
@@ -33,15 +30,15 @@ def inputs_of(settings: Common) -> list[InputFile]:
 
 
 def _inputs(settings: Common) -> Iterator[InputFile]:
-    models_written = settings.needs_output_file or getattr(settings, "calibrated", None) is not None
     for option in options_of(type(settings)):
         if option.writes or option.type is not str or option.choices:
             continue
         is_model = option.name == "model"
+        replaceable = is_model and settings.needs_output_file
+        has_samples = option.placeholder().startswith(("SPEC", "NAME=SPEC", "[NAME=]SPEC"))
         for text in _texts(settings, option):
             for path in _paths(text, members=is_model):
-                samples = option.placeholder().startswith(("SPEC", "NAME=SPEC", "[NAME=]SPEC"))
-                yield InputFile(path, option.label, replaceable=is_model and models_written, samples=samples)
+                yield InputFile(path, option.label, replaceable=replaceable, samples=has_samples)
     if settings.config is None and os.path.isfile(DEFAULT_NAME):
         yield InputFile(DEFAULT_NAME, "--config")
 
@@ -51,7 +48,7 @@ def _other_outputs(settings: Common) -> Iterator[str]:
     for option in options_of(type(settings)):
         if not option.writes or option.many:
             continue
-        if option.name in _OF_MODELS and (settings.needs_output_file or option.name == "calibrated"):
+        if option.name == "output" and settings.needs_output_file:
             continue
         yield from _texts(settings, option)
 
@@ -60,16 +57,21 @@ def _texts(settings: Common, option: Option) -> list[str]:
     value = getattr(settings, option.name)
     if value is None or isinstance(value, HeldDocument):  # what a program holds is no file
         return []
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def _paths(text: str, *, members: bool) -> Iterator[str]:
     """Yield the paths in a value that are there: of ``NAME=PATH``, ``SCHEME:PATH``, ``PATH?options`` and ``A+B``."""
     unnamed = text.partition("=")[2]
-    pieces = [text, unnamed, text.partition(":")[2], unnamed.partition(":")[2]]
+    without_schemes = [text.partition(":")[2], unnamed.partition(":")[2]]
+    pieces = [text, unnamed, *without_schemes]
     pieces += [piece.partition("?")[0] for piece in pieces]
+    of_members: list[str] = []
     if members:
-        pieces += [part for piece in pieces for part in piece.split("+")]
-    for piece in dict.fromkeys(pieces):
+        for piece in pieces:
+            of_members += piece.split("+")
+    for piece in dict.fromkeys([*pieces, *of_members]):
         if piece and piece != "-" and os.path.exists(piece):
             yield piece

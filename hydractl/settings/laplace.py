@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from hydractl.settings.common import Batched
+from hydractl.settings.common import SPEC_FORMS, Batched, Rule, file_option
 from hydractl.settings.option import option
+from hydractl.settings.rules import at_most_one, required
 
 laplace_option = partial(option, "Posterior")
 
@@ -18,9 +19,13 @@ class LaplaceSettings(Batched):
 
     verb: ClassVar[str] = "laplace"
     needs_output_file: ClassVar[bool] = True
-    lacks: ClassVar[tuple[str, ...]] = ("tower",)
+    lacks: ClassVar[tuple[str, ...]] = ("data", "tower")
+    rules: ClassVar[tuple[Rule, ...]] = (required("train"), at_most_one("prior", "val"))
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("prior", "val"),)
 
+    train: str | None = file_option(
+        f"The training data, or for a CLIP pairs of images and captions; {SPEC_FORMS}", metavar="SPEC", often=True
+    )
     val: str | None = laplace_option(
         "Labelled validation data, as a SPEC: the prior of the lowest NLL on it is taken [default: the prior of the "
         "highest marginal likelihood]",
@@ -31,11 +36,7 @@ class LaplaceSettings(Batched):
         "Precision of the prior of the weights, instead of choosing it", metavar="X", above=0, often=True
     )
     pseudo_data: float | None = laplace_option(
-        "Count the curvature as that of N samples; fewer widen the posterior [samples; default: those of --data]",
+        "Count the curvature as that of N samples; fewer widen the posterior [samples; default: those of --train]",
         metavar="N",
         above=0,
     )
-
-    def conflicts(self) -> list[str]:
-        """Data always, and one way to the prior."""
-        return self.needs("data") + self.at_most_one("prior", "val")

@@ -9,48 +9,21 @@ from typing import ClassVar
 from hydractl.errors import UsageError
 from hydractl.expressions.conditions import Requirement, parse_requirement
 from hydractl.settings.common import DTYPES, Common, Rule, run_option
-from hydractl.settings.option import ends_in, option, options_of
+from hydractl.settings.option import option
 from hydractl.settings.rules import needs
 
 bench_option = partial(option, "Measuring")
-show_option = partial(option, "Showing")
 
 
 @dataclass(kw_only=True)
 class Measured(Common):
-    """What both verbs share: how a model runs, and ``--from``, with which nothing is measured.
-
-    Attributes:
-        of_showing: the options that go with ``--from``.
-    """
+    """What the verbs share that run models to measure them."""
 
     many_models: ClassVar[bool] = True
-    of_showing: ClassVar[tuple[str, ...]] = ("require", "json", "force", "dry_run", "config", "quiet", "verbose")
 
     whole_last_block: bool = run_option(
         "Run the last block for all tokens, not only for those that are read out", False
     )
-
-    def inapplicable(self) -> dict[str, str]:
-        """Return the options of measuring where nothing is measured."""
-        if not self.given("from_file"):
-            return {}
-        unused = {}
-        for item in options_of(type(self)):
-            if item.name != "from_file" and item.name not in self.of_showing:
-                unused[item.name] = "from_file"
-        return unused
-
-    def _model_problems(self) -> list[str]:
-        """List problems of the models; none is needed where nothing is measured."""
-        if self.given("from_file"):
-            return []
-        problems = []
-        for problem in super()._model_problems():
-            if "needs" in problem:
-                problem += ", or --from FILE"
-            problems.append(problem)
-        return problems
 
 
 def _one_input_for_data(settings: BenchSettings) -> list[str]:
@@ -62,7 +35,7 @@ def _one_input_for_data(settings: BenchSettings) -> list[str]:
 
 def _compiled_for_a_mode(settings: BenchSettings) -> list[str]:
     """Find a mode of torch.compile where nothing is compiled."""
-    if settings.compile_mode is None or settings.compile or settings.from_file is not None:
+    if settings.compile_mode is None or settings.compile:
         return []
     return [f"--compile-mode{settings.where('compile_mode')} needs --compile"]
 
@@ -73,7 +46,6 @@ class BenchSettings(Measured):
 
     verb: ClassVar[str] = "bench"
     rules: ClassVar[tuple[Rule, ...]] = (_one_input_for_data, needs("limit", "data"), _compiled_for_a_mode)
-    of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "plot")
     lacks: ClassVar[tuple[str, ...]] = ("workers", "tower")
 
     batch_size: list[int] = bench_option(
@@ -126,15 +98,6 @@ class BenchSettings(Measured):
         check=parse_requirement,
         often=True,
     )
-    plot: str | None = show_option(
-        "Also draw the measurement: .png or .svg",
-        metavar="FILE",
-        check=ends_in(".png", ".svg", any_case=True),
-        writes=True,
-    )
-    from_file: str | None = show_option(
-        "Measure nothing: show, plot or check a bench.json written before", metavar="FILE", flag="--from", often=True
-    )
 
     def requirements(self) -> list[Requirement]:
         """The ``--require`` expressions, in order."""
@@ -168,10 +131,11 @@ class BenchSettings(Measured):
         Raises:
             UsageError: they would run on another device, in another format or another way than the other models.
         """
-        as_written = self.dtype == ["float32"] and not self.whole_last_block
-        if not files or (kind == "cpu" and as_written):
+        if not files:
             return
-        raise UsageError(
-            f"exported files run on the CPU, in float32 and as they were written: {', '.join(files)}",
-            hint="--device cpu" if as_written else "leave out --dtype and --whole-last-block",
-        )
+        problem = f"exported files run on the CPU, in float32 and as they were written: {', '.join(files)}"
+        as_written = self.dtype == ["float32"] and not self.whole_last_block
+        if not as_written:
+            raise UsageError(problem, hint="leave out --dtype and --whole-last-block")
+        if kind != "cpu":
+            raise UsageError(problem, hint="--device cpu")

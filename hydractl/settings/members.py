@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from hydractl.expressions.data_sets import OodSet, parse_ood_set, parse_val_ood
+from hydractl.expressions.data_sets import OodSet, parse_ood_val
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.settings.common import EXPORTED, Batched, Rule
+from hydractl.settings.common import Batched, Rule
 from hydractl.settings.option import option
-from hydractl.settings.rules import names_once, needs
+from hydractl.settings.rules import names_once
 
 fuse_option = partial(option, "Fusing")
 
@@ -28,47 +28,39 @@ def _merges_one_way(settings: FuseSettings) -> list[str]:
     return []
 
 
-def _ood_for_rounded_weights(settings: FuseSettings) -> list[str]:
-    """Find OOD data where no weights are rounded, which alone are measured on them."""
-    if not settings.ood or settings.rounds_weights:
-        return []
-    return [f"--ood{settings.where('ood')} needs --export onnx-int8"]
-
-
 def _a_cascade_for_its_options(settings: FuseSettings) -> list[str]:
-    """Find options of a cascade where none is fitted; their defaults are no problem."""
+    """Find a cascade without its data, or options of a cascade where none is asked for."""
+    if settings.cascade:
+        return settings.needs("val", "--cascade") + settings.needs("ood_val", "--cascade")
     problems = []
-    for name in ("cascade_ood", "cascade_loss", "cascade_score"):
-        if settings._rank(name):
-            problems += settings.goes_with(name, "cascade")
+    for name in ("ood_val", "cascade_loss", "cascade_score"):
+        if settings.given(name) and settings._rank(name):
+            problems.append(f"{settings.called(name)}{settings.where(name)} needs --cascade")
     return problems
 
 
 def _samples_to_limit(settings: FuseSettings) -> list[str]:
     """Find a limit that was given to this verb, and nothing that reads samples."""
-    if not settings.of_this_verb("limit") or settings.cascade is not None:
+    if not settings.of_this_verb("limit"):
         return []
-    return settings.goes_with("limit", "data")
+    return settings.goes_with("limit", "val")
 
 
 @dataclass(kw_only=True)
 class FuseSettings(Batched):
     """Options of ``fuse``. ``check()`` turns ``merge`` into a list: what is averaged, nothing for ``none``, ``auto``.
 
-    ``data`` and ``ood`` count where they are given to ``fuse``, not where they are given to every verb: they are then
-    meant for the others.
+    ``val`` and ``ood_val`` count where they are given to ``fuse``, or where a cascade is asked for, which needs them.
+    What is given to every verb is otherwise meant for the others.
     """
 
     verb: ClassVar[str] = "fuse"
-    lacks: ClassVar[tuple[str, ...]] = ("tower",)
+    lacks: ClassVar[tuple[str, ...]] = ("data", "tower")
     many_models: ClassVar[bool] = True
     needs_output_file: ClassVar[bool] = True
     rules: ClassVar[tuple[Rule, ...]] = (
         _merges_one_way,
-        names_once("ood"),
-        needs("ood", "data"),
-        _ood_for_rounded_weights,
-        names_once("cascade_ood"),
+        names_once("ood_val"),
         _a_cascade_for_its_options,
         _samples_to_limit,
     )
@@ -82,37 +74,24 @@ class FuseSettings(Batched):
         split=True,
         often=True,
     )
-    export: list[str] = fuse_option(
-        "Write the model in these formats as well, to run without hydractl; one MODEL is exported and not fused. The "
-        "weights of onnx-int8 are rounded to 8 bits; with --data, what that does to the answers is measured "
-        "[default: none]",
-        [],
-        choices=("onnx", "onnx-int8", "pt2"),
-        metavar="onnx,onnx-int8,pt2",
-        split=True,
-        often=True,
-    )
-    ood: list[str] = fuse_option(
-        "Out-of-distribution data, as NAME[:near|far]=SPEC, that onnx-int8 is measured on beside --data; repeat it for "
-        "more",
-        [],
-        metavar="NAME=SPEC",
-        names=True,
-        check=parse_ood_set,
-    )
-
-    cascade: str | None = fuse_option(
-        "Labelled in-distribution validation data that say when one member is enough: it then answers alone, and the "
-        "others run only for the other samples; one fused MODEL is written again with it [default: all members run]",
+    val: str | None = fuse_option(
+        "Labelled validation data, on which what averaging does to accuracy is measured, and on which --cascade is "
+        "chosen",
         metavar="SPEC",
         often=True,
     )
-    cascade_ood: list[str] = fuse_option(
-        "Out-of-distribution validation data of --cascade; repeat it for more; auto makes them of its samples",
+    cascade: bool = fuse_option(
+        "Choose on --val and --ood-val when one member is enough: it then answers alone, and the others run only for "
+        "the other samples; one fused MODEL is written again with it",
+        False,
+        often=True,
+    )
+    ood_val: list[str] = fuse_option(
+        "Out-of-distribution validation data of --cascade; repeat it for more; auto makes them of the samples of --val",
         [],
         metavar="NAME=SPEC|auto",
         names=True,
-        check=parse_val_ood,
+        check=parse_ood_val,
     )
     cascade_loss: float = fuse_option(
         "The most that --cascade may lose of the accuracy, the NLL and the OOD AUROC of all members, each at its upper "
@@ -128,50 +107,27 @@ class FuseSettings(Batched):
         metavar="NAME",
     )
 
-    def cascade_sets(self) -> list[OodSet]:
-        """The data sets of ``--cascade-ood``, in order."""
-        return [parse_val_ood(text) for text in self.cascade_ood]
-
-    def names_export(self) -> bool:
-        """With ``--export``, what is exported has the ending that ``--output`` may have."""
-        return bool(self.export) and (self.output or "").lower().endswith(tuple(EXPORTED))
-
-    @property
-    def only_exports(self) -> bool:
-        """Whether one model is exported, and nothing fused."""
-        return bool(self.export) and len(self.model) == 1
-
-    @property
-    def rounds_weights(self) -> bool:
-        """Whether a file is written whose answers are not those of the model."""
-        return "onnx-int8" in self.export
-
-    def inapplicable(self) -> dict[str, str]:
-        """Return what one model alone has no use for: it is joined with none, and measured only where it is changed."""
-        unused = ["merge"]
-        if self.of_this_verb("data") and not self.rounds_weights:
-            unused.append("data")
-        if self.only_exports:
-            return dict.fromkeys([*unused, "cascade", "cascade_ood"], "export")
-        if self.only_cascades:
-            return dict.fromkeys(unused, "cascade")
-        return {}
+    def ood_val_sets(self) -> list[OodSet]:
+        """The data sets of ``--ood-val``, in order."""
+        return [parse_ood_val(text) for text in self.ood_val]
 
     @property
     def only_cascades(self) -> bool:
         """Whether one fused model is given a cascade."""
-        return self.cascade is not None and len(self.model) == 1 and not self.export
+        return self.cascade and len(self.model) == 1
+
+    def inapplicable(self) -> dict[str, str]:
+        """Return what one model alone has no use for: it is joined with none."""
+        return {"merge": "cascade"} if self.only_cascades else {}
 
     def settle(self) -> None:
-        """Leave data alone that every verb was given."""
-        if not self.of_this_verb("data"):
-            self.data = None
-        if not self.of_this_verb("ood"):
-            self.ood = []
-
-    def ood_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood``, in order."""
-        return [parse_ood_set(text) for text in self.ood]
+        """Leave data alone that every verb was given, where no cascade needs them."""
+        if self.cascade:
+            return
+        if not self.of_this_verb("val"):
+            self.val = None
+        if not self.of_this_verb("ood_val"):
+            self.ood_val = []
 
     def conflicts(self) -> list[str]:
         """List problems, after ``none`` has become the empty list that it stands for."""

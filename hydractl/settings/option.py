@@ -57,6 +57,7 @@ class Option:
         at_least, at_most, above, below: the range of a number (of each number of a list).
         pattern: a regular expression for the whole text; ``metavar`` then says what is allowed, with an ``example``.
         check: raises ValueError for a wrong value (item of a list), with what follows the name of the option.
+        reads: makes a value of a type of its own from a text; raises ValueError as ``check`` does.
         split: a list written with commas; without it, a list repeats its flag.
         repeats: such a list may have an item twice.
         names: a list whose items are ``NAME=VALUE``; YAML may give a mapping.
@@ -66,7 +67,8 @@ class Option:
         writes: whether it names what is written; any other text may name a file that is read.
         often: whether the short help (``-h``) shows it, which has room for about a dozen.
         name: the field of the settings dataclass.
-        type: ``str``, ``int``, ``float`` or ``bool``: of the value, or of the items of a list.
+        flagless: whether it has no flag: a key of files, recipes and variables alone, and an argument in Python.
+        type: ``str``, ``int``, ``float``, ``bool`` or what ``reads`` gives: of the value, or of the items of a list.
         many: whether the value is a list.
     """
 
@@ -85,6 +87,7 @@ class Option:
     pattern: str | None = None
     example: str = ""
     check: Callable[[Any], object] | None = None
+    reads: Callable[[str], Any] | None = None
     split: bool = False
     repeats: bool = False
     names: bool = False
@@ -93,6 +96,7 @@ class Option:
     default_text: str | None = None
     writes: bool = False
     often: bool = False
+    flagless: bool = False
     name: str = ""
     type: type = str
     many: bool = False
@@ -104,8 +108,10 @@ class Option:
 
     @property
     def label(self) -> str:
-        """The name in messages: ``MODEL``, or the flag."""
-        return "MODEL" if self.name == "model" else self.flag
+        """The name in messages: ``MODEL``, or the flag, or the key of what has none."""
+        if self.name == "model":
+            return "MODEL"
+        return self.key if self.flagless else self.flag
 
     @property
     def variable(self) -> str:
@@ -169,9 +175,12 @@ class Option:
             if not self.names:
                 raise ValueError("takes a list, not a mapping")
             return [f"{name}={value}" for name, value in raw.items()]
-        items = [raw] if isinstance(raw, str) else list(raw)
+        texts = [raw] if isinstance(raw, str) else list(raw)
+        items = texts
         if self.split:
-            items = [part.strip() for text in items for part in text.split(",")]
+            items = []
+            for text in texts:
+                items += [part.strip() for part in text.split(",")]
         if not items:
             raise ValueError("must not be empty")
         return items
@@ -181,6 +190,8 @@ class Option:
             raise ValueError("must not be empty")
         if self.type is str:
             return text
+        if self.reads is not None:
+            return self.reads(text)
         plain = text.strip().lower()
         if self.type is bool:
             return _parse_switch(plain, text)
@@ -239,6 +250,8 @@ class Option:
             return _take_switch(value)
         if self.type is str:
             return _take_text(value)
+        if self.reads is not None:
+            return value if isinstance(value, self.type) else self.reads(_take_text(value))
         if self.word is not None and value == self.word:
             return value
         accepted = int if self.type is int else (int, float)

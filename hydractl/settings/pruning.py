@@ -18,7 +18,7 @@ from hydractl.settings.rules import at_most_one, exactly_one, needs, one_from_st
 
 score_option = partial(option, "Scoring")
 search_option = partial(option, "Search")
-which_option = partial(option, "Which heads")
+expert_option = partial(option, "Expert")
 source_option = partial(option, "Head selection (give one)")
 amount_option = partial(option, "How much")
 form_option = partial(option, "Sharing and form")
@@ -197,18 +197,18 @@ class Dropping(Batched):
 
 def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
     """Find more weights than data sets, or fewer."""
-    if not settings.weights or len(settings.weights) == len(settings.data):
+    if not settings.val_weights or len(settings.val_weights) == len(settings.val):
         return []
-    where = settings.where("weights")
-    return [f"--weights{where} has {len(settings.weights)} for {len(settings.data)} --data"]
+    where = settings.where("val_weights")
+    return [f"--val-weights{where} has {len(settings.val_weights)} for {len(settings.val)} --val"]
 
 
 def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
     """Find data sets without a partner where they are measured in pairs."""
-    if not settings.paired or 1 < len(settings.data) == len(settings.ood):
+    if not settings.paired or 1 < len(settings.val) == len(settings.ood_val):
         return []
-    counts = f"{len(settings.ood)} and {len(settings.data)}"
-    return [f"--paired needs as many --ood as --data, two or more, not {counts}"]
+    counts = f"{len(settings.ood_val)} and {len(settings.val)}"
+    return [f"--paired needs as many --ood-val as --val, two or more, not {counts}"]
 
 
 def _an_end(settings: CircuitSettings) -> list[str]:
@@ -223,10 +223,10 @@ def _ood_data_for_auroc(settings: CircuitSettings) -> list[str]:
     """Find an AUROC that is asked for without OOD data."""
     for objective in settings.objective:
         if objective in ("ood", "avg"):
-            return settings.needs("ood", f"--objective {objective}")
+            return settings.needs("ood_val", f"--objective {objective}")
     for text in settings.subject_to:
         if text.startswith(("ood", "avg")):
-            return settings.needs("ood", f"--subject-to {text}")
+            return settings.needs("ood_val", f"--subject-to {text}")
     return []
 
 
@@ -263,10 +263,11 @@ class CircuitSettings(Dropping):
     """Options of ``extract-circuit``."""
 
     verb: ClassVar[str] = "extract-circuit"
+    lacks: ClassVar[tuple[str, ...]] = ("data",)
     counted: ClassVar[str] = "budget"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
     rules: ClassVar[tuple[Rule, ...]] = (
-        required("data"),
+        required("val"),
         at_most_one("start_mask", "share_from"),
         _one_weight_for_each_set,
         _pairs_of_sets,
@@ -274,39 +275,26 @@ class CircuitSettings(Dropping):
         _ood_data_for_auroc,
         _exact_for_constraints,
         _one_circuit_on_stdout,
-        needs("max_cost", "ensemble_with"),
         together("share_from", "share_sites"),
         _a_mask_of_another_base,
         _a_journal_to_resume,
         one_from_stdin("start_mask", "share_from", "check_against"),
     )
 
-    data: list[str] = search_option(  # type: ignore[assignment]
+    val: list[str] = search_option(
         "Labelled validation data; several count in the mean over all of them, so repeat it for more",
         [],
         metavar="SPEC",
         often=True,
     )
-    ood: list[str] = search_option(
-        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data; repeat it for more",
+    ood_val: list[str] = search_option(
+        "Out-of-distribution validation data, as a SPEC; auto makes them of the samples of --val; repeat it for more",
         [],
         metavar="SPEC|auto",
         often=True,
     )
-    weights: list[int] = search_option(
-        "The weight of each --data in that mean [default: equal ones]",
-        [],
-        metavar="N,...",
-        at_least=1,
-        at_most=1000,
-        split=True,
-        repeats=True,
-    )
-    paired: bool = search_option(
-        "Measure each --data against the --ood in the same place only, instead of against all of them", False
-    )
     objective: list[str] = search_option(
-        "What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each "
+        "What to maximise: accuracy, AUROC against --ood-val, their mean, or minus a loss; several make one file each "
         "[default: avg; nll with --algorithm headmap]",
         ["avg"],
         choices=OBJECTIVES,
@@ -314,24 +302,13 @@ class CircuitSettings(Dropping):
         split=True,
         often=True,
     )
-    ensemble_with: list[str] = search_option(
-        "Another member: the objective is that of the mean of its softmax and the circuit's; repeat it for more "
-        "[default: the circuit alone]",
-        [],
-        metavar="MODEL",
-    )
     ood_score: str = search_option(
         "The OOD score whose AUROC is measured", "msp", choices=("msp", "entropy", "energy", "maxlogit")
     )
     budget: int | None = search_option(f"{_REMOVE} in all; {_AUTO} [heads]", at_least=1, word=AUTO, metavar=_COUNT)
     keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0, often=True)
     max_drop: float | None = search_option(
-        f"{_DROP} --data; --budget or --keep may end it before [fraction]", at_least=0, below=1
-    )
-    max_cost: float | None = search_option(
-        "Remove only heads that keep the mult-adds of the fused ensemble within this multiple of the model's; while "
-        "they are above it, only heads that do not raise them [ratio; default: any cost]",
-        above=0,
+        f"{_DROP} --val; --budget or --keep may end it before [fraction]", at_least=0, below=1
     )
     subject_to: list[str] = search_option(
         "Remove only heads that keep this score, and end where none does; KEY is an objective, base its score before "
@@ -339,6 +316,12 @@ class CircuitSettings(Dropping):
         [],
         metavar="KEY>=[base-]NUMBER",
         check=_check_constraint,
+    )
+    sites: str | None = search_option(
+        "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
+        metavar="LIST",
+        pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
+        example="0-3,7",
     )
     algorithm: str = search_option(
         "Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
@@ -353,43 +336,49 @@ class CircuitSettings(Dropping):
         example="lazy:4",
         often=True,
     )
-    check_against: str | None = search_option(
-        "Report the agreement of the result with this exact circuit [default: no comparison]", metavar="CIRCUIT"
+    val_weights: list[int] = expert_option(
+        "The weight of each --val in the mean over them [default: equal ones]",
+        [],
+        metavar="N,...",
+        at_least=1,
+        at_most=1000,
+        split=True,
+        repeats=True,
     )
-    sites: str | None = which_option(
-        "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
-        metavar="LIST",
-        pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
-        example="0-3,7",
+    paired: bool = expert_option(
+        "Measure each --val against the --ood-val in the same place only, instead of against all of them", False
     )
-    start_mask: str | None = which_option(
+    start_mask: str | None = expert_option(
         "Start from the heads that this mask keeps; those it removes count for the budget "
         "[default: all heads of the model]",
         metavar="MASK",
     )
-    share_from: str | None = which_option(
+    share_from: str | None = expert_option(
         "In the first --share-sites, remove what this circuit removes at the same budget [default: none]",
         metavar="CIRCUIT",
     )
-    share_sites: int | None = which_option(
+    share_sites: int | None = expert_option(
         "Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones "
         "[sites; default: none]",
         at_least=1,
     )
-    allow_other_base: bool = which_option(_OTHER_BASE, False)
-    bounds: bool = run_option(
+    allow_other_base: bool = expert_option(_OTHER_BASE, False)
+    check_against: str | None = expert_option(
+        "Report the agreement of the result with this exact circuit [default: no comparison]", metavar="CIRCUIT"
+    )
+    bounds: bool = expert_option(
         "Stop evaluating a candidate as soon as it can no longer win; the result is the same", True
     )
-    memory: str | None = run_option(
+    memory: str | None = expert_option(
         "Memory limit for activations cached between evaluations, such as 8G [default: half of what is free]",
         metavar="SIZE",
         pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
         example="4G",
     )
-    resume: bool = run_option("Resume the search recorded in the journal beside the output", False, often=True)
-    timeout: float = run_option(
+    timeout: float = expert_option(
         "How long the processes of a distributed search wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
+    resume: bool = run_option("Resume the search recorded in the journal beside the output", False, often=True)
 
     def settle(self) -> None:
         """Settle the objective: Headmap's own score is the loss."""
@@ -400,7 +389,7 @@ class CircuitSettings(Dropping):
         """Return the options of steps for Headmap, which is one pass without them."""
         if self.algorithm == "greedy":
             return {}
-        return dict.fromkeys(("approx", "bounds", "max_drop", "max_cost", "subject_to"), "algorithm")
+        return dict.fromkeys(("approx", "bounds", "max_drop", "subject_to"), "algorithm")
 
 
 def _how_many_heads(settings: PruneSettings) -> list[str]:

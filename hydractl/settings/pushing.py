@@ -6,10 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from hydractl.settings.common import Common
+from hydractl.settings.common import Common, Rule
 from hydractl.settings.option import option
 
 hub_option = partial(option, "Hub")
+
+
+def _a_model_and_a_repository(settings: PushSettings) -> list[str]:
+    """Find anything but what is pushed, and where to."""
+    if len(settings.model) == 2:
+        _, target = settings.model
+        if target.startswith("hf:") and target != "hf:":
+            return []
+    told = " ".join(settings.model) or "nothing"
+    return [f"push takes a file or folder and hf:ORG/NAME, not {told}"]
 
 
 @dataclass(kw_only=True)
@@ -18,6 +28,7 @@ class PushSettings(Common):
 
     verb: ClassVar[str] = "push"
     many_models: ClassVar[bool] = True
+    rules: ClassVar[tuple[Rule, ...]] = (_a_model_and_a_repository,)
     models_help: ClassVar[str] = "A checkpoint or a published folder, and hf:ORG/NAME[@BRANCH] to push it to"
     lacks: ClassVar[tuple[str, ...]] = (
         *("output", "data", "limit", "max_length", "labels", "prompt", "tower", "arch"),
@@ -25,7 +36,7 @@ class PushSettings(Common):
     )
 
     card: str | None = hub_option(
-        "A model card with results, as eval --card writes it [default: a card without results]",
+        "A model card with results, as report --card writes it [default: a card without results]",
         metavar="FILE",
         often=True,
     )
@@ -48,9 +59,3 @@ class PushSettings(Common):
     )
     private: bool = hub_option("Create the repository as a private one", False, often=True)
     message: str | None = hub_option("Commit message [default: Add FILE]", metavar="TEXT", often=True)
-
-    def conflicts(self) -> list[str]:
-        """List problems unless the arguments are what is pushed, and where to."""
-        if len(self.model) == 2 and self.model[1].startswith("hf:") and len(self.model[1]) > 3:
-            return []
-        return [f"push takes a file or folder and hf:ORG/NAME, not {' '.join(self.model) or 'nothing'}"]

@@ -5,16 +5,18 @@ And the way back: settings as a command line that gives the same ones again, whe
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hydractl.errors import did_you_mean
 from hydractl.jsonio import shown
 from hydractl.settings.common import FLAG, RECIPE, SHARED_KEY, VARIABLE, VERB_KEY, Common, raise_problems
 from hydractl.settings.option import Option, Raw, Refusal, options_of
+from hydractl.settings.suggestions import ENVIRONMENT, about_option
 from hydractl.settings.verbs import SETTINGS
 from hydractl.settings.yaml_files import Contents, find_config
 
@@ -114,7 +116,9 @@ def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, objec
         UsageError: listing every problem; those of single arguments as ``keep=3.5: must be a whole number``.
     """
     named = arguments.get("config")
-    config = find_config(None, None if named is None else str(named))
+    if named is not None:
+        named = str(named)
+    config = find_config(None, named)
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
         gathered.sources[item.name] = "default"
@@ -144,7 +148,9 @@ def _weightiest(
         return _Given(flag, "flag", FLAG)
     text = environ.get(item.variable)
     if text:  # an empty variable is how a shell unsets one for a single command
-        raw = text.splitlines() if item.many and not item.split else text
+        raw: Raw = text
+        if item.many and not item.split:
+            raw = text.splitlines()
         return _Given(raw, item.variable, VARIABLE)
     of_verb = config.verbs.get(verb, {})
     if item.key in of_verb:
@@ -171,39 +177,44 @@ def with_sources(text: str, settings: Common) -> str:
 
 
 def _shown_values(item: Option, value: Any) -> list[str]:
-    """The values of an option as messages show them, each behind its flag; a MODEL stands alone."""
+    """Return the values of an option as messages show them, each behind its flag; a MODEL stands alone."""
     values = value if isinstance(value, list) else [value]
     texts = [text for text in values if isinstance(text, str)]
     if item.name == "model":
         return texts
-    found = [f"{item.flag} {text}" for text in texts]
+    shown = [f"{item.flag} {text}" for text in texts]
     if not item.names:
-        return found
+        return shown
     for text in texts:
-        name, equals, spec = text.partition("=")
+        left, equals, spec = text.partition("=")
         if equals:  # NAME:GROUP=SPEC is called by its name
-            found.append(f"{item.flag} {name.partition(':')[0]} {spec}")
-    return found
+            name, _, _ = left.partition(":")
+            shown.append(f"{item.flag} {name} {spec}")
+    return shown
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A line for each ``HYDRACTL_*`` variable that no verb reads: most often a misspelling."""
-    ours = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in (_CONFIG, _DEBUG)]
-    if not ours:  # the options of all verbs need not be read
+    """Return a line for each ``HYDRACTL_*`` variable that no verb reads: most often a misspelling."""
+    of_the_program = (_CONFIG, _DEBUG)
+    names = []
+    for name in sorted(environ):
+        if name.startswith("HYDRACTL_") and name not in of_the_program:
+            names.append(name)
+    if not names:  # the options of all verbs need not be read
         return []
-    known = {_CONFIG, _DEBUG}
+    known: set[str] = set()
     for settings in SETTINGS.values():
         known.update(option.variable for option in options_of(settings))
     lines = []
-    for name in ours:
+    for name in names:
         if name not in known:
-            guess = did_you_mean(name, sorted(known))
-            lines.append(f"the environment variable {name} is not read by hydractl{guess}")
+            meant = about_option(name.removeprefix("HYDRACTL_"), None, ENVIRONMENT)
+            lines.append(f"the environment variable {name} is not read by hydractl{meant}")
     return lines
 
 
 def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that hydractl reads settings from."""
+    """Return the environment without the variables that hydractl reads settings from."""
     bare = {}
     for name, text in environ.items():
         if name == _DEBUG or not name.startswith("HYDRACTL_"):
@@ -212,28 +223,45 @@ def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
-    """The flags of every option that somebody gave; a recipe, which is among them, decides the rest again.
+    """Return the flags of every option that somebody gave; a recipe, which is among them, decides the rest again.
 
-    To be read without variables and ``hydra.yaml`` (see :func:`bare_environment`): what those said is among the flags.
+    To be read without variables (see :func:`bare_environment`): what those and ``hydra.yaml`` said is among the flags,
+    or, of options without a flag, in the mapping of ``--config``, which takes the place of ``hydra.yaml``.
 
     Args:
         settings: checked.
-        without: options to leave out, by name; MODEL always is.
+        without: options to leave out, by name; MODEL and ``--config`` always are.
     """
     argv = []
+    keys = {}
     for item in options_of(type(settings)):
-        if item.name not in ("model", *without) and settings._rank(item.name) > RECIPE:
+        if item.name in ("model", "config", *without) or settings._rank(item.name) <= RECIPE:
+            continue
+        if item.flagless:
+            keys[item.key] = getattr(settings, item.name)
+        else:
             argv += _flags(item, getattr(settings, item.name))
-    return argv
+    config = os.devnull
+    if keys:
+        config = json.dumps({settings.verb: keys})
+    return [*argv, f"--config={config}"]
+
+
+def _value_text(value: Any) -> str:
+    """Return a value as a flag has it, a float with all its digits."""
+    if isinstance(value, float):
+        return repr(value)
+    return str(value)
 
 
 def _flags(item: Option, value: Any) -> list[str]:
-    """One option; ``--name=value`` in one word, so that a value may start with a dash."""
+    """Return one option; ``--name=value`` in one word, so that a value may start with a dash."""
     if item.type is bool:
-        return [item.flag if value else f"--no-{item.flag[2:]}"]
-    texts = []
-    for part in value if item.many else [value]:
-        texts.append(repr(part) if isinstance(part, float) else str(part))
+        if value:
+            return [item.flag]
+        return [f"--no-{item.flag[2:]}"]
+    parts = value if item.many else [value]
+    texts = [_value_text(part) for part in parts]
     if item.split and texts:
         texts = [",".join(texts)]
     return [f"{item.flag}={text}" for text in texts]

@@ -40,6 +40,7 @@ class StudySettings(SideBySide):
 
     verb: ClassVar[str] = "study"
     needs_output_file: ClassVar[bool] = True
+    lacks: ClassVar[tuple[str, ...]] = ("data",)
     rules: ClassVar[tuple[Rule, ...]] = (
         *SideBySide.rules,
         required("val"),
@@ -50,6 +51,12 @@ class StudySettings(SideBySide):
         names_once("ood", _unnamed),
     )
 
+    train: str | None = data_option(
+        "Training data, for rows that are trained or pruned with them and for OOD scores on features [default: none; "
+        "rows that need them are left out]",
+        metavar="SPEC",
+        often=True,
+    )
     val: str | None = data_option(
         "In-distribution validation data; one half is for the search, the other one to choose by",
         metavar="SPEC",
@@ -83,7 +90,7 @@ class StudySettings(SideBySide):
         split=True,
     )
     max_drop: float = study_option("Accuracy that may be lost on validation data", 0.01, at_least=0, at_most=1)
-    budget: str | None = study_option(
+    time: str | None = study_option(
         "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is approximated, "
         "takes fewer samples, and rows are left out; the plan says what [default: no limit]",
         metavar="TIME",
@@ -101,7 +108,7 @@ class StudySettings(SideBySide):
         example="lazy:4",
     )
     fit_samples: int = study_option(
-        "Samples of --data that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
+        "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
         5000,
         at_least=0,
     )
@@ -146,10 +153,10 @@ class StudySettings(SideBySide):
         return with_setting(str(self.val), f"ood={AUTO}")
 
     def seconds(self) -> float | None:
-        """Return the ``--budget`` in seconds."""
-        if self.budget is None:
+        """Return the ``--time`` in seconds."""
+        if self.time is None:
             return None
-        number, unit = self.budget[:-1], self.budget[-1]
+        number, unit = self.time[:-1], self.time[-1]
         return float(number) * _UNITS[unit]
 
     def common(self, settings_type: type[Common], names: Collection[str]) -> dict[str, str | list[str]]:

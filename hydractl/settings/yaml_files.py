@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hydractl.errors import UsageError, did_you_mean
+from hydractl.settings.common import Common
 from hydractl.settings.option import Raw, options_of
+from hydractl.settings.suggestions import YAML_FILE, about_key_of_file, about_option
 from hydractl.settings.verbs import SETTINGS
 
 RECIPES = Path(__file__).resolve().parents[1] / "training" / "recipes"
 DEFAULT_NAME = "hydra.yaml"
 _FOREIGN = "x_"  # how "x-" reads here: keys for whoever else reads the file, such as the script of a study
 _ABOUT = "about"  # the key of a recipe that is no option: one sentence on where it comes from
-_NOT_IN_FILES = ("config",)
 
 # A node of YAML's syntax tree: id "scalar", "sequence" or "mapping", value, tag, start_mark. The library is imported
 # only when there is a file to read.
@@ -51,27 +52,41 @@ class Contents:
             if value is not None:
                 values[key] = value
 
-    def unknown(self, key: str, line: int, known: Collection[str], of: str = "") -> None:
-        """Complain about a key that no option has, or not here."""
-        others = [verb for verb, settings in SETTINGS.items() if key in (o.key for o in options_of(settings))]
-        guess = did_you_mean(key, known, quoted=True)
-        if others and key not in _NOT_IN_FILES:
-            guess = f"; it is one of {', '.join(others)}"
-        self.problems.append(f"{self.name} line {line}: unknown key {key!r}{of}{guess}")
+    def unknown(self, key: str, line: int, verb: str | None = None) -> None:
+        """Complain about a key that no option of a verb has, or at the top of the file no option at all."""
+        if verb is None:
+            self.problems.append(f"{self.name} line {line}: unknown key {key!r}{about_key_of_file(key)}")
+        else:
+            meant = about_option(key, verb, YAML_FILE)
+            self.problems.append(f"{self.name} line {line}: unknown key {key!r} of {verb}{meant}")
+
+
+def _keys_of(settings_type: type[Common]) -> list[str]:
+    """Return the keys of the options of a verb that may stand in a YAML file."""
+    keys = [declared.key for declared in options_of(settings_type)]
+    return [key for key in keys if key not in YAML_FILE.lacks]
 
 
 def find_config(folder: Path | None, named: str | None) -> Contents:
-    """The configuration named by ``--config``, else ``hydra.yaml`` of the folder, if there is one, else nothing.
+    """Return the configuration of ``--config``, else that of ``hydra.yaml`` in the folder, if there is one, else none.
+
+    ``--config`` names a file, or is a YAML mapping itself, in braces.
 
     Raises:
         UsageError: if the file cannot be read, is no YAML, repeats a key or is not a mapping, with the line.
     """
-    config = Contents(named or DEFAULT_NAME)
-    path = (folder or Path()) / config.name
-    if named is None and (folder is None or not path.exists()):
-        return config
-    root = _compose(path, config.name, "check --config and HYDRACTL_CONFIG")
-    shared = [o.key for settings in SETTINGS.values() for o in options_of(settings) if o.key not in _NOT_IN_FILES]
+    if named is not None and named.startswith("{"):
+        config = Contents("--config")
+        root = _composed(named, config.name)
+    else:
+        config = Contents(named or DEFAULT_NAME)
+        path = (folder or Path()) / config.name
+        if named is None and (folder is None or not path.exists()):
+            return config
+        root = _compose(path, config.name, "check --config and HYDRACTL_CONFIG")
+    shared: list[str] = []
+    for settings_type in SETTINGS.values():
+        shared += _keys_of(settings_type)
     for key, node, line in _pairs(root, config.name, "the file"):
         verb = key.replace("_", "-")
         if key.startswith(_FOREIGN):
@@ -81,28 +96,40 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         elif key in shared:
             config.take(config.shared, key, node)
         else:
-            config.unknown(key, line, [*SETTINGS, *shared])
+            config.unknown(key, line)
     return config
 
 
 def _verb_values(node: Node, verb: str, config: Contents) -> dict[str, Raw]:
     values: dict[str, Raw] = {}
-    known = [o.key for o in options_of(SETTINGS[verb]) if o.key not in _NOT_IN_FILES]
-    for key, value, line in () if _is_null(node) else _pairs(node, config.name, verb):
+    if _is_null(node):
+        return values
+    known = _keys_of(SETTINGS[verb])
+    for key, value, line in _pairs(node, config.name, verb):
         if key in known:
             config.take(values, key, value)
         else:
-            config.unknown(key, line, known, f" of {verb}")
+            config.unknown(key, line, verb)
     return values
 
 
 def recipe_names() -> list[str]:
-    """The recipes in the package, sorted."""
+    """Return the names of the recipes in the package, sorted."""
     return sorted(file.stem for file in RECIPES.glob("*.yaml"))
 
 
+def recipe_about(name: str) -> str:
+    """Return the sentence of a recipe in the package on where it comes from."""
+    called = f"recipe {name}"
+    root = _compose(RECIPES / f"{name}.yaml", called, "")
+    for key, node, _ in _pairs(root, called, "the file"):
+        if key == _ABOUT:
+            return _text_of(node)
+    return ""
+
+
 def read_recipe(recipe: str, known: Collection[str]) -> Contents:
-    """Contents of a recipe; all its keys are shared ones.
+    """Return the contents of a recipe; all its keys are shared ones.
 
     Args:
         recipe: the name of one in the package, or a file ending in ``.yaml`` or ``.yml``.
@@ -113,13 +140,16 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
     """
     names = recipe_names()
     if recipe.endswith((".yaml", ".yml")):
-        path, contents = Path(recipe), Contents(recipe)
+        path = Path(recipe)
+        contents = Contents(recipe)
     elif recipe in names:
-        path, contents = RECIPES / f"{recipe}.yaml", Contents(f"recipe {recipe}")
+        path = RECIPES / f"{recipe}.yaml"
+        contents = Contents(f"recipe {recipe}")
     else:
         hint = f"{', '.join(names)}, or a file ending in .yaml"
         raise UsageError(f"there is no recipe {recipe!r}{did_you_mean(recipe, names)}", hint=hint)
-    for key, node, line in _pairs(_compose(path, contents.name, "check --recipe"), contents.name, "the file"):
+    root = _compose(path, contents.name, "check --recipe")
+    for key, node, line in _pairs(root, contents.name, "the file"):
         if key in known:
             contents.take(contents.shared, key, node)
         elif key != _ABOUT:
@@ -132,7 +162,7 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
 
 
 def _value_of(node: Node, name: str, key: str) -> Raw | None:
-    """A text, a list of texts or a mapping of texts; None for an empty value."""
+    """Return a text, a list of texts or a mapping of texts; None for an empty value."""
     if _is_null(node):
         return None
     if node.id == "sequence":
@@ -149,7 +179,7 @@ def _text_of(node: Node) -> str:
 
 
 def _pairs(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node, int]]:
-    """The entries of a mapping with the line of each key, the keys with ``_`` for ``-`` unless ``plain``."""
+    """Yield the entries of a mapping with the line of each key, the keys with ``_`` for ``-`` unless ``plain``."""
     if node is None:  # an empty file
         return
     if node.id != "mapping":
@@ -159,7 +189,9 @@ def _pairs(node: Node | None, name: str, where: str, *, plain: bool = False) -> 
         line = _line_of(key_node)
         if key_node.id != "scalar":
             raise UsageError(f"{name} line {line}: a key of {where} is not a text")
-        key = key_node.value if plain else key_node.value.replace("-", "_")
+        key = key_node.value
+        if not plain:
+            key = key.replace("-", "_")
         if key in lines:
             raise UsageError(f"{name} line {line}: the key {key!r} is there already, on line {lines[key]}")
         lines[key] = line
@@ -175,20 +207,27 @@ def _line_of(node: Node) -> int:
 
 
 def _compose(path: Path, name: str, hint: str) -> Node | None:
-    """The syntax tree; None for a file without content."""
-    import yaml
-
+    """Return the syntax tree of a file; None for one without content."""
     try:
         with open(path, encoding="utf-8") as handle:
-            return yaml.compose(handle, Loader=yaml.SafeLoader)
+            return _composed(handle, name)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}", hint=hint) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
+
+
+def _composed(source: str | TextIO, name: str) -> Node | None:
+    """Return the syntax tree of YAML."""
+    import yaml
+
+    try:
+        return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark is not None else ""
-        raise UsageError(f"{name}{line}: {', '.join(filter(None, (error.context, error.problem)))}") from None
+        parts = [part for part in (error.context, error.problem) if part]
+        raise UsageError(f"{name}{line}: {', '.join(parts)}") from None
     except yaml.reader.ReaderError as error:
         raise UsageError(f"{name}: a character that YAML does not allow at position {error.position}") from None
     except yaml.YAMLError as error:

@@ -9,6 +9,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydractl.files.model_records import ThresholdRecord
+from hydractl.files.study_answer import (
+    ChoiceRecord,
+    DetectedRecord,
+    FindingRecord,
+    LadderRungRecord,
+    SearchGainRecord,
+    SearchStateRecord,
+    StabilityRecord,
+    StudiedModelRecord,
+    StudyAnswer,
+    StudyRowRecord,
+    TestedRecord,
+    UseRecord,
+    ValidationRecord,
+    VerdictRecord,
+)
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, paired_differences
@@ -98,27 +115,6 @@ class _Decided:
         return self.evidence.mean(place, self.telling, 0)
 
 
-@dataclass(frozen=True)
-class _SearchGain:
-    """What the search for the circuit of a row did to the model, as two steps of its document.
-
-    Attributes:
-        removed: the number of heads that it removed.
-        before, after: ``score``, ``accuracy`` and ``auroc``.
-    """
-
-    removed: int
-    before: dict[str, Any]
-    after: dict[str, Any]
-
-    @property
-    def gain(self) -> float | None:
-        """By how much the AUROC that it looked for rose; None where it looked for none."""
-        if self.after["auroc"] is None:
-            return None
-        return float(self.after["auroc"] - self.before["auroc"])
-
-
 class Study:
     """The decisions of a study, made once each.
 
@@ -196,12 +192,15 @@ class Study:
     def ladder(self) -> list[Rung]:
         """The choice, and what test data may step down to."""
         choice = self._decided.choice
-        return ladder(self._rung(choice.chosen), self._rung(choice.own_places[SINGLE]), Rung(SINGLE, REFERENCE))
+        chosen = self._rung(choice.chosen)
+        single_with_its_own_score = self._rung(choice.own_places[SINGLE])
+        return ladder(chosen, single_with_its_own_score, Rung(SINGLE, REFERENCE))
 
     @property
     def scores(self) -> dict[str, str]:
         """The own score of each row."""
-        return {row: self.candidates[place].score for row, place in self._decided.choice.own_places.items()}
+        own_places = self._decided.choice.own_places
+        return {row: self.candidates[place].score for row, place in own_places.items()}
 
     @property
     def common_score(self) -> str:
@@ -297,6 +296,9 @@ class Study:
             sets = self._set_by_set(rung, rival)
         baseline = self._figures(self._raw, Rung(SINGLE, REFERENCE))
         has_vote = bool(self._decided.choice.telling)
+        why: list[str] = []
+        if rungs[0].row == SINGLE and has_vote:
+            why = self._why()
         self._facts = Facts(
             ladder=rungs,
             steps=steps,
@@ -309,7 +311,7 @@ class Study:
             labelled=self._raw.inside.labels is not None,
             told=has_vote,
             others=len(self._rows) > 1,
-            why=self._why() if rungs[0].row == SINGLE and has_vote else [],
+            why=why,
             doubts=self._doubts(rung),
         )
 
@@ -452,9 +454,9 @@ class Study:
 
     # --- saying it ----------------------------------------------------------------------------------------------------
 
-    def document(
-        self, name: str, sha256: str, steps: Sequence[Sequence[str]], threshold: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    def answer(
+        self, name: str, sha256: str, steps: Sequence[Sequence[str]], threshold: ThresholdRecord | None
+    ) -> StudyAnswer:
         """Return ``hydractl.study/2``: no times and no dates.
 
         Args:
@@ -463,112 +465,128 @@ class Study:
             threshold: of ``best.st``.
         """
         rung = self._tested.rung
+        threshold_value = None
+        if threshold is not None:
+            threshold_value = threshold.value
         use = Use(
             rung=rung,
             temperature=self.temperature(rung.row),
-            threshold=None if threshold is None else threshold["value"],
+            threshold=threshold_value,
             price=self._price(rung.row),
         )
-        return {
-            "schema": SCHEMA,
-            "model": {"name": name, "sha256": sha256},
-            "verdict": self._verdict_document(use),
-            "use": {
-                "row": rung.row,
-                "score": rung.score,
-                "temperature": use.temperature,
-                "threshold": None if threshold is None else dict(threshold),
-                "mac_ratio": use.price.macs,
-                "param_ratio": use.price.params,
-                "stepped_down": self.stepped_down,
-            },
-            "choice": self._choice_summary(),
-            "ladder": self._ladder_document(),
-            "common_score": self.common_score,
-            "baseline": self._raw.block(REFERENCE),
-            "rows": [self._row_document(row) for row in self._results],
-            "steps": list(map(list, steps)),
-        }
+        return StudyAnswer(
+            model=StudiedModelRecord(name=name, sha256=sha256),
+            verdict=self._verdict_record(use),
+            use=UseRecord(
+                row=rung.row,
+                score=rung.score,
+                temperature=self.temperature(rung.row),
+                threshold=threshold,
+                mac_ratio=use.price.macs,
+                param_ratio=use.price.params,
+                stepped_down=self.stepped_down,
+            ),
+            choice=self._choice_record(),
+            ladder=self._ladder_records(),
+            common_score=self.common_score,
+            baseline=TestedRecord.from_json(self._raw.block(REFERENCE)),
+            rows=[self._row_record(row) for row in self._results],
+            steps=[list(step) for step in steps],
+        )
 
-    def _verdict_document(self, use: Use) -> dict[str, Any]:
+    def _verdict_record(self, use: Use) -> VerdictRecord:
         """Return the answer in words, and what it rests on."""
         tested = self._tested
         said = verdict(tested, use)
         met = tested.met[tested.ends]
-        return {
-            "answer": said.answer,
-            "lines": list(said.lines),
-            "doubts": list(tested.doubts),
-            "footnote": FOOTNOTE,
-            "hardest": met.hardest,
-            "rivals": _by_name(met.rivals),
-            "afterwards": _by_name(met.better_afterwards),
-            "sets": _by_name(tested.sets),
-            "against_hardest": list(map(asdict, tested.hardest.values())),
-            "against_baseline": list(map(asdict, tested.baseline.values())),
-        }
+        return VerdictRecord(
+            answer=said.answer,
+            lines=list(said.lines),
+            doubts=list(tested.doubts),
+            footnote=FOOTNOTE,
+            hardest=met.hardest,
+            rivals=_by_name(met.rivals),
+            afterwards=_by_name(met.better_afterwards),
+            sets=_by_name(tested.sets),
+            against_hardest=_finding_records(tested.hardest),
+            against_baseline=_finding_records(tested.baseline),
+        )
 
-    def _choice_summary(self) -> dict[str, Any]:
+    def _choice_record(self) -> ChoiceRecord:
         """Return what was chosen on validation data."""
         choice = self._decided.choice
         chosen = self._rung(choice.chosen)
-        return {
-            "row": chosen.row,
-            "score": chosen.score,
-            "rule": self._rule,
-            "telling": choice.telling,
-            "blind": choice.blind,
-            "stability": asdict(self._decided.stability),
-        }
+        resampled = self._decided.stability
+        return ChoiceRecord(
+            row=chosen.row,
+            score=chosen.score,
+            rule=self._rule,
+            telling=choice.telling,
+            blind=choice.blind,
+            stability=StabilityRecord(row=resampled.row, score=resampled.score),
+        )
 
-    def _ladder_document(self) -> list[dict[str, Any]]:
+    def _ladder_records(self) -> list[LadderRungRecord]:
+        """Return the rungs, each with its differences to the next one."""
         tested = self._tested
-        rungs = []
+        records = []
         for place, rung in enumerate(tested.ladder):
-            document = asdict(rung)
-            is_last = place == len(tested.steps)
-            document["against_next"] = [] if is_last else list(map(asdict, tested.steps[place].values()))
-            rungs.append(document)
-        return rungs
+            against_next: list[FindingRecord] = []
+            if place < len(tested.steps):
+                against_next = _finding_records(tested.steps[place])
+            records.append(LadderRungRecord(row=rung.row, score=rung.score, against_next=against_next))
+        return records
 
     def _price(self, row: str) -> Price:
         measured = self._tests[row]
         single = self._tests[SINGLE]
         return Price(_ratio(measured.macs, single.macs), _ratio(measured.params, single.params))
 
-    def _row_document(self, name: str) -> dict[str, Any]:
+    def _row_record(self, name: str) -> StudyRowRecord:
+        """Return one row on validation and on test data."""
         result = self._results[name]
         measured = self._tests[name]
         choice = self._decided.choice
         candidate = self.candidates[choice.own_places[name]]
-        search = _search(result.row)
         under_common = None
         if self.common_score in measured.scores:
-            under_common = _detection(measured.block(self.common_score))
-        return {
-            "name": name,
-            "chosen": name == self._rung(choice.chosen).row,
-            "used": name == self.used.row,
-            "members": measured.members,
-            "macs": measured.macs,
-            "params": measured.params,
-            "mac_ratio": self._price(name).macs,
-            "temperature": self.temperature(name),
-            "score": candidate.score,
-            "search": None if search is None else asdict(search),
-            "validation": {
-                "accuracy": candidate.accuracy,
-                "nll": candidate.nll,
-                "mi": result.mean_mi,
-                "auroc": {under.score: dict(under.outside.values) for under in result.candidates},
-            },
-            "test": measured.block(candidate.score),
-            "common": under_common,
-        }
+            under_common = DetectedRecord.from_json(_detection(measured.block(self.common_score)))
+        validation = ValidationRecord(
+            accuracy=candidate.accuracy,
+            nll=candidate.nll,
+            mi=result.mean_mi,
+            auroc={under.score: dict(under.outside.values) for under in result.candidates},
+        )
+        return StudyRowRecord(
+            name=name,
+            chosen=name == self._rung(choice.chosen).row,
+            used=name == self.used.row,
+            members=measured.members,
+            macs=measured.macs,
+            params=measured.params,
+            mac_ratio=self._price(name).macs,
+            temperature=self.temperature(name),
+            score=candidate.score,
+            search=_search(result.row),
+            validation=validation,
+            test=TestedRecord.from_json(measured.block(candidate.score)),
+            common=under_common,
+        )
 
 
-def _by_name(findings: Mapping[str, Finding]) -> dict[str, dict[str, Any]]:
-    return {name: asdict(finding) for name, finding in findings.items()}
+def _finding_records(findings: Mapping[str, Finding]) -> list[FindingRecord]:
+    """Return findings as a document holds them, in their order."""
+    return list(_by_name(findings).values())
+
+
+def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
+    """Return findings as a document holds them, by the names they have."""
+    records = {}
+    for name, finding in findings.items():
+        records[name] = FindingRecord(
+            metric=finding.metric, value=finding.value, ci=finding.ci, kind=finding.kind, needed=finding.needed
+        )
+    return records
 
 
 def _detection(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -582,36 +600,50 @@ def _ratio(value: int | None, base: int | None) -> float | None:
     return value / base
 
 
-def _search(row: Row) -> _SearchGain | None:
+def _search(row: Row) -> SearchGainRecord | None:
     """Return what the search did to the model, by the circuit of a row; None of a row without one."""
     if row.circuit is None:
         return None
     path, count = row.circuit
     document = read_json_file(str(path))
-    return _SearchGain(count, _state(document["base"]), _state(document["removed"][count - 1]))
+    return SearchGainRecord(
+        removed=count, before=_state(document["base"]), after=_state(document["removed"][count - 1])
+    )
 
 
-def _state(step: Mapping[str, Any]) -> dict[str, Any]:
+def _state(step: Mapping[str, Any]) -> SearchStateRecord:
     """Return what a search measured at one step."""
     auroc = None
     if step["two_u"] is not None:
         auroc = step["two_u"] / (2 * step["n_id"] * step["n_ood"])
-    return {"score": step["score"], "accuracy": step["correct"] / step["n_id"], "auroc": auroc}
+    return SearchStateRecord(score=step["score"], accuracy=step["correct"] / step["n_id"], auroc=auroc)
+
+
+def _gain(search: SearchGainRecord) -> float | None:
+    """Return by how much the AUROC that a search looked for rose; None where it looked for none."""
+    before = search.before.auroc
+    after = search.after.auroc
+    if before is None or after is None:
+        return None
+    return after - before
 
 
 def _search_text(results: Sequence[ValidatedRow]) -> list[str]:
     """Say so where even the search that gained most hardly raised its AUROC."""
-    best: _SearchGain | None = None
+    best: SearchGainRecord | None = None
     most = -math.inf
     for result in results:
         search = _search(result.row)
-        if search is not None and search.gain is not None and search.gain >= most:
+        if search is None:
+            continue
+        gain = _gain(search)
+        if gain is not None and gain >= most:
             best = search
-            most = search.gain
+            most = gain
     if best is None or most >= _BARELY:
         return []
     raised = "hardly raised" if most > 0 else "did not raise"
     return [
-        f"The search itself {raised} the AUROC it looked for: from {number(best.before['auroc'], 3)} to "
-        f"{number(best.after['auroc'], 3)} with {best.removed} heads removed."
+        f"The search itself {raised} the AUROC it looked for: from {number(best.before.auroc, 3)} to "
+        f"{number(best.after.auroc, 3)} with {best.removed} heads removed."
     ]

@@ -72,7 +72,9 @@ class Candidate:
     @property
     def price(self) -> tuple[float, int]:
         """Mult-adds, then members."""
-        return (math.inf if self.macs is None else self.macs, self.members)
+        if self.macs is None:
+            return math.inf, self.members
+        return self.macs, self.members
 
 
 def _value(resampled: Resampled, key: str) -> float:
@@ -113,11 +115,12 @@ class Evidence:
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = tuple(candidates)
         self.sets = tuple(self.candidates[0].outside.values)
-        self._aurocs = np.stack([_aurocs(candidate, self.sets) for candidate in self.candidates])
-        """[candidates, sets, readings]"""
-        self._accuracies = np.stack([_readings(candidate.inside, ACCURACY) for candidate in self.candidates])
-        """[candidates, readings]"""
-        self._nlls = np.stack([_readings(candidate.inside, NLL) for candidate in self.candidates])
+        aurocs = [_aurocs(candidate, self.sets) for candidate in self.candidates]
+        accuracies = [_readings(candidate.inside, ACCURACY) for candidate in self.candidates]
+        nlls = [_readings(candidate.inside, NLL) for candidate in self.candidates]
+        self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
+        self._accuracies = np.stack(accuracies)  # [candidates, readings]
+        self._nlls = np.stack(nlls)  # [candidates, readings]
         self._means: dict[tuple[int, ...], Floats] = {}
         self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
 
@@ -227,12 +230,10 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
     admissible = [row for row, place in compared.items() if not too_bad(evidence, place, max_drop, reading)]
     admissible.sort(key=lambda row: evidence.candidates[compared[row]].price)  # the first of equals
     for number, row in enumerate(admissible):
-        dearer = admissible[number + 1 :]
-        better = [
-            other for other in dearer if clearly_better(evidence, compared[other], compared[row], telling, reading)
-        ]
-        if not better:
-            return ReadingDecision(telling, compared, admissible, compared[row])
+        place = compared[row]
+        dearer = [compared[other] for other in admissible[number + 1 :]]
+        if not any(clearly_better(evidence, other, place, telling, reading) for other in dearer):
+            return ReadingDecision(telling, compared, admissible, place)
     raise AssertionError("the single model is always admissible")
 
 
@@ -327,14 +328,17 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
             telling_names.append(name)
         else:
             blind_names.append(name)
+    places = range(len(evidence.candidates))
+    reasons = [_reason(evidence, decision, place, max_drop) for place in places]
+    limits = {row: too_bad(evidence, place, max_drop, 0) for row, place in own_places.items()}
     return Choice(
         chosen=decision.chosen,
         own_places=own_places,
         telling=telling_names,
         blind=blind_names,
         rivals=rivals,
-        reasons=[_reason(evidence, decision, place, max_drop) for place in range(len(evidence.candidates))],
-        limits={row: too_bad(evidence, place, max_drop, 0) for row, place in own_places.items()},
+        reasons=reasons,
+        limits=limits,
     )
 
 
@@ -378,13 +382,17 @@ class Stability:
 
 
 def stability(evidence: Evidence, max_drop: float, choice: Choice) -> Stability:
-    """Decide again in every round of the bootstrap."""
-    taken = evidence.candidates[choice.chosen]
+    """Return how often the choice is made again in the rounds of the bootstrap."""
+    chosen = evidence.candidates[choice.chosen]
     same_row = 0
     same_score = 0
-    for reading in range(1, evidence.readings):
-        again = evidence.candidates[decide(evidence, max_drop, reading).chosen]
-        same_row += again.row == taken.row
-        same_score += again.score == taken.score
-    rounds = evidence.readings - 1
-    return Stability(same_row / rounds, same_score / rounds)
+    # Reading 0 is of the samples themselves, which the choice was made on; the others are of resampled ones.
+    rounds = range(1, evidence.readings)
+    for reading in rounds:
+        decision = decide(evidence, max_drop, reading)
+        chosen_again = evidence.candidates[decision.chosen]
+        if chosen_again.row == chosen.row:
+            same_row += 1
+        if chosen_again.score == chosen.score:
+            same_score += 1
+    return Stability(same_row / len(rounds), same_score / len(rounds))

@@ -55,10 +55,16 @@ class Met:
     @property
     def hardest(self) -> str | None:
         """The rival against which the interval reaches lowest, the first of equals; None without any."""
-        return min(self.rivals, key=lambda score: self.rivals[score].ci[0], default=None)
+        lower_ends = {score: finding.ci[0] for score, finding in self.rivals.items()}
+        return min(lower_ends, key=lower_ends.__getitem__, default=None)
 
     @property
     def better_afterwards(self) -> dict[str, Finding]:
         """Free scores that did significantly better, the one that did so most first."""
-        ahead = {score: finding for score, finding in self.others.items() if finding.ci[1] < 0}
-        return dict(sorted(ahead.items(), key=lambda item: item[1].value))
+        ahead = []
+        for score, finding in self.others.items():
+            _, high = finding.ci
+            if high < 0:
+                ahead.append(score)
+        ahead.sort(key=lambda score: self.others[score].value)
+        return {score: self.others[score] for score in ahead}

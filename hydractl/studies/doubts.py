@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hydractl.metrics.bootstrap import Resampled, paired_differences
-from hydractl.metrics.curves import wilson
+from hydractl.metrics.confidence import share_interval
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
 from hydractl.studies.choosing import BLIND, Stability
@@ -22,10 +22,12 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
         return []
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
-    vote = "they had no vote" if len(blind) > 1 else "it had no vote"
-    if not telling:
-        vote = "nothing could be chosen on them" if len(blind) > 1 else "nothing could be chosen on it"
-    return [f"OOD validation data that tell nothing: {names} ({reason}), so {vote}."]
+    several = len(blind) > 1
+    if telling:
+        consequence = "they had no vote" if several else "it had no vote"
+    else:
+        consequence = "nothing could be chosen on them" if several else "nothing could be chosen on it"
+    return [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
 
 
 def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:
@@ -51,12 +53,14 @@ def difference_of_shares(hits: int, n: int, other_hits: int, other_n: int) -> tu
 
     Source: Newcombe 1998, method 10, from the score intervals of both.
     """
-    share, other = hits / n, other_hits / other_n
-    low, high = wilson(hits, n)
-    other_low, other_high = wilson(other_hits, other_n)
+    share = hits / n
+    other = other_hits / other_n
+    low, high = share_interval(hits, n)
+    other_low, other_high = share_interval(other_hits, other_n)
     below = math.hypot(share - low, other_high - other)
     above = math.hypot(high - share, other - other_low)
-    return share - other, share - other - below, share - other + above
+    difference = share - other
+    return difference, difference - below, difference + above
 
 
 def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resampled) -> list[str]:
@@ -83,7 +87,8 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
 def of_stability(stability: Stability) -> list[str]:
     """Say where other validation samples would often have led to another choice."""
     changes = []
-    for what, share in (("row", 1 - stability.row), ("score", 1 - stability.score)):
+    changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}
+    for what, share in changed_shares.items():
         if share > OFTEN:
             changes.append(f"another {what} in {100 * share:.0f} %")
     if not changes:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
+from hydractl.files.model_records import CostRecord
 from hydractl.metrics.bootstrap import Resampled, resample, resample_aurocs, resample_id
 from hydractl.metrics.calibrators import Calibration, fit_calibration
 from hydractl.metrics.ood_scores import SCORES
@@ -56,9 +57,7 @@ class MeasuredRow:
     def block(self, score: str) -> dict[str, Any]:
         """Return every metric with this score, as in the row of an eval."""
         inside, outside = self._under(score)
-        metrics = row_blocks(inside, outside, self.groups)
-        metrics["ood_score"] = score
-        return metrics
+        return {**row_blocks(inside, outside, self.groups), "ood_score": score}
 
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
@@ -116,11 +115,14 @@ def measure_row(
         if entry.role not in roles:
             continue
         data_set = _read_set(predictions, index)
+        labels = None
+        if entry.role == id_role:
+            labels = data_set.labels
         samples = samples_of(
             data_set.logits,
-            data_set.labels if entry.role == id_role else None,
+            labels,
             beside=[*SCORES, *data_set.feature_scores],
-            given=data_set.feature_scores,
+            fitted_scores=data_set.feature_scores,
             calibration=calibration,
             pairs=False,
         )
@@ -131,12 +133,12 @@ def measure_row(
             inside.append(samples)
     (id_samples,) = inside
     members, _, _ = predictions.shape(0)
-    cost = predictions.model.get("cost") or {}
+    cost = predictions.model.cost or CostRecord()
     return MeasuredRow(
         source=predictions,
         members=members,
-        macs=cost.get("macs"),
-        params=cost.get("params"),
+        macs=cost.macs,
+        params=cost.params,
         inside=id_samples,
         outside=outside,
         groups=groups,

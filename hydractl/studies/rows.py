@@ -86,8 +86,9 @@ class Workshop:
         return sum(self.heads.values())
 
     def share(self, part: float) -> int:
-        """How many heads are about a part of all: at least one, and never all."""
-        return min(max(1, round(part * self.total)), self.total - 1)
+        """Return how many heads are about a part of all: at least one, and never all."""
+        about = max(1, round(part * self.total))
+        return min(about, self.total - 1)
 
     def step(
         self,
@@ -102,27 +103,30 @@ class Workshop:
         """One command; its files are in the folder of the study. ``common`` names its common options."""
         paths = tuple(self.folder / name for name in outputs)
         whole = None if output is None else self.folder / output
-        return Step(verb, tuple(models), {**self.common.get(common or verb, {}), **options}, paths, tuple(needs), whole)
+        common_options = self.common.get(common or verb, {})
+        return Step(verb, tuple(models), {**common_options, **options}, paths, tuple(needs), whole)
 
     @cached_property
     def circuits(self) -> Step:
         """One search for every objective, as far as the largest row needs; smaller ones take its first removals."""
-        names = [f"circuit.{one}.json" for one in self.objectives] if len(self.objectives) > 1 else ["circuit.json"]
         objectives = ",".join(self.objectives)
-        budget = self.share(1 / 3 if len(self.objectives) > 1 else 1 / 4)
-        return self._search(objectives, budget, {}, names, "circuit.json")
+        if len(self.objectives) == 1:
+            return self._search(objectives, self.share(1 / 4), {}, ["circuit.json"], "circuit.json")
+        names = [f"circuit.{objective}.json" for objective in self.objectives]
+        return self._search(objectives, self.share(1 / 3), {}, names, "circuit.json")
 
     @cached_property
     def late_circuit(self) -> Step:
         """A search in the last sites alone."""
-        budget = min(self.share(1 / 6), sum(self.heads[site] for site in self.late) - 1)
+        late_heads = sum(self.heads[site] for site in self.late)
+        budget = max(1, min(self.share(1 / 6), late_heads - 1))
         sites = {"sites": ",".join(map(str, self.late))}
-        return self._search("avg", max(1, budget), sites, ["circuit.late.json"], "circuit.late.json")
+        return self._search("avg", budget, sites, ["circuit.late.json"], "circuit.late.json")
 
     def _search(
         self, objectives: str, budget: int, more: Mapping[str, Value], outputs: Sequence[str], output: str
     ) -> Step:
-        data: dict[str, Value] = {"data": self.val, "ood": self.ood_val, "objective": objectives}
+        data: dict[str, Value] = {"val": self.val, "ood_val": self.ood_val, "objective": objectives}
         options = {**data, "budget": str(budget), **self.search, **more, "resume": True}
         return self.step("extract-circuit", [self.model], options, outputs, output=output)
 
@@ -132,8 +136,12 @@ class Workshop:
 
     def pruned(self, name: str, circuit: Path, remove: int | None, search: Step) -> Step:
         """The member that a circuit leaves after some removals; None: after as many as ``max_drop`` allows."""
-        count = {"remove": "auto", "max_drop": repr(self.max_drop)} if remove is None else {"remove": str(remove)}
-        options: dict[str, Value] = {"circuit": str(circuit), **count, "force": True}
+        options: dict[str, Value] = {"circuit": str(circuit)}
+        if remove is None:
+            options |= {"remove": "auto", "max_drop": repr(self.max_drop)}
+        else:
+            options["remove"] = str(remove)
+        options["force"] = True
         return self.step(
             "prune",
             [self.model],
@@ -146,23 +154,25 @@ class Workshop:
 
     def fused(self, name: str, members: Sequence[Step], *, whole: bool = False, **more: object) -> Row:
         """A row of members fused to one file, with or without the whole model."""
-        models = [*([self.model] if whole else []), *(str(member.outputs[-1]) for member in members)]
+        models = [str(member.outputs[-1]) for member in members]
+        if whole:
+            models.insert(0, self.model)
         step = self.step("fuse", models, {"force": True}, [f"{name}.st"], members)
         return Row(name, str(step.outputs[0]), (step,), **more)  # type: ignore[arg-type]
 
     def tuned(self, member: Step) -> Step:
         """A member after fine-tuning."""
-        name = member.outputs[-1].stem
+        model = member.outputs[-1]
         assert self.train is not None  # rows that are trained need it
-        options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, "resume": True}
-        return self.step("finetune", [str(member.outputs[-1])], options, [f"{name}.tuned.st"], [member])
+        options: dict[str, Value] = {"train": self.train, "val": self.val, **self.training, "resume": True}
+        return self.step("finetune", [str(model)], options, [f"{model.stem}.tuned.st"], [member])
 
     def training_step(
         self, options: Mapping[str, Value], outputs: Sequence[str], output: str | None = None, seed: str | None = None
     ) -> Step:
         """One training of the whole model, with more options than those of every training."""
         assert self.train is not None  # rows that are trained need it
-        data: dict[str, Value] = {"data": self.train, "val": self.val}
+        data: dict[str, Value] = {"train": self.train, "val": self.val}
         all_options = {**data, **self.training, **options, "resume": True}
         if seed is not None:
             all_options["seed"] = seed
@@ -177,16 +187,18 @@ class Workshop:
     def made_by(self, name: str, recipe: Recipe) -> Row:
         """The row of this name, made as its method says."""
         match recipe:
-            case BySeeds(options):
+            case BySeeds(options, None):
                 return self.fused(name, self.trained(name, options))
-            case ByOneTraining(options, merge):
-                return self._of_one_training(name, options, merge)
-            case ByTraining(options):
-                step = self.training_step(options, [f"{name}.st"])
+            case BySeeds(options, ensemble):
+                return self.fused(name, self.trained(name, {"ensemble": str(ensemble), **options}))
+            case ByOneTraining(ensemble, options, merge):
+                return self._of_one_training(name, {"ensemble": str(ensemble), **options}, merge)
+            case ByTraining(ensemble, options):
+                step = self.training_step({"ensemble": str(ensemble), **options}, [f"{name}.st"])
                 return Row(name, str(step.outputs[0]), (step,))
             case ByVerb(verb):
                 assert self.train is not None
-                data: dict[str, Value] = {"data": self.train, "val": self.val, "force": True}
+                data: dict[str, Value] = {"train": self.train, "val": self.val, "force": True}
                 step = self.step(verb, [self.model], data, [f"{name}.st"])
                 return Row(name, str(step.outputs[0]), (step,))
             case AsMeasured(options):
@@ -222,21 +234,30 @@ class Scale:
 
 
 def smaller(scale: Scale) -> Iterator[Scale]:
-    """The scale that was asked for, and smaller and smaller ones."""
+    """Yield the scale that was asked for, and smaller and smaller ones."""
     yield scale
     if scale.approx is None:
         text = "the search is approximated (lazy:8)"
-        yield (scale := replace(scale, approx="lazy:8", cut=[*scale.cut, text]))
+        scale = replace(scale, approx="lazy:8", cut=[*scale.cut, text])
+        yield scale
     for samples in (1000, 400):
         if scale.samples is None or scale.samples > samples:
             text = f"the search takes {samples} samples of each set"
-            yield (scale := replace(scale, samples=samples, cut=[*scale.cut, text]))
-    dear = [name for name in scale.rows if name in (*NEED_THREE, "whole-late")]
+            scale = replace(scale, samples=samples, cut=[*scale.cut, text])
+            yield scale
+    dear = []
+    cheap = []
+    for name in scale.rows:
+        if name in NEED_THREE or name == "whole-late":
+            dear.append(name)
+        else:
+            cheap.append(name)
     if dear:
-        rows = [name for name in scale.rows if name not in dear]
-        scale = replace(scale, rows=rows, cut=[*scale.cut, f"the rows {', '.join(dear)} are left out"])
+        text = f"the rows {', '.join(dear)} are left out"
+        scale = replace(scale, rows=cheap, cut=[*scale.cut, text])
         yield scale
-    yield replace(scale, samples=min(scale.samples or 150, 150), cut=[*scale.cut, "the search takes 150 samples"])
+    fewest = min(scale.samples or 150, 150)
+    yield replace(scale, samples=fewest, cut=[*scale.cut, "the search takes 150 samples"])
 
 
 NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
@@ -298,39 +319,39 @@ def single(shop: Workshop) -> list[Row]:
 @row("whole-avg")
 def whole_avg(shop: Workshop) -> list[Row]:
     """The whole model and one circuit for accuracy and OOD detection, at a twelfth, a sixth and a quarter removed."""
-    counts = dict.fromkeys(shop.share(part) for part in (1 / 12, 1 / 6, 1 / 4))
     circuit = shop.circuit("avg")
-    return [
-        shop.fused(
-            f"whole-avg@{count}",
-            [shop.pruned(f"avg@{count}", circuit, count, shop.circuits)],
-            whole=True,
-            circuit=(circuit, count),
-        )
-        for count in counts
-    ]
+    rows: dict[int, Row] = {}
+    for part in (1 / 12, 1 / 6, 1 / 4):
+        count = shop.share(part)  # of few heads, two parts may be as many
+        if count not in rows:
+            member = shop.pruned(f"avg@{count}", circuit, count, shop.circuits)
+            rows[count] = shop.fused(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
+    return list(rows.values())
 
 
 @row("whole-auto", default=False)
 def whole_auto(shop: Workshop) -> list[Row]:
     """The whole model and that circuit with as many heads removed as ``--max-drop`` allows, counted by its search."""
-    return [shop.fused("whole-auto", [shop.pruned("auto", shop.circuit("avg"), None, shop.circuits)], whole=True)]
+    member = shop.pruned("auto", shop.circuit("avg"), None, shop.circuits)
+    return [shop.fused("whole-auto", [member], whole=True)]
 
 
 @row("whole-late")
 def whole_late(shop: Workshop) -> list[Row]:
     """The same with a circuit in the last third of the sites: whatever comes before runs once."""
     step = shop.late_circuit
+    circuit = step.outputs[0]
     count = int(str(step.options["budget"]))
-    member = shop.pruned(f"late@{count}", step.outputs[0], count, step)
-    return [shop.fused(f"whole-late@{count}", [member], whole=True, circuit=(step.outputs[0], count))]
+    member = shop.pruned(f"late@{count}", circuit, count, step)
+    return [shop.fused(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))]
 
 
 @row("whole-three")
 def whole_three(shop: Workshop) -> list[Row]:
     """The whole model and three circuits, for accuracy, for OOD detection and for both, with a sixth removed each."""
     count = shop.share(1 / 6)
-    return [shop.fused(f"whole-three@{count}", _three(shop, count), whole=True, circuit=(shop.circuit("avg"), count))]
+    members = _three(shop, count)
+    return [shop.fused(f"whole-three@{count}", members, whole=True, circuit=(shop.circuit("avg"), count))]
 
 
 @row("circuits")
@@ -341,7 +362,12 @@ def circuits(shop: Workshop) -> list[Row]:
 
 
 def _three(shop: Workshop, count: int) -> list[Step]:
-    return [shop.pruned(f"{one}@{count}", shop.circuit(one), count, shop.circuits) for one in THREE]
+    """Return the members that three circuits leave after as many removals."""
+    members = []
+    for objective in THREE:
+        circuit = shop.circuit(objective)
+        members.append(shop.pruned(f"{objective}@{count}", circuit, count, shop.circuits))
+    return members
 
 
 @row("taylor", train=True)
@@ -355,28 +381,27 @@ def _taylor(shop: Workshop) -> list[Step]:
     options: dict[str, Value] = {"method": "taylor", "scope": "global", "remove": str(shop.share(1 / 3))}
     # The samples are all that members differ in: of more of them, all rank the heads alike.
     options |= {"samples": "128", "data": shop.train, "force": True}
-    return [
-        shop.step(
-            "prune",
-            [shop.model],
-            {**options, "seed": seed},
-            [f"taylor{seed}.mask.json", f"taylor{seed}.st"],
-            output=f"taylor{seed}.st",
-        )
-        for seed in SEEDS
-    ]
+    members = []
+    for seed in SEEDS:
+        model = f"taylor{seed}.st"
+        outputs = [f"taylor{seed}.mask.json", model]
+        members.append(shop.step("prune", [shop.model], {**options, "seed": seed}, outputs, output=model))
+    return members
 
 
 @row("circuits-tuned", default=False, train=True)
 def circuits_tuned(shop: Workshop) -> list[Row]:
     """The three circuits, each fine-tuned."""
-    return [shop.fused("circuits-tuned", [shop.tuned(member) for member in _three(shop, shop.share(1 / 3))])]
+    members = _three(shop, shop.share(1 / 3))
+    tuned_members = [shop.tuned(member) for member in members]
+    return [shop.fused("circuits-tuned", tuned_members)]
 
 
 @row("taylor-tuned", default=False, train=True)
 def taylor_tuned(shop: Workshop) -> list[Row]:
     """The three Taylor members, each fine-tuned."""
-    return [shop.fused("taylor-tuned", [shop.tuned(member) for member in _taylor(shop)])]
+    tuned_members = [shop.tuned(member) for member in _taylor(shop)]
+    return [shop.fused("taylor-tuned", tuned_members)]
 
 
 @row("trained", default=False, train=True)

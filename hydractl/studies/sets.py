@@ -29,7 +29,7 @@ HALVES = 2
 _FEW = 20
 """Samples that a hint lists."""
 
-_APART = "give --data, --val, --ood-val, --test and each --ood samples of their own"
+_APART = "give --train, --val, --ood-val, --test and each --ood samples of their own"
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ def _opened(settings: StudySettings, source: Source) -> _Sets:
     check_labels_are_classes(val, named)
     check_labels_are_classes(test, named)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
-    if settings.data is not None:
+    if settings.train is not None:
         needed = _needs_labels(settings)
         train = open_data(
-            settings.data, labels=labels, need_labels=needed, ignore_labels=not needed, reads=reads, seed=seed
+            settings.train, labels=labels, need_labels=needed, ignore_labels=not needed, reads=reads, seed=seed
         )
-        sets.train = GivenSet("--data", train)
+        sets.train = GivenSet("--train", train)
     made_of_val = with_setting(str(settings.val), "ood=auto")
     ood_val_sets = [ood_set for ood_set in settings.ood_val_sets() if ood_set.spec != made_of_val]
     for ood_set in ood_val_sets:
@@ -200,13 +200,18 @@ def _way_out(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
     for given_set in sets.tested:
         by_model = marked(seen, given_set.dataset)
         digests = given_set.dataset.sample_fingerprints()
-        shared = [place for place, digest in enumerate(digests) if digest in fitted or by_model[place]]
+        shared = []
+        for place, digest in enumerate(digests):
+            if digest in fitted or by_model[place]:
+                shared.append(place)
         if len(shared) > _FEW:
             return _APART
         if shared:
             option, _, name = given_set.option.partition(" ")
-            spec = without_places(given_set.dataset.spec, shared)
-            changed.append(f"{option} '{name}={spec}'" if name else f"{option} '{spec}'")
+            value = without_places(given_set.dataset.spec, shared)
+            if name:
+                value = f"{name}={value}"
+            changed.append(f"{option} '{value}'")
     return f"leave these samples out: {' '.join(changed)}"
 
 
@@ -310,17 +315,17 @@ def fit_spec(settings: StudySettings) -> FitSamples | None:
     """
     if not settings.fit_samples:
         return None
-    if settings.data is None:
+    if settings.train is None:
         half = with_setting(str(settings.val), "part=1/2")
         return FitSamples(half, len(open_data(half, ignore_labels=True, limit=settings.limit)))
-    samples = len(open_data(settings.data, ignore_labels=True))
+    samples = len(open_data(settings.train, ignore_labels=True))
     stride = math.ceil(samples / settings.fit_samples)
     count = math.ceil(samples / stride)
     if settings.limit is not None:
         count = min(count, settings.limit)
     if stride == 1:
-        return FitSamples(settings.data, count)
-    return FitSamples(with_setting(settings.data, f"part=1/{stride}"), count)
+        return FitSamples(settings.train, count)
+    return FitSamples(with_setting(settings.train, f"part=1/{stride}"), count)
 
 
 def _check_fit(settings: StudySettings) -> None:
@@ -338,7 +343,7 @@ def _check_fit(settings: StudySettings) -> None:
         _, counts = np.unique(dataset.labels, return_counts=True)
         largest_class = int(counts.max())
     if largest_class < 2:
-        source = "--val" if settings.data is None else "--data"
+        source = "--val" if settings.train is None else "--train"
         raise UsageError(
             f"OOD scores on features would be fitted to {len(dataset)} samples of {source}, no two of one class",
             hint="raise --limit or --fit-samples, or leave these scores out with --fit-samples 0",

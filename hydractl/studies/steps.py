@@ -22,6 +22,7 @@ class Step:
         outputs: the files it leaves; ``-o`` names ``output``, else the first of them.
         needs: the steps whose outputs it reads.
         output: the value of ``-o`` where it is no file of its own.
+        has_output: whether it has ``-o``; else its files are named by other options.
     """
 
     verb: str
@@ -30,6 +31,7 @@ class Step:
     outputs: tuple[Path, ...]
     needs: tuple[Step, ...] = ()
     output: Path | None = None
+    has_output: bool = True
 
     @property
     def done(self) -> bool:
@@ -39,24 +41,31 @@ class Step:
     @property
     def given(self) -> dict[str, Value]:
         """All its options, and its MODEL arguments, by name."""
-        return {"model": list(self.models), **self.options, "output": self._output_option}
+        return {"model": list(self.models), **self.options, **self._output_option}
 
     @property
-    def _output_option(self) -> str:
-        return str(self.output or self.outputs[0])
+    def _output_option(self) -> dict[str, Value]:
+        """``output`` by its name; nothing for a command without it."""
+        if not self.has_output:
+            return {}
+        return {"output": str(self.output or self.outputs[0])}
 
     def argv(self) -> list[str]:
         """Return the command as it is typed, without ``hydractl``."""
         words = [self.verb, *self.models]
         for name, value in self.options.items():
             words += _flag_words(name.replace("_", "-"), value)
-        return [*words, "-o", self._output_option]
+        for value in self._output_option.values():
+            words += ["-o", str(value)]
+        return words
 
 
 def _flag_words(name: str, value: Value) -> list[str]:
     """Return a flag as it is typed, with its value."""
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [f"--no-{name}"]
     if isinstance(value, str):
         return [f"--{name}", value]
     words = []

@@ -20,16 +20,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from hydractl.files.study_answer import Word
 from hydractl.report.eval_tables import signed_number
 
-BETTER = "better"
-SLIGHTLY_BETTER = "slightly better"
-WORSE = "worse"
-SLIGHTLY_WORSE = "slightly worse"
-NO_DIFFERENCE = "no difference"
-CANNOT_TELL = "cannot tell"
+BETTER: Final = "better"
+SLIGHTLY_BETTER: Final = "slightly better"
+WORSE: Final = "worse"
+SLIGHTLY_WORSE: Final = "slightly worse"
+NO_DIFFERENCE: Final = "no difference"
+CANNOT_TELL: Final = "cannot tell"
 WORDS = (BETTER, SLIGHTLY_BETTER, WORSE, SLIGHTLY_WORSE, NO_DIFFERENCE, CANNOT_TELL)
 GAINS = (BETTER, SLIGHTLY_BETTER)
 LOSSES = (WORSE, SLIGHTLY_WORSE)
@@ -75,7 +76,7 @@ class Finding:
     metric: str
     value: float
     ci: tuple[float, float]
-    kind: str
+    kind: Word
     needed: int | None = None
 
     def __str__(self) -> str:
@@ -88,7 +89,7 @@ class Finding:
         return f"{signed_number(self.value)} ({low} to {high})"
 
 
-def word(low: float, high: float, margin: float) -> str:
+def word(low: float, high: float, margin: float) -> Word:
     """Return the word of an interval in which higher is better."""
     if low > margin:
         return BETTER

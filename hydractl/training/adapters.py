@@ -6,11 +6,13 @@ ordinary checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from torch import nn
 from torch.nn.utils import parametrize
 
+from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 
 _INSIDE = ".parametrizations."
@@ -31,6 +33,14 @@ class Adapter(Protocol):
     def trains(self, model: HydraModel) -> set[str]:
         """Return the names of the network's parameters that are trained; the classifier is too, beside them."""
         ...
+
+
+def banks_with_heads(model: HydraModel) -> Iterator[HeadBank]:
+    """Yield the weights of the heads at each site that has some, of a model with one member."""
+    for attention in model.attentions:
+        bank = attention.only.bank
+        if bank.heads:
+            yield bank
 
 
 def added_names(model: HydraModel) -> set[str]:

@@ -46,8 +46,12 @@ class Saved:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names start so, by the rest of their names."""
-        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+        """Return the tensors whose names start so, by the rest of their names."""
+        part = {}
+        for name, tensor in self.tensors.items():
+            if name.startswith(prefix):
+                part[name.removeprefix(prefix)] = tensor
+        return part
 
 
 class StateFile:
@@ -61,14 +65,15 @@ class StateFile:
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.path = path
-        self.fingerprint, self.environment = dict(fingerprint), dict(environment)
+        self.fingerprint = dict(fingerprint)
+        self.environment = dict(environment)
 
     def exists(self) -> bool:
-        """Whether an unfinished run is saved."""
+        """Return whether an unfinished run is saved."""
         return self.path.exists()
 
     def begin(self, log: Log, *, resume: bool, force: bool) -> Saved | None:
-        """The saved run to go on with, or None for a new one. To be called while the output is claimed.
+        """Return the saved run to go on with, or None for a new one. To be called while the output is claimed.
 
         Raises:
             OutputError: a run is saved, and it is neither to be resumed nor to be replaced by ``force``.
@@ -103,7 +108,7 @@ class StateFile:
             write_checkpoint(output, DictTensors(saved.tensors), header)
 
     def load(self, log: Log) -> Saved:
-        """The state that was saved.
+        """Read the state that was saved.
 
         Raises:
             InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.
@@ -119,7 +124,7 @@ class StateFile:
         return Saved(dict(header["progress"]), tensors)
 
     def check(self) -> None:
-        """See, by its header, that what is saved is of this run.
+        """Check by its header that what is saved is of this run.
 
         Raises:
             InputError: it is no such file, or it is of another run; all differences are listed.
@@ -143,7 +148,7 @@ class StateFile:
 
 
 def refuse_unfinished(path: Path, *, force: bool) -> None:
-    """See that no unfinished run is in the way of a new one, unless ``force`` replaces it.
+    """Check that no unfinished run is in the way of a new one, unless ``force`` replaces it.
 
     Raises:
         OutputError: there is one.
@@ -163,13 +168,17 @@ class Checkpointing:
 
     def __init__(self, file: StateFile | None, every: str) -> None:
         self.file = file
+        self.steps: int | None = None
+        self.seconds = 0
         unit = every[-1]
-        self.steps = None if unit in _UNIT_SECONDS else int(every)
-        self.seconds = int(every[:-1]) * _UNIT_SECONDS[unit] if unit in _UNIT_SECONDS else 0
+        if unit in _UNIT_SECONDS:
+            self.seconds = int(every[:-1]) * _UNIT_SECONDS[unit]
+        else:
+            self.steps = int(every)
         self._last = time.monotonic()
 
     def due(self, steps: int) -> bool:
-        """Whether it is time, after so many steps."""
+        """Return whether it is time to save, after so many steps."""
         if self.file is None:
             return False
         if self.steps is not None:
@@ -209,7 +218,8 @@ class Interruptions:
 
     def _note(self, number: int, _: object) -> None:
         if not self.requested:
-            self.requested, self._since = True, time.monotonic()
+            self.requested = True
+            self._since = time.monotonic()
         elif time.monotonic() - self._since >= _ONE_WISH_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -219,9 +229,13 @@ class Interruptions:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Memory of an optimizer: ``INDEX.KEY`` -> tensor, for each parameter in the order of the optimizer."""
-    states = optimizer.state_dict()["state"].items()
-    return {f"{i}.{key}": t for i, entries in states for key, t in entries.items() if isinstance(t, Tensor)}
+    """Return the memory of an optimizer: ``INDEX.KEY`` -> tensor, by the position of the parameter in it."""
+    tensors = {}
+    for index, memory in optimizer.state_dict()["state"].items():
+        for key, value in memory.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = value
+    return tensors
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
@@ -234,24 +248,30 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 
 def random_state(device: torch.device) -> Tensor:
-    """State of the generators that dropout draws from: of the CPU, and behind it of the GPU."""
-    state = torch.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+    """Return the state of the generators that dropout draws from: of the CPU, and behind it of the GPU."""
+    state_of_cpu = torch.get_rng_state()
+    if device.type != "cuda":
+        return state_of_cpu
+    state_of_gpu = torch.cuda.get_rng_state(device)
+    return torch.cat([state_of_cpu, state_of_gpu])
 
 
 def set_random_state(state: Tensor, device: torch.device) -> None:
-    """The inverse of :func:`random_state`."""
-    size = torch.get_rng_state().numel()
-    torch.set_rng_state(state[:size].clone())
+    """Set the generators to a state from :func:`random_state`."""
+    size_on_cpu = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size_on_cpu].clone())
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)
+        torch.cuda.set_rng_state(state[size_on_cpu:].clone(), device)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors with their names, dtypes and shapes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        title = f"{name} {tensor.dtype} {list(tensor.shape)}\n"
+        digest.update(title.encode())
         if tensor.numel():
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            as_bytes = tensor.reshape(-1).view(torch.uint8)
+            digest.update(as_bytes.numpy().data)
     return digest.hexdigest()

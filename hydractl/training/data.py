@@ -71,24 +71,29 @@ def training_data(
     if options.data.augment:
         preprocess = model.description.preprocess
         changes = Augmentation(options.data.augment, model.family, preprocess, options.seed)
-    read = Reader(model, train_set, batch_size // team.size, workers, changes)
+    batch_size_of_process = batch_size // team.size
+    read_train = Reader(model, train_set, batch_size_of_process, workers, changes)
     validation = None
     if val_set is not None:
-        validation = _validation_batches(Reader(model, val_set, batch_size, workers), val_set, team)
-    return TrainingData(len(train_set), read, validation)
+        read_val = Reader(model, val_set, batch_size, workers)
+        validation = _validation_batches(read_val, val_set, team)
+    return TrainingData(len(train_set), read_train, validation)
 
 
 def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Callable[[], Iterator[tuple[Any, Tensor]]]:
-    """Return what reads the samples that this process validates, and their labels."""
-    order = range(len(val_set)) if team.size > 1 else longest_first(val_set)
-    own_samples = list(order)[team.rank :: team.size]
-    computed = list(own_samples)
-    if len(own_samples) * team.size < len(val_set):
-        computed.append(order[0])  # all processes compute equally often, this one a sample without its label
+    """Return a function that reads the samples that this process validates, and their labels."""
+    order: Sequence[int] = range(len(val_set))
+    if team.size == 1:
+        order = longest_first(val_set)
+    samples_of_process = list(order)[team.rank :: team.size]
+    samples_to_compute = list(samples_of_process)
+    if len(samples_of_process) * team.size < len(val_set):
+        # All processes compute equally often, this one a sample without its label.
+        samples_to_compute.append(order[0])
 
     def validation() -> Iterator[tuple[Any, Tensor]]:
-        labels_left = len(own_samples)
-        for inputs, labels in read(computed, 0):
+        labels_left = len(samples_of_process)
+        for inputs, labels in read(samples_to_compute, 0):
             yield inputs, labels[:labels_left]
             labels_left -= len(labels)
 
@@ -105,11 +110,16 @@ def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log
 
 
 def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) -> None:
+    """Warn of the captions that the model cuts."""
     texts = dataset.captions[:COUNTED]
-    cut, most = model.family.too_long(model.description.config, model.description.preprocess, texts)
+    description = model.description
+    cut, most = model.family.too_long(description.config, description.preprocess, texts)
     if not cut:
         return
-    looked_at = f"{len(texts)}" if len(texts) == len(dataset) else f"the first {len(texts):,}"
+    if len(texts) == len(dataset):
+        looked_at = f"{len(texts)}"
+    else:
+        looked_at = f"the first {len(texts):,}"
     verb = "is" if cut == 1 else "are"
     log.warn(
         f"{dataset.where}: {cut} of {looked_at} captions {verb} longer than {most} tokens, and what is behind them is "
@@ -129,7 +139,7 @@ def open_pairs(source: Source, options: DataOptions, per_step: int) -> Dataset:
             f"--loss contrastive: {source.name} has a classifier and does not compare images with texts",
             hint="train a CLIP, or leave --loss out",
         )
-    dataset = open_data(options.train, limit=options.limit, reads={source.name: PAIRS})
+    dataset = open_data(options.train, option="--train", limit=options.limit, reads={source.name: PAIRS})
     if len(dataset) < per_step:
         raise InputError(
             f"{options.train} has {len(dataset)} pairs, and a step compares {per_step}",
@@ -211,15 +221,20 @@ class Augmentation:
         def collated(samples: list[tuple[int, Any]]) -> Tensor:
             # The generator of dropout goes on as if nothing had been drawn here.
             with torch.random.fork_rng(devices=[]):
-                return torch.stack([self._changed(image, epoch, number) for number, image in samples])
+                changed = [self._changed(image, epoch, number) for number, image in samples]
+                return torch.stack(changed)
 
         return collated
 
     def _changed(self, image: Any, epoch: int, number: int) -> Tensor:
-        digest = hashlib.sha256(f"hydractl.augment/1 {self._seed} {epoch} {number}".encode()).digest()
+        """Return one image as it is in an epoch, ``[C, H, W]``."""
+        text = f"hydractl.augment/1 {self._seed} {epoch} {number}"
+        digest = hashlib.sha256(text.encode()).digest()
+        seed = int.from_bytes(digest[:8], "big") >> 1
         # Of the CPU alone: torch.manual_seed would seed the generators of GPUs as well.
-        torch.default_generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return self._finish(self._change(in_mode(image, self._mode)))
+        torch.default_generator.manual_seed(seed)
+        changed = self._change(in_mode(image, self._mode))
+        return self._finish(changed)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -250,13 +265,18 @@ class Reader:
             self._captions = dataset.captions
             self._samples = dataset.images
         self._changes = changes
-        self._memory = self._in_memory() if changes is None else None
+        self._memory: Tensor | None = None
+        if changes is None:
+            self._memory = self._in_memory()
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         parameter = next(self._model.parameters())
         device = parameter.device
         dtype = parameter.dtype
-        read = self._prepared(indices, epoch) if self._memory is None else self._kept(self._memory, indices)
+        if self._memory is None:
+            read = self._prepared(indices, epoch)
+        else:
+            read = self._kept(self._memory, indices)
         for inputs, targets in read:
             yield move(inputs, device, dtype), move(targets, device, dtype)
 
@@ -271,6 +291,7 @@ class Reader:
         return torch.cat([batch.inputs for batch in parts])
 
     def _kept(self, memory: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+        """Yield batches of inputs that are in memory."""
         for start in range(0, len(indices), self._size):
             chunk = list(indices[start : start + self._size])
             yield memory[chunk], self._targets(chunk)
@@ -278,7 +299,9 @@ class Reader:
     def _prepared(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield batches prepared in the worker processes."""
         preprocess = self._model.preprocess
-        augment = None if self._changes is None else self._changes.collate(epoch)
+        augment: Callable[[list[tuple[int, Any]]], Tensor] | None = None
+        if self._changes is not None:
+            augment = self._changes.collate(epoch)
 
         def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
             numbers = [number for number, _ in samples]
@@ -288,8 +311,9 @@ class Reader:
                 inputs = preprocess([sample for _, sample in samples])
             return inputs, self._targets(numbers)
 
-        for batch in batches(Numbered(self._samples), collate, self._size, workers=self._workers, indices=indices):
-            yield batch.inputs
+        numbered = Numbered(self._samples)
+        for batch in batches(numbered, collate, self._size, workers=self._workers, indices=indices):
+            yield batch.inputs  # what collate has returned: inputs and targets
 
     def _targets(self, numbers: list[int]) -> Any:
         """Return labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""

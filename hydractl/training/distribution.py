@@ -24,7 +24,7 @@ from hydractl.training.losses import Loss
 
 
 def shared(loss: Loss, team: Processes) -> nn.Module:
-    """The loss of a model as all processes compute it; their gradients become the mean over processes."""
+    """Return the loss of a model as all processes compute it; their gradients become the mean over processes."""
     if team.size == 1 or isinstance(loss.model, FSDPModule):
         return loss
     if loss.device.type == "cuda":
@@ -42,9 +42,9 @@ def shard(model: HydraModel, device: torch.device) -> None:
     Raises:
         UsageError: for a model with a parameter that is a single number.
     """
-    single = next((name for name, p in model.named_parameters() if p.ndim == 0), None)
-    if single is not None:
-        raise UsageError(f"--shard: {single} is a single number and cannot be divided", hint="leave --shard out")
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise UsageError(f"--shard: {name} is a single number and cannot be divided", hint="leave --shard out")
     model.whole_last_block = True  # a block's parameters are there while it is called, and not for a part of it
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     for path in model.block_paths:
@@ -58,20 +58,21 @@ def unshard(model: nn.Module) -> None:
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if isinstance(parameter, DTensor):
-                setattr(module, name, nn.Parameter(whole(parameter), requires_grad=parameter.requires_grad))
+                whole_parameter = nn.Parameter(whole(parameter), requires_grad=parameter.requires_grad)
+                setattr(module, name, whole_parameter)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor itself, or on the CPU what its shards are parts of. All processes call it."""
-    if isinstance(tensor, DTensor) and not tensor.numel():  # its shards have another shape
+    """Return a tensor itself, or on the CPU what its shards are parts of. All processes call it."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    if not tensor.numel():  # its shards have another shape
         return torch.empty(tensor.shape, dtype=tensor.dtype)
-    if isinstance(tensor, DTensor):
-        return tensor.full_tensor().detach().cpu()
-    return tensor.detach()
+    return tensor.full_tensor().detach().cpu()
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """The inverse of :func:`whole`: where ``like`` is divided among processes, the shard of this one."""
+    """Undo :func:`whole`: where ``like`` is divided among processes, return the shard of this one."""
     if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or tensor.shape != like.shape:
         return tensor
     if not tensor.numel():

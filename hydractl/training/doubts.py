@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from hydractl.data.base import Dataset
 from hydractl.data.plausibility import sample_doubts
 from hydractl.metrics.plausibility import count_doubt, loss_doubt
+from hydractl.training.loop import TrainingOutcome
 from hydractl.training.start import Opened
 
 _LAST_POINTS = 15
@@ -24,11 +24,11 @@ def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
     return doubts
 
 
-def course_doubts(outcome: dict[str, Any], val_set: Dataset | None, classes: int | None) -> list[str]:
+def course_doubts(outcome: TrainingOutcome, val_set: Dataset | None, classes: int | None) -> list[str]:
     """Return what is odd about the course of a training.
 
     Args:
-        outcome: its epochs and its loss curve (:meth:`hydractl.training.loop.History.outcome`).
+        outcome: its epochs and its loss curve.
         val_set: the validation data, if there are any.
         classes: number of classes where the loss is the cross-entropy of one model, else None: other losses have no
             value that a uniform prediction has.
@@ -36,13 +36,15 @@ def course_doubts(outcome: dict[str, Any], val_set: Dataset | None, classes: int
     doubts: list[str | None] = []
     curve = outcome["loss_curve"]
     if classes is not None and classes > 1:
-        doubts.append(loss_doubt(np.array(curve[-max(2, math.ceil(len(curve) / 4)) :][:_LAST_POINTS]), classes))
+        points = max(2, math.ceil(len(curve) / 4))
+        last_quarter = curve[-points:][:_LAST_POINTS]
+        doubts.append(loss_doubt(np.array(last_quarter), classes))
     if val_set is not None:
         doubts.append(_validation_doubt(outcome, val_set))
     return [doubt for doubt in doubts if doubt is not None]
 
 
-def _validation_doubt(outcome: dict[str, Any], val_set: Dataset) -> str | None:
+def _validation_doubt(outcome: TrainingOutcome, val_set: Dataset) -> str | None:
     """Return what is odd about the accuracy at the end, or None.
 
     The epoch that is kept says less: with labels in another order it is one of the first, before anything was learned.
@@ -50,7 +52,8 @@ def _validation_doubt(outcome: dict[str, Any], val_set: Dataset) -> str | None:
     accuracy = outcome["epochs"][-1].get("val_accuracy")
     if accuracy is None or val_set.labels is None:
         return None
-    doubt = count_doubt(round(accuracy * len(val_set)), val_set.labels)
+    correct = round(accuracy * len(val_set))
+    doubt = count_doubt(correct, val_set.labels)
     if doubt is None:
         return None
-    return f"--val at the end: {doubt}: are these samples of the same classes, in the same order, as those of --data?"
+    return f"--val at the end: {doubt}: are these samples of the same classes, in the same order, as those of --train?"

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydractl.errors import NonFiniteError
 from hydractl.training.checkpointing import Saved
 from hydractl.training.data import TrainingData
 from hydractl.training.distribution import whole
-from hydractl.training.loop import History, Training, TrainingContext
+from hydractl.training.loop import EpochFigures, History, Training, TrainingContext, TrainingOutcome
 from hydractl.training.members import AnyModel
 from hydractl.training.options import TrainOptions
+
+_BEST = "chosen."
+"""How the names of the best weights so far begin in the saved run."""
+
+
+class CandidateResult(TypedDict):
+    """The result of one learning rate of several, as JSON.
+
+    Attributes:
+        lr: the learning rate.
+        val_accuracy, val_nll: of the epoch that was kept; None where the training failed.
+        error: why it failed; only then.
+        kept_epoch, stopped_early, epochs, loss_curve: as of :class:`TrainingOutcome`, where it did not.
+    """
+
+    lr: float
+    val_accuracy: float | None
+    val_nll: float | None
+    error: NotRequired[str]
+    kept_epoch: NotRequired[int | None]
+    stopped_early: NotRequired[bool]
+    epochs: NotRequired[list[EpochFigures]]
+    loss_curve: NotRequired[list[float]]
 
 
 @dataclass
@@ -22,15 +45,15 @@ class Trained:
     """Outcome of a training.
 
     Attributes:
-        outcome: epochs, loss and kept epoch of the training whose weights are kept (:meth:`History.outcome`).
+        outcome: epochs, loss and kept epoch of the training whose weights are kept.
         lr: its learning rate.
         grid: the result of each learning rate; empty where there was only one.
         run: the last training, whose model has the weights that are kept.
     """
 
-    outcome: dict[str, Any]
+    outcome: TrainingOutcome
     lr: float
-    grid: list[dict[str, Any]]
+    grid: list[CandidateResult]
     run: Training
 
 
@@ -52,59 +75,86 @@ def train_each(
         NonFiniteError: a loss that is not finite, with every learning rate. Of several, one that does so is out.
         Interrupted: by a signal, after saving.
     """
-    results: list[dict[str, Any]] = []
-    chosen: dict[str, Tensor] = {}
+    results: list[CandidateResult] = []
+    weights_of_best: dict[str, Tensor] = {}
     first = 0
     if saved is not None:
         results = saved.progress["results"]
-        chosen = saved.part("chosen.")
+        weights_of_best = saved.part(_BEST)
         first = saved.progress["candidate"]
-    for index in range(first, len(options.lr)):
-        context.extra = Saved({"candidate": index, "results": results}, _named(chosen))
+    candidates = len(options.lr)
+    for index in range(first, candidates):
+        context.extra = Saved({"candidate": index, "results": results}, _as_saved(weights_of_best))
         lr = options.lr[index]
-        if len(options.lr) > 1:
-            context.log.info(f"learning rate {lr:g}, {index + 1} of {len(options.lr)}")
+        if candidates > 1:
+            context.log.info(f"learning rate {lr:g}, {index + 1} of {candidates}")
             context.run_log.event("candidate", lr=lr)
         model, data = make()
         run = Training(model, data, options, lr, context)
         if saved is not None and "steps" in saved.progress:
             run.load_state_dict(saved)
         saved = None
-        if len(options.lr) == 1:
-            return Trained(run.run().outcome(), lr, [], run)
+        if candidates == 1:
+            history = run.run()
+            return Trained(history.outcome(), lr, [], run)
+        is_last = index == candidates - 1
         try:
-            results.append(_result(lr, run.run()))
-            if best_of(results) == len(results) - 1:
-                chosen = {name: whole(p).to("cpu", copy=True) for name, p in run.parameters.items()}
+            history = run.run()
+            results.append(_result(lr, history))
+            is_best = best_of(results) == len(results) - 1
+            if is_best:
+                weights_of_best = _copied_to_cpu(run.parameters)
         except NonFiniteError as error:
-            if index == len(options.lr) - 1 and not chosen:
+            if is_last and not weights_of_best:
                 raise
             context.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
-        if index < len(options.lr) - 1 and not context.team.rank:
+        if not is_last and context.team.rank == 0:
             progress = {"candidate": index + 1, "results": results, "log": context.run_log.position()}
-            context.checkpointing.save(Saved(progress, _named(chosen)))
-    run.put(chosen)
+            context.checkpointing.save(Saved(progress, _as_saved(weights_of_best)))
+    run.put(weights_of_best)
     run.model.eval()
     best = results[best_of(results)]
     context.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
-    return Trained(best, best["lr"], results, run)
+    outcome: TrainingOutcome = {
+        "kept_epoch": best["kept_epoch"],
+        "stopped_early": best["stopped_early"],
+        "epochs": best["epochs"],
+        "loss_curve": best["loss_curve"],
+    }
+    return Trained(outcome, best["lr"], results, run)
 
 
-def best_of(results: list[dict[str, Any]]) -> int:
-    """Index of the highest validation accuracy, the first of equals; one that failed is never it."""
+def best_of(results: Sequence[CandidateResult]) -> int:
+    """Return the index of the highest validation accuracy, the first of equals; it is never one that failed."""
     accuracies = []
     for result in results:
-        has_failed = result["val_accuracy"] is None
-        accuracies.append(-1.0 if has_failed else result["val_accuracy"])
+        accuracy = result["val_accuracy"]
+        if accuracy is None:
+            accuracy = -1.0
+        accuracies.append(accuracy)
     return accuracies.index(max(accuracies))
 
 
-def _result(lr: float, history: History) -> dict[str, Any]:
+def _result(lr: float, history: History) -> CandidateResult:
     assert history.kept_epoch is not None  # several learning rates have no snapshots
     kept = history.epochs[history.kept_epoch - 1]
-    return {"lr": lr, "val_accuracy": kept["val_accuracy"], "val_nll": kept["val_nll"], **history.outcome()}
+    outcome = history.outcome()
+    return {
+        "lr": lr,
+        "val_accuracy": kept["val_accuracy"],
+        "val_nll": kept["val_nll"],
+        "kept_epoch": outcome["kept_epoch"],
+        "stopped_early": outcome["stopped_early"],
+        "epochs": outcome["epochs"],
+        "loss_curve": outcome["loss_curve"],
+    }
 
 
-def _named(chosen: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"chosen.{name}": tensor for name, tensor in chosen.items()}
+def _copied_to_cpu(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: whole(parameter).to("cpu", copy=True) for name, parameter in parameters.items()}
+
+
+def _as_saved(weights_of_best: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights under the names that they have in the saved run."""
+    return {f"{_BEST}{name}": tensor for name, tensor in weights_of_best.items()}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -36,8 +36,34 @@ from hydractl.training.start import kept_weights, make_optimizer, trainable
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
-_LOWER = "lower --lr, or raise --warmup"
+_LOWER = "lower --lr, or raise warmup, a key of hydra.yaml"
 _POINTS = 60
+
+
+class ValidationFigures(TypedDict):
+    """Accuracy and mean negative log-likelihood on the validation set."""
+
+    val_accuracy: float
+    val_nll: float
+
+
+class EpochFigures(TypedDict):
+    """One epoch: its number (from 1), the steps made by its end, its mean loss, and the validation after it."""
+
+    epoch: int
+    steps: int
+    loss: float
+    val_accuracy: NotRequired[float]
+    val_nll: NotRequired[float]
+
+
+class TrainingOutcome(TypedDict):
+    """The course of a training in short, as JSON; see :class:`History`."""
+
+    kept_epoch: int | None
+    stopped_early: bool
+    epochs: list[EpochFigures]
+    loss_curve: list[float]
 
 
 @dataclass
@@ -51,7 +77,7 @@ class History:
         stopped_early: for want of a better validation accuracy.
     """
 
-    epochs: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[EpochFigures] = field(default_factory=list)
     kept_epoch: int | None = 0
     losses: list[float] = field(default_factory=list)
     stopped_early: bool = False
@@ -62,12 +88,14 @@ class History:
         points = min(count, _POINTS)
         curve = []
         for index in range(points):
-            neighbours = self.losses[index * count // points : (index + 1) * count // points]
+            start = index * count // points
+            stop = (index + 1) * count // points
+            neighbours = self.losses[start:stop]
             curve.append(sum(neighbours) / len(neighbours))
         return curve
 
-    def outcome(self) -> dict[str, Any]:
-        """The course in short, as JSON."""
+    def outcome(self) -> TrainingOutcome:
+        """Return the course in short."""
         return {
             "kept_epoch": self.kept_epoch,
             "stopped_early": self.stopped_early,
@@ -161,11 +189,12 @@ class Training:
             # A run may have been saved between the last step of an epoch and its validation.
             while (history.steps < self.total or self.position) and not history.stopped_early:
                 self.epoch_start = self.order.get_state()
-                done = history.epochs[-1]["steps"] if history.epochs else 0
-                indices = torch.randperm(self.data.size, generator=self.order).tolist()
-                steps = min(self.total - done, self.per_epoch)
-                self._finish_epoch(indices[: steps * self.options.per_step], progress)
-                self._end_epoch(done)
+                steps_before = history.epochs[-1]["steps"] if history.epochs else 0
+                shuffled = torch.randperm(self.data.size, generator=self.order).tolist()
+                steps = min(self.total - steps_before, self.per_epoch)
+                samples = steps * self.options.per_step
+                self._finish_epoch(shuffled[:samples], progress)
+                self._end_epoch(steps_before)
         self._put_result()
         self.model.eval()
         return history
@@ -191,21 +220,24 @@ class Training:
         batches = [ahead[start : start + size] for start in range(0, len(ahead), size)]
         indices_of_this_process: list[int] = []
         for batch in batches:
-            # Where the last batch of an epoch is too short for all processes, some compute a sample that counts
-            # nothing.
-            indices_of_this_process += batch[team.rank :: team.size] or batch[:1]
+            part = batch[team.rank :: team.size]
+            if not part:
+                # The last batch of an epoch is too short for all processes: this one computes a sample that counts
+                # nothing.
+                part = batch[:1]
+            indices_of_this_process += part
         self.model.train()
         stream = self.data.batches(indices_of_this_process, len(self.history.epochs))
         for start in range(0, len(batches), accumulate):
-            parts = batches[start : start + accumulate]
-            count = sum(len(part) for part in parts)
-            shares = [len(part[team.rank :: team.size]) / count for part in parts]
+            batches_of_step = batches[start : start + accumulate]
+            samples = sum(len(batch) for batch in batches_of_step)
+            shares = [len(batch[team.rank :: team.size]) / samples for batch in batches_of_step]
             with self._saving():
-                read = [next(stream) for _ in parts]
-            loss = self._step(read, shares)
+                parts_of_step = [next(stream) for _ in batches_of_step]
+            loss = self._step(parts_of_step, shares)
             self.history.losses.append(loss)
-            self.position += count
-            self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
+            self.position += samples
+            self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), samples)
             progress.advance(1, f"loss {loss:.4f}")
             self._collect()
             self._save_or_stop()
@@ -245,14 +277,16 @@ class Training:
     def _check_loss(self, value: float) -> None:
         if math.isfinite(value):
             return
-        file, rest = self.context.checkpointing.file, "nothing was written"
+        file = self.context.checkpointing.file
+        what_is_left = "nothing was written"
         if file is not None and file.exists():
-            rest = f"{file.path} has the last good state"
-        raise NonFiniteError(f"the loss is {value} at step {self.history.steps + 1}", hint=f"{_LOWER}; {rest}")
+            what_is_left = f"{file.path} has the last good state"
+        step = self.history.steps + 1
+        raise NonFiniteError(f"the loss is {value} at step {step}", hint=f"{_LOWER}; {what_is_left}")
 
     def _check_weights(self) -> None:
-        finite = all(bool(torch.isfinite(p).all()) for p in self.parameters.values())
-        if not all(self.context.team.gather(finite)):  # each may have other parts of them
+        is_finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values())
+        if not all(self.context.team.gather(is_finite)):  # each process may have other parts of them
             raise NonFiniteError(f"the weights are not finite after step {self.history.steps}", hint=_LOWER)
 
     def _collect(self) -> None:
@@ -265,14 +299,20 @@ class Training:
         weights = ((name, whole(parameter)) for name, parameter in self.parameters.items())
         self.course.collect(steps, weights, self.context.log, self.context.run_log)
 
-    def _end_epoch(self, done: int) -> None:
+    def _end_epoch(self, steps_before: int) -> None:
         """Validate, and keep the weights if they are the best so far (the first of equals)."""
         history = self.history
-        losses = history.losses[done:]
-        epoch = {"epoch": len(history.epochs) + 1, "steps": history.steps, "loss": sum(losses) / len(losses)}
+        losses = history.losses[steps_before:]
+        epoch: EpochFigures = {
+            "epoch": len(history.epochs) + 1,
+            "steps": history.steps,
+            "loss": sum(losses) / len(losses),
+        }
         if self.data.validation is not None:
             with self._saving():
-                epoch |= validate(self.model, self.data.validation, self.context.team, self._stop_alone)
+                figures = validate(self.model, self.data.validation, self.context.team, self._stop_alone)
+            epoch["val_accuracy"] = figures["val_accuracy"]
+            epoch["val_nll"] = figures["val_nll"]
         history.epochs.append(epoch)
         self.position = 0
         self.context.log.info(epoch_text(epoch))
@@ -298,7 +338,8 @@ class Training:
         """Set the parameters that are trained, in place."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(placed(weights[name].to(parameter.dtype), parameter))
+                typed = weights[name].to(parameter.dtype)
+                parameter.copy_(placed(typed, parameter))
 
     def unshard(self) -> None:
         """Make the model whole again in every process, on the CPU."""
@@ -352,9 +393,12 @@ class Training:
         """
         self._check_weights()
         saved = self.state_dict()
-        if saved is not None:
-            extra = self.context.extra
-            self.context.checkpointing.save(Saved(saved.progress | extra.progress, saved.tensors | extra.tensors))
+        if saved is None:
+            return
+        extra = self.context.extra
+        progress = saved.progress | extra.progress
+        tensors = saved.tensors | extra.tensors
+        self.context.checkpointing.save(Saved(progress, tensors))
 
     def state_dict(self) -> Saved | None:
         """Everything that decides how the training goes on; None in processes other than the first.
@@ -364,17 +408,23 @@ class Training:
         """
         history = self.history
         team = self.context.team
-        random_states = team.gather(random_state(self.device).numpy().tobytes().hex())
-        best = {} if self.best is None else self.best[1]
-        tensors = {
-            **{f"model.{name}": whole(parameter) for name, parameter in self.parameters.items()},
-            **{f"best.{name}": whole(tensor) for name, tensor in best.items()},
-            **{f"optimizer.{name}": whole(tensor) for name, tensor in optimizer_tensors(self.optimizer).items()},
-        }
-        if team.rank:
+        random_bytes = random_state(self.device).numpy().tobytes()
+        random_states = team.gather(random_bytes.hex())
+        best_accuracy: float | None = None
+        best_weights: dict[str, Tensor] = {}
+        if self.best is not None:
+            best_accuracy, best_weights = self.best
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            tensors[f"model.{name}"] = whole(parameter)
+        for name, tensor in best_weights.items():
+            tensors[f"best.{name}"] = whole(tensor)
+        for name, tensor in optimizer_tensors(self.optimizer).items():
+            tensors[f"optimizer.{name}"] = whole(tensor)
+        if team.rank != 0:
             return None
-        for rank, text in enumerate(random_states):
-            tensors[f"random.{rank}"] = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+        for rank, state_as_hex in enumerate(random_states):
+            tensors[f"random.{rank}"] = torch.frombuffer(bytearray.fromhex(state_as_hex), dtype=torch.uint8)
         tensors |= self.course.tensors()
         tensors["order"] = self.epoch_start
         tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
@@ -386,7 +436,7 @@ class Training:
             "kept_epoch": history.kept_epoch,
             "stopped_early": history.stopped_early,
             "waited": self.waited,
-            "best": None if self.best is None else self.best[0],
+            "best": best_accuracy,
             **self.course.progress(),
             "log": self.context.run_log.position(),
         }
@@ -394,14 +444,15 @@ class Training:
 
     def load_state_dict(self, saved: Saved) -> None:
         """Set a training, newly made from the same options, to where another was saved."""
-        progress, history = saved.progress, self.history
+        progress = saved.progress
+        history = self.history
         self.put(saved.part("model."))
         self._load_optimizer(saved.part("optimizer."))
         if progress["best"] is not None:
-            best = {}
+            best_weights = {}
             for name, tensor in saved.part("best.").items():
-                best[name] = placed(tensor, self.parameters[name]).to(self.device)
-            self.best = (progress["best"], best)
+                best_weights[name] = placed(tensor, self.parameters[name]).to(self.device)
+            self.best = (progress["best"], best_weights)
         self.course.load(saved)
         self.order.set_state(saved.tensors["order"])
         history.epochs = progress["epochs"]
@@ -410,9 +461,11 @@ class Training:
         history.stopped_early = progress["stopped_early"]
         self.position = progress["position"]
         self.waited = progress["waited"]
-        random = saved.part("random.")
+        random_states = saved.part("random.")
         # A process that was not there before takes the numbers of the first; without dropout they decide nothing.
-        set_random_state(random.get(str(self.context.team.rank), random["0"]), self.device)
+        state_of_first = random_states["0"]
+        state = random_states.get(str(self.context.team.rank), state_of_first)
+        set_random_state(state, self.device)
 
     def _load_optimizer(self, memory: Mapping[str, Tensor]) -> None:
         """Give the optimizer its memory back, by the positions of the parameters."""
@@ -432,8 +485,8 @@ def validate(
     batches: Callable[[], Iterator[tuple[Any, Tensor]]],
     team: Processes,
     before_batch: Callable[[], None],
-) -> dict[str, float]:
-    """Accuracy and mean negative log-likelihood on the validation set.
+) -> ValidationFigures:
+    """Measure a model on the validation set.
 
     Args:
         model: set to eval mode.
@@ -451,7 +504,8 @@ def validate(
     for inputs, labels in batches():
         before_batch()
         log_p = model(inputs)[: len(labels)]
-        correct += int((log_p.argmax(-1) == labels).sum())
+        answers = log_p.argmax(-1)
+        correct += int((answers == labels).sum())
         loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
         count += len(labels)
     if team.size > 1:

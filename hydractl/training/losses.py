@@ -112,7 +112,8 @@ class Contrastive(Loss):
 
     def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
         super().__init__(model, options, team)
-        self._loss = sigmoid_loss if model.family.judges_each_pair(model.networks[0]) else softmax_loss
+        judges_each_pair = model.family.judges_each_pair(model.networks[0])
+        self._loss = sigmoid_loss if judges_each_pair else softmax_loss
 
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
         return [(batches, 1 / self.team.size)]  # every process has all similarities
@@ -122,9 +123,11 @@ class Contrastive(Loss):
         twice = len(batches) > 1
         read_images = self.model.chain_of_samples
         read_texts = self.model.chain_of_labels
-        images = torch.cat([self._features(read_images, pixels, twice) for pixels, _ in batches])
+        images = torch.cat([self._features(read_images, pixels, twice) for pixels, _ in batches])  # [B, D]
         texts = torch.cat([self._features(read_texts, captions, twice) for _, captions in batches])
-        return self._loss(self._compare, self._gathered(images), self._gathered(texts))
+        all_images = self._gathered(images)
+        all_texts = self._gathered(texts)
+        return self._loss(self._compare, all_images, all_texts)
 
     def after_step(self) -> None:
         self.model.family.bound_scale(self.model.networks[0])
@@ -139,7 +142,11 @@ class Contrastive(Loss):
             with self.autocast():
                 return chain(inputs)[0]
 
-        features: Tensor = checkpoint(compute, use_reentrant=False) if twice else compute()
+        features: Tensor
+        if twice:
+            features = checkpoint(compute, use_reentrant=False)
+        else:
+            features = compute()
         return _at_least_float32(features)
 
     def _gathered(self, features: Tensor) -> Tensor:
@@ -154,7 +161,8 @@ class Contrastive(Loss):
         of_all[start:stop] = features.detach()
         team.add(of_all)
         if features.requires_grad:
-            # Gradients are averaged over processes, and what each one's features give is to be summed.
+            # The loss of every process depends on these features, so their gradient is the sum over processes. What is
+            # done with gradients later takes the mean over processes: times their number, that is the sum.
             features.register_hook(lambda gradient: gradient * team.size)
         return torch.cat([of_all[:start], features, of_all[stop:]])
 
@@ -170,11 +178,12 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
     def part(start: int) -> Tensor:
         stop = min(start + rows, len(images))
-        right = torch.arange(start, stop, device=images.device)
-        texts_of_images = compare(images[start:stop], texts)
-        by_image = F.cross_entropy(texts_of_images, right, reduction="sum")
-        images_of_texts = compare(images, texts[start:stop]).T
-        return by_image + F.cross_entropy(images_of_texts, right, reduction="sum")
+        right_answers = torch.arange(start, stop, device=images.device)
+        texts_of_images = compare(images[start:stop], texts)  # [rows, B]
+        by_image = F.cross_entropy(texts_of_images, right_answers, reduction="sum")
+        images_of_texts = compare(images, texts[start:stop]).T  # [rows, B]
+        by_text = F.cross_entropy(images_of_texts, right_answers, reduction="sum")
+        return by_image + by_text
 
     return _in_parts(part, len(images), rows) / (2 * len(images))
 
@@ -187,7 +196,7 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     """
 
     def part(start: int) -> Tensor:
-        logits = compare(images[start : start + rows], texts)
+        logits = compare(images[start : start + rows], texts)  # [rows, B]
         signs = torch.full_like(logits, -1.0)
         signs.diagonal(start).fill_(1.0)  # the pairs themselves
         return -F.logsigmoid(signs * logits).sum()
@@ -204,4 +213,6 @@ def _in_parts(part: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+    if values.dtype == torch.float64:
+        return values
+    return values.float()

@@ -46,7 +46,8 @@ class Together(nn.Module):
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[M, B, classes]`` of a training batch, and labels ``[M, B]`` that they are compared with."""
-        return self.member_logits(inputs), labels.expand(self.members, -1)
+        labels_of_members = labels.expand(self.members, -1)
+        return self.member_logits(inputs), labels_of_members
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return the sum over members of the mean over the batch."""

@@ -114,20 +114,23 @@ class TrainOptions:
 
     @property
     def per_step(self) -> int:
-        """Samples of a step."""
+        """The number of samples of a step."""
         return self.data.batch_size * self.data.accumulate
 
     def steps_per_epoch(self, samples: int) -> int:
-        """Steps of one pass over the data.
+        """Return the number of steps of one pass over the data.
 
         A cross-entropy is a mean over samples, so the last step may have fewer of them. What a contrastive loss is
         depends on how many pairs are compared: those that do not fill a step are left out, as open_clip leaves them
         out. They are others in each epoch.
         """
-        return samples // self.per_step if self.loss.name == "contrastive" else -(-samples // self.per_step)
+        full_steps, left_over = divmod(samples, self.per_step)
+        if self.loss.name == "contrastive" or not left_over:
+            return full_steps
+        return full_steps + 1
 
     def total_steps(self, samples: int) -> int:
-        """Steps of the whole training."""
+        """Return the number of steps of the whole training."""
         if self.steps is not None:
             return self.steps
         return self.epochs * self.steps_per_epoch(samples)

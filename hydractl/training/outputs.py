@@ -78,50 +78,56 @@ class RunFiles:
         several: int | None = None,
         trackers: Mapping[str, str | None] = MappingProxyType({}),
     ) -> RunFiles:
-        """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
-        folder = output.endswith("/") and bool(Path(output).name)
-        path = Path(output) if folder else file_path(output)
+        """Return the files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on.
+
+        Raises:
+            UsageError: the log, or the folder of a tracker, would be another file of this training.
+        """
+        is_folder = output.endswith("/") and Path(output).name != ""
+        path = Path(output) if is_folder else file_path(output)
         paths = [path]
         if several is not None:
-            paths = [named_apart(path, number, folder=folder) for number in range(1, several + 1)]
+            paths = [named_apart(path, number, folder=is_folder) for number in range(1, several + 1)]
         state = path.with_name(f"{path.name}.state")
         log_path = None
         if log == "beside":
             log_path = path.with_name(f"{stem(output)}.log.jsonl")
         elif log is not None:
             log_path = file_path(log)
-        taken = {os.path.realpath(other) for other in (*paths, state)}
-        if log_path is not None and os.path.realpath(log_path) in taken:
+        places_in_use = {os.path.realpath(other) for other in (*paths, state)}
+        if log_path is not None and os.path.realpath(log_path) in places_in_use:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
         events = trackers.get("tensorboard")
-        if events is not None and os.path.realpath(events) in taken:
+        if events is not None and os.path.realpath(events) in places_in_use:
             raise UsageError(f"--track tensorboard:{events} is the name of another file of this training")
-        return cls(tuple(paths), folder, state, log_path, trackers, stem(output))
+        return cls(tuple(paths), is_folder, state, log_path, trackers, name=stem(output))
 
     def weights(self) -> list[Path]:
-        """The files of the outputs that describe themselves; an output that is not there has none."""
+        """Return the files of the outputs that describe themselves; an output that is not there has none."""
         if not self.folder:
             return [path for path in self.paths if path.is_file()]
         files = []
         for path in self.paths:
-            inside = sorted(path.glob("*.safetensors")) if path.is_dir() else []
-            files += inside[:1]
+            if path.is_dir():
+                weight_files = sorted(path.glob("*.safetensors"))
+                files += weight_files[:1]
         return files
 
     def open_log(self, saved: Saved | None, about: Mapping[str, Any], log: Log) -> RunLog:
-        """The log, going on where the saved run was."""
+        """Open the log, which goes on where the saved run was."""
         sinks: list[Sink] = []
         if self.log is not None:
             position = None if saved is None else saved.progress["log"]
             sinks.append(FileLog(self.log, position, about, log))
         if self.trackers:
-            first = first_new_step(saved, about)
-            sinks += [Tracked(kind, where, self.name, first, about, log) for kind, where in self.trackers.items()]
+            first_step = first_new_step(saved, about)
+            for kind, where in self.trackers.items():
+                sinks.append(Tracked(kind, where, self.name, first_step, about, log))
         return RunLog(sinks)
 
 
 def stem(output: str) -> str:
-    """Name of an output without its folder and its ending: ``b/a.st`` is ``a``, the folder ``b/a.st/`` is ``a.st``."""
+    """Return an output's name without folder and ending: ``a`` of ``b/a.st``, ``a.st`` of the folder ``b/a.st/``."""
     name = Path(output).name
     if output.endswith("/"):
         return name
@@ -132,7 +138,7 @@ def stem(output: str) -> str:
 
 
 def numbered(output: str, number: int) -> str:
-    """``a.st`` becomes ``a.1.st``, a folder ``a/`` becomes ``a.1/``."""
+    """Return the name of an output with a number: ``a.st`` becomes ``a.1.st``, a folder ``a/`` becomes ``a.1/``."""
     is_folder = output.endswith("/")
     name = str(named_apart(Path(output), number, folder=is_folder))
     return f"{name}/" if is_folder else name
@@ -155,13 +161,13 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
     if run.course.left_models():
         return _write_left_models(outputs, opened, details, trained)
-    details |= _results(trained)
+    details.update(_results(trained))
     if not isinstance(run.model, Together):
         return [_write(outputs[0], opened, run, run.model.stock_tensors(), details)]
     digests = []
     for index, output in enumerate(outputs):
-        of_member = {**details, "member": index + 1}
-        digests.append(_write(output, opened, run, run.model.stock_tensors(index), of_member))
+        member_details = {**details, "member": index + 1}
+        digests.append(_write(output, opened, run, run.model.stock_tensors(index), member_details))
     return digests
 
 
@@ -190,8 +196,8 @@ def _write_left_models(
     for output, left in zip(outputs, run.course.left_models(), strict=True):
         run.put(left.weights)
         history = [epoch for epoch in trained.outcome["epochs"] if epoch["steps"] <= left.steps]
-        results = {"history": history, "stopped_early": False, **left.facts}
-        digests.append(_write(output, opened, run, run.model.stock_tensors(), {**details, **results}))
+        details_of_left = {**details, "history": history, "stopped_early": False, **left.facts}
+        digests.append(_write(output, opened, run, run.model.stock_tensors(), details_of_left))
     return digests
 
 
@@ -208,8 +214,10 @@ def _write(
         provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
-    # Trained weights in the dtype each tensor had.
-    typed = {name: tensor.to(torch_dtype(source.tensors.info(name))) for name, tensor in stock.items()}
+    typed = {}
+    for name, tensor in stock.items():
+        dtype_before = torch_dtype(source.tensors.info(name))
+        typed[name] = tensor.to(dtype_before)
     tensors: TensorSource = DictTensors(typed)
     check_finite_weights(f"{source.name} after training", tensors)
     if source.description.params_nonzero is not None:
@@ -219,16 +227,18 @@ def _write(
 
 
 def _seen(opened: Opened) -> list[Entry]:
-    """The samples that the weights, or the choice of an epoch, come from: no test data for them any more."""
-    sets = (("train", opened.train_set), ("val", opened.val_set))
-    return [entry("finetune", role, dataset) for role, dataset in sets if dataset is not None]
+    """Return the samples that the weights, or the choice of an epoch, come from: no test data for them any more."""
+    seen = [entry("finetune", "train", opened.train_set)]
+    if opened.val_set is not None:
+        seen.append(entry("finetune", "val", opened.val_set))
+    return seen
 
 
 # --- written before? --------------------------------------------------------------------------------------------------
 
 
 def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """The provenance of the (last) output that this very training has written; None where one of them is missing.
+    """Return the provenance of the (last) output that this very training has written; None where one is missing.
 
     Args:
         files: of this training.
@@ -238,27 +248,33 @@ def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) ->
     Raises:
         InputError: an output is of another training; all differences are listed.
     """
-    made_by = [_finished(path, fingerprint, force=force) for path in files.weights()]
-    if len(made_by) < len(files.paths) or None in made_by:
+    provenances = [_finished(path, fingerprint, force=force) for path in files.weights()]
+    if len(provenances) < len(files.paths) or None in provenances:
         return None
-    return made_by[-1]
+    return provenances[-1]
 
 
 def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
+    """Return the provenance of one output, as :func:`finished` does; None where it is not of this training."""
     try:
-        made_by = (read_header(path).description or {}).get("provenance", {})
+        description = read_header(path).description or {}
     except HydraError:
         return None  # a file of another program, which --force may replace
+    made_by = description.get("provenance", {})
     if made_by.get("verb") != "finetune":
         return None
     settings = made_by["settings"]
     in_file = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
-    in_file |= {key: value for key, value in settings.items() if key not in _RESULTS}
+    for key, value in settings.items():
+        if key not in _RESULTS:
+            in_file[key] = value
     if "grid" in settings:
         in_file["lr"] = [result["lr"] for result in settings["grid"]]
     asked_for = {key: value for key, value in fingerprint.items() if value is not None}
     problems = differences(in_file, asked_for, "in the file")
-    if problems and not force:
-        hint = f"give the settings it was made with, or {START_OVER}"
-        raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)
-    return None if problems else dict(made_by)
+    if not problems:
+        return dict(made_by)
+    if force:
+        return None
+    hint = f"give the settings it was made with, or {START_OVER}"
+    raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)

@@ -1,7 +1,7 @@
 """Log of a training: lines of JSON, and what trackers are sent, with clocks and speeds, which belong into no artefact.
 
 The first line is ``{"schema": "hydractl.training-log/1", ...}``; then lines with ``"event"``: ``step``, ``epoch``,
-``candidate`` (of a grid of learning rates), ``cycle`` (the end of one, of ``--snapshots``), ``resumed``, ``end``.
+``candidate`` (of a grid of learning rates), ``cycle`` (the end of one, of snapshots), ``resumed``, ``end``.
 """
 
 from __future__ import annotations
@@ -48,19 +48,25 @@ class RunLog:
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = sinks
         self._losses: list[float] = []
-        self._samples, self._since = 0, time.monotonic()
+        self._samples = 0
+        self._since = time.monotonic()
 
     def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
         """Record that a step was made on so many samples."""
         self._losses.append(loss)
         self._samples += samples
         now = time.monotonic()
-        if step % max(1, total // _LINES) and step != total and now - self._since < _SECONDS:
+        seconds = now - self._since
+        steps_of_a_line = max(1, total // _LINES)
+        is_due = step % steps_of_a_line == 0 or step == total or seconds >= _SECONDS
+        if not is_due:
             return
-        speed = self._samples / max(now - self._since, 1e-9)
+        speed = self._samples / max(seconds, 1e-9)
         mean = sum(self._losses) / len(self._losses)
         self.event("step", step=step, loss=mean, lr=lr, samples_per_s=round(speed, 3))
-        self._losses, self._samples, self._since = [], 0, now
+        self._losses = []
+        self._samples = 0
+        self._since = now
 
     def event(self, event: str, **values: Any) -> None:
         """Write an event to every place."""
@@ -73,7 +79,9 @@ class RunLog:
         It is asked for when the run is saved; every place is asked, so what was logged by then is on the disk.
         """
         positions = [sink.position() for sink in self._sinks]  # each is asked
-        return positions[0] if positions else 0
+        if not positions:
+            return 0
+        return positions[0]
 
     def close(self) -> None:
         """Close every place."""
@@ -95,7 +103,9 @@ class FileLog:
     """
 
     def __init__(self, path: Path, position: int | None, about: Mapping[str, Any], log: Log) -> None:
-        self.path, self._log, self._failed = path, log, False
+        self.path = path
+        self._log = log
+        self._failed = False
         with storing(path):
             self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
             self._file.seek(0)
@@ -138,9 +148,13 @@ def first_new_step(saved: Saved | None, about: Mapping[str, Any]) -> int:
     """
     if saved is None or "steps" not in saved.progress:
         return 0
-    steps, position = saved.progress["steps"], saved.progress["position"]
-    at_end = position and (position >= about["samples"] or steps >= about["steps"])
-    return int(steps) if at_end else int(steps) + 1
+    steps = int(saved.progress["steps"])
+    position = saved.progress["position"]
+    is_inside_epoch = position > 0
+    is_at_end_of_epoch = position >= about["samples"] or steps >= about["steps"]
+    if is_inside_epoch and is_at_end_of_epoch:
+        return steps
+    return steps + 1
 
 
 def _now() -> str:

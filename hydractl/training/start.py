@@ -67,12 +67,14 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         source = drawn(source, options.seed)
     if options.loss.name == "contrastive":
         return _with_pairs(source, options)
-    body = named_by_data(source, options.data.train, options.data.limit)
+    body = named_by_data(source, options.data.train, options.data.limit, "--train")
     source, train_set = _with_classes(body, options)
     check_labels_are_classes(train_set, source)
     labels = _class_names(source, train_set, options.data.train)
     source = replace(source, description=replace(source.description, labels=labels))
-    members = (source,) if options.together is None else options.together.sources(source, options.seed)
+    members: tuple[Source, ...] = (source,)
+    if options.together is not None:
+        members = options.together.sources(source, options.seed)
     validation = _validation(source, options.data, train_set, labels)
     drawn_names = _drawn_names(body, source, options.weights)
     if validation is None:
@@ -110,7 +112,7 @@ def _with_classes(body: Source, options: TrainOptions) -> tuple[Source, Dataset]
         nameless = replace(source, description=replace(source.description, labels=None))
         source = with_labels(nameless, weights.labels)  # of the new classifier
     names = weights.labels if needs_head else source.description.labels
-    train_set = _open(data.train, "--data", source, data, names)
+    train_set = _open(data.train, "--train", source, data, names)
     if needs_head:
         classes = _classes(train_set, weights.classes)
         source = with_new_head(source, train_set.label_names, classes, options.seed)
@@ -145,11 +147,15 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
     """Return the names of the tensors that a body got and that are not zeros."""
     if body.classes != 0:
         return ()
-    nothing = "$."
-    zeros = nothing if weights.init == "head" else source.family.named_parts["head"]
+    pattern_of_zeros = "$."  # matches nothing
+    if weights.init != "head":
+        pattern_of_zeros = source.family.named_parts["head"]
     names_before = set(body.tensors.names())
-    added = [name for name in source.tensors.names() if name not in names_before]
-    return tuple(name for name in added if not re.match(zeros, name))
+    drawn_names = []
+    for name in source.tensors.names():
+        if name not in names_before and not re.match(pattern_of_zeros, name):
+            drawn_names.append(name)
+    return tuple(drawn_names)
 
 
 def _validation(
@@ -159,7 +165,7 @@ def _validation(
         return None
     val_set = _open(options.val, "--val", source, options, labels)
     check_labels_are_classes(val_set, source)
-    return without_training_data(GivenSet("--val", val_set), GivenSet("--data", train_set))
+    return without_training_data(GivenSet("--val", val_set), GivenSet("--train", train_set))
 
 
 def _with_pairs(source: Source, options: TrainOptions) -> Opened:
@@ -235,14 +241,16 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
     family = source.family
     config = family.with_classes(source.description.config, classes)
     state = family.build(config).state_dict()
-    new = {name: torch.zeros(tensor.shape) for name, tensor in _head(source, state, "--reset-head").items()}
-    lacking = state.keys() - set(source.tensors.names()) - new.keys()
+    head = _head(source, state, "--reset-head")
+    added = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
+    lacking = state.keys() - set(source.tensors.names()) - head.keys()
     if lacking:
         initial = family.initial(config, seed)
-        new |= {name: initial[name] for name in lacking}
+        for name in lacking:
+            added[name] = initial[name]
     labels = None if labels is None else list(labels)
     description = replace(source.description, config=config, labels=labels)
-    return replace(source, description=description, tensors=_with(source, new))
+    return replace(source, description=description, tensors=_with(source, added))
 
 
 def _of_images(source: Source, classes: int) -> Source:
@@ -251,8 +259,9 @@ def _of_images(source: Source, classes: int) -> Source:
     description = source.description
     arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
     mask = description.mask.at(site.path for site in family.sites(config))
-    names = set(family.build(config).state_dict()) & set(source.tensors.names())
-    tensors = MappedTensors({name: source.tensors.info(name) for name in names}, source.tensors.read)
+    names_in_both = set(family.build(config).state_dict()) & set(source.tensors.names())
+    infos = {name: source.tensors.info(name) for name in names_in_both}
+    tensors = MappedTensors(infos, source.tensors.read)
     description = replace(
         description,
         arch=arch,
@@ -272,7 +281,8 @@ def with_drawn_head(source: Source, seed: int) -> Source:
         UsageError: for a model without a classifier.
     """
     initial = source.family.initial(source.description.config, seed)
-    return replace(source, tensors=_with(source, _head(source, initial, "--init head")))
+    head = _head(source, initial, "--init head")
+    return replace(source, tensors=_with(source, head))
 
 
 def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
@@ -284,7 +294,8 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
     pattern = source.family.named_parts.get("head", "$.")
     head = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
     if not head:
-        hint = "add --reset-head" if source.family.classes(source.description.config) is None else None
+        is_zero_shot = source.family.classes(source.description.config) is None
+        hint = "add --reset-head" if is_zero_shot else None
         raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew", hint=hint)
     return head
 
@@ -397,9 +408,12 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
             raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
         frozen.update(names_of_part)
     if options.adapter is not None:
-        head = model.family.named_parts.get("head", "$.")
+        head_pattern = model.family.named_parts.get("head", "$.")
         adapted = options.adapter.trains(model)
-        frozen.update(name for name in names if name not in adapted and not re.match(head, name))
+        for name in names:
+            is_trained = name in adapted or re.match(head_pattern, name)
+            if not is_trained:
+                frozen.add(name)
     return frozen
 
 
@@ -417,8 +431,15 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
     if model.description.params_nonzero is None:
         return []
     trained = {name: matrix for name, matrix in matrices(model.networks[0]).items() if matrix.requires_grad}
-    new = part_names(model, "head", list(trained)) if options.reset_head else []
-    return [(matrix, matrix.detach() != 0) for name, matrix in trained.items() if name not in new]
+    names_of_new_head: list[str] = []
+    if options.reset_head:
+        names_of_new_head = part_names(model, "head", list(trained))
+    kept = []
+    for name, matrix in trained.items():
+        if name not in names_of_new_head:
+            is_kept = matrix.detach() != 0
+            kept.append((matrix, is_kept))
+    return kept
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
@@ -438,6 +459,7 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
 
 
 def _part(model: HydraModel, name: str) -> str:
+    """Return the part of a model that a parameter belongs to: ``attention``, ``mlp``, ``norm`` or another."""
     # The projections of the heads have names of hydractl's own here, inside the path of their site.
     inside = tuple(f"{site.path}." for site in model.sites)
     if name.startswith(inside) and ".members." in name:
@@ -453,7 +475,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions
         {"params": with_decay, "weight_decay": options.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},
     ]
-    fused = True if parameters[0].device.type == "cuda" else None
+    is_on_gpu = parameters[0].device.type == "cuda"
+    fused = True if is_on_gpu else None
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused)

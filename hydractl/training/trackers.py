@@ -79,16 +79,20 @@ class MLflow:
 
         self._client = mlflow.MlflowClient(where)
         experiment = self._client.get_experiment_by_name("hydractl")
-        number = self._client.create_experiment("hydractl") if experiment is None else experiment.experiment_id
-        self._run = self._client.create_run(number, run_name=name).info.run_id
+        if experiment is None:
+            experiment_id = self._client.create_experiment("hydractl")
+        else:
+            experiment_id = experiment.experiment_id
+        self._run = self._client.create_run(experiment_id, run_name=name).info.run_id
         for key, value in about.items():
             self._client.log_param(self._run, key, value)
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        self._client.log_batch(self._run, [Metric(tag, value, now, step) for tag, value in numbers.items()])
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(tag, value, now_ms, step) for tag, value in numbers.items()]
+        self._client.log_batch(self._run, metrics)
 
     def flush(self) -> None:
         """Every batch is there when it was sent."""
@@ -136,7 +140,10 @@ class Tracked:
     def __init__(
         self, kind: str, where: str | None, name: str, first_step: int, about: Mapping[str, Any], log: Log
     ) -> None:
-        self._kind, self._where, self._name, self._first_step = kind, where, name, first_step
+        self._kind = kind
+        self._where = where
+        self._name = name
+        self._first_step = first_step
         self._about = {**about, **about.get("settings", {})}
         self._about.pop("settings", None)
         self._log = log
@@ -144,7 +151,8 @@ class Tracked:
         self._tracker: Tracker | None = None
         self._failed = False
         if kind == "tensorboard":
-            with storing(folder := Path(where or "runs")):
+            folder = Path(where or "runs")
+            with storing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 if not os.access(folder, os.W_OK | os.X_OK):
                     raise PermissionError(13, "the folder is not writable")
@@ -159,8 +167,11 @@ class Tracked:
         elif event == "step":
             self._write(values["step"], {tag: values[name] for name, tag in _TAGS.items()})
         elif event == "epoch":
-            numbers = {k: v for k, v in values.items() if k not in ("epoch", "steps") and isinstance(v, (int, float))}
-            self._write(values["steps"], {_epoch_tag(name): value for name, value in numbers.items()})
+            numbers = {}
+            for name, value in values.items():
+                if name not in ("epoch", "steps") and isinstance(value, (int, float)):
+                    numbers[_epoch_tag(name)] = value
+            self._write(values["steps"], numbers)
 
     def position(self) -> int:
         """0, after flushing."""
@@ -194,5 +205,8 @@ class Tracked:
 
 
 def _epoch_tag(name: str) -> str:
+    """Return the name of a number of an epoch in a tracker: ``val/accuracy`` for ``val_accuracy``."""
     part, _, rest = name.partition("_")
-    return f"val/{rest}" if part == "val" and rest else f"train/epoch_{name}"
+    if part == "val" and rest:
+        return f"val/{rest}"
+    return f"train/epoch_{name}"

@@ -12,15 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.benchmark.figures import NOISY, RESAMPLES
+from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.errors import UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
-from hydractl.files.bench_answer import BenchAnswer
+from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.log import Log
-from hydractl.report.bench_picture import draw_bench
 from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import check_known, unmet_in
+from hydractl.verbs.requirements import check_known, unmet_of_bench
 
 if TYPE_CHECKING:
     from hydractl.benchmark.rows import BenchModel
@@ -54,59 +52,12 @@ CONVENTIONS = {
     "peak_memory_bytes": "weights and inputs of this model, and the most one call adds to them; null where not counted",
 }
 
-COMPARED = ("stock", "members", "member", "deep")
-"""Kinds of rows that ``--compare`` adds."""
-
-# The dotted keys of the numbers in a row, for --require; known before anything is measured.
-_LATENCY_KEYS = ("median", "mean", "std", "min", "max", "q25", "q75")
-ROW_KEYS = (
-    "ratio",
-    "mac_ratio",
-    *(f"latency_ms.{key}" for key in _LATENCY_KEYS),
-    "throughput_per_s",
-    "peak_share",
-    "peak_memory_bytes",
-    "params",
-    "macs",
-    "bytes",
-    "checkpoint_bytes",
-    "members",
-    "batch_size",
-)
-
 
 def run(settings: BenchSettings, log: Log) -> Outcome:
-    """Measure every MODEL at every batch size and dtype, or show again what was measured (``--from``)."""
-    plot = None if settings.plot is None else file_path(settings.plot)
-    if settings.from_file is not None:
-        return _again(settings, plot)
-    return _measure(settings, plot, log)
-
-
-def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
-    """Return the document of an earlier bench: its table, its plot, and what is required of it."""
-    from hydractl.files.documents import Bench, read_document
-
-    assert settings.from_file is not None
-    document = read_document(settings.from_file, Bench)
-    names = list(dict.fromkeys(row["model"] for row in document["results"]))
-    compared = {row["model"] for row in document["results"] if row.get("kind") in COMPARED}
-    check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
-    unmet = _unmet(settings, compared, document["results"])
-    if settings.dry_run:
-        check_outputs([plot] if plot else [], force=settings.force)
-        return Outcome(document, unmet=unmet)
-    if plot is None:
-        return Outcome(document, unmet=unmet)
-    with Output(plot, force=settings.force) as output:
-        picture = _draw(document, output)
-    return Outcome(document, files=[picture], unmet=unmet)
-
-
-def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
+    """Measure every MODEL at every batch size and dtype."""
     from hydractl.benchmark.measuring import BenchOptions, measure_rows
     from hydractl.benchmark.rows import bench_rows, find_contestants, on_one_input, open_samples, with_ratios
-    from hydractl.model.cost import COUNTED
+    from hydractl.model.cost import COUNTED_PRODUCTS
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
@@ -128,7 +79,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     if not settings.to_stdout:
         path = file_path(settings.output or f"{rows[0].name}.bench.json")
     costs = with_ratios([row.cost() for row in rows])
-    planned = [file for file in (path, plot) if file is not None]
+    planned = [] if path is None else [path]
     if settings.dry_run:
         check_outputs(planned, force=settings.force)
         return Outcome(_plan(settings, rows, costs, planned))
@@ -150,7 +101,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
                 sources[source.name] = source
         announce_reading(sources.values(), log)
         measured = measure_rows(options, rows, costs, device, log)
-        conventions: dict[str, Any] = {**CONVENTIONS, "macs": COUNTED}
+        conventions: dict[str, Any] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
         conventions["rounds_measured"] = settings.rounds
         conventions["rounds_warmup"] = settings.warmup
         if data is not None:
@@ -160,9 +111,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         files = []
         if path is not None:
             files.append(write_json(outputs[path], document))
-        if plot is not None:
-            files.append(_draw(document, outputs[plot]))
-    unmet = _unmet(settings, compared, document["results"])
+    unmet = unmet_of_bench(document["results"], settings.requirements(), compared)
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
@@ -184,21 +133,6 @@ def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None
                 f"{row.name} is a cascade: {why}",
                 hint="bench it uncompiled on data, --data SPEC, or all members with F.st?cascade=0",
             )
-
-
-def _draw(document: dict[str, Any], output: Output) -> Path:
-    answer = BenchAnswer.from_json(document)
-    return write_with(output, lambda handle: draw_bench(answer, handle, output.path.suffix.lower()))
-
-
-def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) -> list[str]:
-    """Return one line for each ``--require`` that does not hold in a row."""
-
-    def label(name: str, row: Any) -> str:
-        return f"{name} (batch {row['batch_size']}, {row['dtype']})"
-
-    rows = [(row["model"], row) for row in results]
-    return unmet_in(rows, settings.requirements(), skip_first=True, label=label, named_only=compared)
 
 
 def _plan(

@@ -17,15 +17,12 @@ from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
-from hydractl.files.eval_answer import BootstrapOptions, EvalAnswer, EvalRow, OodSuite
-from hydractl.files.model_records import DataSetRecord
+from hydractl.files.eval_answer import EVAL_SCHEMA, BootstrapOptions, EvalAnswer, EvalRow, OodSuite
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.machine import slow_format
-from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
-from hydractl.report.eval_runs import means
 from hydractl.settings.evaluating import EvalSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
@@ -34,13 +31,9 @@ if TYPE_CHECKING:
     from hydractl.evaluation.providers.interface import LogitsProvider
     from hydractl.evaluation.sets import EvalSet, Seen
 
-SCHEMA = "hydractl.eval/1"
-
 
 def run(settings: EvalSettings, log: Log) -> Outcome:
-    """Evaluate every MODEL on the same data, or show again what was measured (``--from``)."""
-    if settings.from_file:
-        return _again(settings, log)
+    """Evaluate every MODEL on the same data."""
     plan = plan_of(settings, log)
     if settings.dry_run:
         return _dry_run(plan, settings, log)
@@ -59,13 +52,12 @@ def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         check_outputs([file], force=plan.replaceable(file, settings))
     new_features = [file for file in plan.features.values() if not file.exists()]
     check_outputs(new_features, force=False)
-    with claimed_reports(settings.fill(ReportOptions), names) as reports:
-        files = [*plan.files(settings), *new_features, *reports.planned()]
+    files = [*plan.files(settings), *new_features]
     for doubt in plan.doubts:
         log.warn(doubt)
     return Outcome(
         {
-            "schema": SCHEMA,
+            "schema": EVAL_SCHEMA,
             "dry_run": True,
             "models": names,
             "samples": {dataset.name: len(dataset) for dataset in plan.sets},
@@ -74,40 +66,12 @@ def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     )
 
 
-def _again(settings: EvalSettings, log: Log) -> Outcome:
-    """Return the document of an earlier eval, or the means of several: its table, reports, and requirements."""
-    from hydractl.report.eval_document import read_eval
-
-    answers = {path: read_eval(path) for path in settings.from_file}
-    if settings.over is None:
-        answer = answers[settings.from_file[0]]
-    else:
-        answer = means(answers, settings.over)
-        for warning in answer.warnings or ():
-            log.warn(warning)
-    document = answer.to_json()
-    rows = [(row.name, row.to_json()) for row in answer.models]
-    unmet = unmet_in(rows, settings.requirements(), skip_first=False)
-    names = [name for name, _ in rows]
-    files: list[Path] = []
-    with ExitStack() as stack:
-        output = None
-        if settings.output is not None and not settings.to_stdout:
-            output = stack.enter_context(Output(file_path(settings.output), force=settings.force))
-        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
-        if not settings.dry_run:
-            if output is not None:
-                files.append(write_json(output, document))
-            files += write_reports(answer, reports)
-    return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
-
-
 def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
     """Return the options of an evaluation from the settings; the OOD sets of a suite come behind those of ``--ood``."""
     ood = settings.ood_sets()
     if suite is not None:
         ood += suite.sets
-    data = settings.fill(DataOptions, ood=ood, val_ood=settings.val_ood_sets(), corruptions=settings.corruption_names())
+    data = settings.fill(DataOptions, ood=ood, ood_val=settings.ood_val_sets(), corruptions=settings.corruption_names())
     fit = settings.fill(
         FitOptions,
         scores=_scores_of(settings),
@@ -116,7 +80,7 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
     )
     return settings.fill(
         EvalOptions,
-        run=settings.fill(EvalRunOptions, passes=settings.passes()),
+        run=settings.fill(EvalRunOptions, dropout=settings.dropout()),
         data=data,
         fit=fit,
         keep_logits=_keeps_logits(settings),
@@ -154,7 +118,8 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     suite = _suite(settings, log)
     options = options_of(settings, suite)
     models = find_rows(settings.model, model_options(settings), options, log)
-    check_writable(models, options.keep_logits, settings.calibrated is not None)
+    if options.keep_logits:
+        check_writable(models)
     names = [model.name for model in models]
     _check_row_names("--ood-score", options.fit.scores.of_rows, names)
     _check_row_names("--temperature", options.fit.temperatures, names)
@@ -172,8 +137,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
         log.info(note)
     doubts = [*opened.warnings, *eval_data_doubts(models, sets, options)]
     plan = Plan(models, sets, options, path, predictions, features, seen, suite, doubts)
-    reports = [Path(file) for file in (settings.report, settings.card, settings.openood_csv) if file]
-    _check_distinct([*plan.files(settings), *features.values(), *reports])
+    _check_distinct([*plan.files(settings), *features.values()])
     return plan
 
 
@@ -244,8 +208,6 @@ class Plan:
         files = list(self.predictions.values())
         if self.path is not None:
             files.insert(0, self.path)
-        if settings.calibrated is not None:
-            files.append(Path(settings.calibrated))
         return files
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
@@ -268,8 +230,6 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        names = [model.name for model in plan.models]
-        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
         features: dict[str, Path | Output] = {**plan.features}
         for name, path in plan.features.items():
             if not path.exists():  # else it is read
@@ -286,8 +246,6 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
                 files.append(target)
             seen = plan.seen.get(model.name, {})
             rows.append(measuring.row(model, output, seen, features.get(model.name)))
-        if settings.calibrated is not None:
-            files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
         answer = _answer(plan, rows, [*plan.doubts, *measuring.warnings], settings)
         for warning in (answer.warnings or ())[len(plan.doubts) :]:  # of the data all has been said
             log.warn(warning)
@@ -297,7 +255,6 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         unmet = unmet_in(named, settings.requirements(), skip_first=False)
         if plan.path is not None:
             files.insert(0, _write_answer(outputs[plan.path], document, settings))
-        files += write_reports(answer, reports)
     return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
 
 
@@ -329,9 +286,9 @@ def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettin
 
 def _answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings: EvalSettings) -> EvalAnswer:
     """Return the answer: the rows, what they were measured on, and what makes them less than they seem."""
-    from hydractl.evaluation.answer import conventions
-    from hydractl.evaluation.sets import tested
+    from hydractl.evaluation.answer import conventions, records_of_sets
 
+    records = records_of_sets(plan.sets, plan.options)
     warnings = list(doubts)
     for row in rows:
         little = little_diversity(row.diversity["id"].metrics, plan.sets[0].spec)
@@ -343,9 +300,11 @@ def _answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings
         intervals = BootstrapOptions(rounds=settings.bootstrap, level=0.95, seed=settings.seed)
     return EvalAnswer(
         models=rows,
-        data={dataset.name: DataSetRecord.from_json(dataset.to_json()) for dataset in tested(plan.sets)},
+        test=records.test,
+        val=records.val,
+        ood_val=records.ood_val or None,
+        train=records.train,
         conventions=conventions(rows, plan.models),
-        note=settings.note,
         suite=suite,
         warnings=warnings or None,
         bootstrap=intervals,
@@ -357,7 +316,7 @@ def _report_skipped(plan: Plan, log: Log) -> None:
     from hydractl.evaluation.sets import CORRUPTION
 
     for dataset in plan.sets:
-        if dataset.dataset is not None and dataset.role != CORRUPTION:  # what is left out of --data is told once
+        if dataset.dataset is not None and dataset.role != CORRUPTION:  # what is left out of --test is told once
             report_skipped(dataset.dataset, log)
 
 
@@ -388,7 +347,7 @@ def _report_cut(plan: Plan, log: Log) -> None:
         if preprocess not in told:
             told.append(preprocess)
             for dataset in plan.sets:
-                assert dataset.dataset is not None  # a model that runs needs --data
+                assert dataset.dataset is not None  # a model that runs needs --test
                 report_cut(dataset.dataset, source.family.collate(preprocess), log)
 
 

@@ -28,11 +28,9 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 
 
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    opened = open_sources([*settings.model, *settings.ensemble_with], model_options(settings))
-    source = only_one(opened[: len(settings.model)], "extract-circuit")
-    members = opened[len(settings.model) :]
+    source = only_one(open_sources(settings.model, model_options(settings)), "extract-circuit")
     options = settings.fill(SearchOptions)
-    scope = scope_of(source, options, log, members)
+    scope = scope_of(source, options, log)
 
     paths: dict[str, Path] = {}
     journal: Path | None = None
@@ -76,7 +74,7 @@ def _announce(scope: Scope, options: SearchOptions, log: Log) -> None:
     count = heads
     if options.algorithm == "greedy":
         count = evaluations(heads, scope.budget)
-    may_end_early = options.subject_to or options.max_drop is not None or options.max_cost is not None
+    may_end_early = options.subject_to or options.max_drop is not None
     up_to = "up to " if may_end_early else ""
     log.info(
         f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "
@@ -111,7 +109,7 @@ def _search_and_write(
                 outputs[objective] = stack.enter_context(Output(path, force=replaces))
             if journal is not None and not replaces:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
-        announce_reading([scope.source, *scope.members], log)
+        announce_reading([scope.source], log)
         circuits = Session(scope, options, log, team).search(journal)
         if team.rank:
             return Outcome({}, silent=True)
@@ -132,7 +130,7 @@ def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], t
         return Outcome({}, silent=True)
     return Outcome(
         {
-            "schema": "hydractl.circuit/1",
+            "schema": "hydractl.circuit/2",
             "dry_run": True,
             "model": scope.source.name,
             "budget": scope.budget,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +16,8 @@ from hydractl.distributed import Processes, alone, local_device, processes, rest
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
 from hydractl.files.checkpoint import sha256_file
+from hydractl.files.model_records import EpochRecord
+from hydractl.files.verb_answers import FinetuneAnswer, LearningRateTrial, PlannedTraining, TrainedFile, TrainingPlan
 from hydractl.files.version import __version__
 from hydractl.log import Log, SayOnce
 from hydractl.model.cost import cost_of
@@ -24,15 +26,14 @@ from hydractl.model.matching import asked_classes, label_differences, only_one, 
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
 from hydractl.settings.finetuning import FinetuneSettings, recipe_options
-from hydractl.training.adapters import Adapter
 from hydractl.training.checkpointing import Checkpointing, StateFile
-from hydractl.training.course import CourseOptions, ScheduleOptions
+from hydractl.training.course import ScheduleOptions
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
 from hydractl.training.doubts import course_doubts, data_doubts
 from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
-from hydractl.training.members import AnyModel, MemberMaker
+from hydractl.training.members import AnyModel
 from hydractl.training.options import (
     DataOptions,
     LossOptions,
@@ -44,7 +45,7 @@ from hydractl.training.outputs import RunFiles, finished, write_all
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.training.trackers import check_installed
-from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
+from hydractl.verbs.finetune_members import check_files, on_first_device, recipe_in_effect, train_members
 from hydractl.verbs.opening import announce_reading, model_options, renaming_doubts, start_options
 from hydractl.verbs.outcome import Outcome
 
@@ -64,7 +65,7 @@ class Prepared:
     options: TrainOptions
     opened: Opened
     files: RunFiles
-    plan: dict[str, Any]
+    plan: TrainingPlan
 
     @cached_property
     def decisive(self) -> dict[str, Any]:
@@ -72,6 +73,7 @@ class Prepared:
         source = self.opened.source
         settings = self.settings
         decisive = {key: getattr(settings, key) for key in DECISIVE}
+        decisive["ensemble"] = None if settings.ensemble is None else settings.ensemble.to_json()
         if len(settings.lr) == 1:
             decisive["lr"] = settings.lr[0]
         val_set = self.opened.val_set
@@ -81,7 +83,7 @@ class Prepared:
             "drawn": list(self.opened.drawn) or None,
             "labels": list(self.options.weights.labels or ()) or None,
             **asked_classes(source, settings.tower),
-            "data": self.opened.train_set.fingerprint(),
+            "train": self.opened.train_set.fingerprint(),
             "val": None if val_set is None else val_set.fingerprint(),
         }
 
@@ -116,13 +118,12 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     for doubt in of_data:  # those of names are told when the model is read
         log.warn(doubt)
     doubts = [*renaming_doubts([prepared.opened.source]), *of_data]
-    if doubts:
-        plan["warnings"] = doubts
+    plan = replace(plan, warnings=doubts)
     if settings.dry_run:
         if team.rank:
             return Outcome({}, silent=True)
         check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
-        return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
+        return Outcome(PlannedTraining(schema=SCHEMA, plan=plan, recipe=recipe_in_effect(settings)).to_json())
     if not settings.resume and not team.rank:
         check_files(files, settings)
     announce_reading([prepared.opened.source], log)
@@ -131,8 +132,9 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
         made_by = finished(files, prepared.fingerprint, force=settings.force)
         if made_by is not None:
             log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
-            return Outcome(_finished(files, made_by, plan), files=list(files.paths), silent=bool(team.rank))
-    return _train_and_write(prepared, state, log, team)
+            answer = _finished(files, made_by, plan)
+            return Outcome(answer.to_json(), files=list(files.paths), silent=bool(team.rank))
+    return _train_and_write(replace(prepared, plan=plan), state, log, team)
 
 
 def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
@@ -150,30 +152,34 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     opened = open_all(source, options)
     if opened.drawn:
         log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {', '.join(opened.drawn)}")
-    for one in filter(None, (opened.train_set, opened.val_set)):
-        report_classes(one, log)
-    differences = label_differences(
-        opened.train_set.label_names, opened.val_set.label_names if opened.val_set else None
-    )
+    val_names = None
+    report_classes(opened.train_set, log)
+    if opened.val_set is not None:
+        report_classes(opened.val_set, log)
+        val_names = opened.val_set.label_names
+    differences = label_differences(opened.train_set.label_names, val_names)
     if differences:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
     if opened.val_set is not None and opened.left_out:
-        log.info(Validation(opened.val_set, opened.left_out).words("--val", "--data"))
+        log.info(Validation(opened.val_set, opened.left_out).words("--val", "--train"))
     plan = _plan(opened, options, files, log)
-    if opened.left_out:
-        plan["val_left_out"] = opened.left_out
     return Prepared(settings, options, opened, files, plan)
 
 
-def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> dict[str, Any]:
+def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
     source = opened.source
     samples = len(opened.train_set)
     steps = options.total_steps(samples)
     cost = cost_of(source.description, source.tensors)
-    plan = {"output": str(files.paths[-1]), "model": source.name, "samples": samples, "steps": steps, "cost": cost}
-    written = _planned_models(options, samples)
-    if written:
-        plan["snapshots"] = [{"output": str(path), **facts} for path, facts in zip(files.paths, written, strict=True)]
+    plan = TrainingPlan(
+        output=str(files.paths[-1]),
+        model=source.name,
+        samples=samples,
+        steps=steps,
+        cost=cost,
+        snapshots=_planned_files(files, _planned_models(options, samples)),
+        val_left_out=opened.left_out or None,
+    )
     if options.loss.name == "contrastive":
         log.info(f"{steps} steps of {options.per_step} pairs")  # captions vary, and their mult-adds
         return plan
@@ -186,6 +192,16 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> d
     return plan
 
 
+def _planned_files(files: RunFiles, written: Sequence[Mapping[str, int]]) -> list[TrainedFile] | None:
+    """Return the files of several models that a training will leave; None of one model."""
+    if not written:
+        return None
+    planned = []
+    for path, facts in zip(files.paths, written, strict=True):
+        planned.append(TrainedFile.from_json({"output": str(path), **facts}))
+    return planned
+
+
 def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]:
     """Return what is known of each of several models that a training will leave; empty for one model."""
     course = options.begin_course(samples)  # refuses too few steps
@@ -194,7 +210,7 @@ def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]
     return [{"member": number} for number in range(1, options.together.members + 1)]
 
 
-def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, Any]]]:
     """Check one of several trainings before they begin: its plan, and what computes its fingerprint."""
     prepared = _prepared(settings, log)
     return prepared.plan, lambda: prepared.fingerprint
@@ -234,9 +250,8 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
     doubts = course_doubts(trained.outcome, opened.val_set, _classes_of_loss(prepared))
     for doubt in doubts:
         log.warn(doubt)
-    if doubts:
-        plan = {**plan, "warnings": [*plan.get("warnings", ()), *doubts]}
-    return Outcome(_answer(trained, plan, digests), files=list(files.paths))
+    plan = replace(plan, warnings=[*plan.warnings, *doubts])
+    return Outcome(_answer(trained, plan, digests).to_json(), files=list(files.paths))
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -244,61 +259,39 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 
 def train_options(settings: FinetuneSettings) -> TrainOptions:
     """Return the options of the verb as those of a training."""
+    ensemble = settings.ensemble
     weights = settings.fill(
         WeightOptions,
         labels=tuple(model_options(settings).labels or ()) or None if settings.new_head else None,
         freeze=tuple(settings.freeze),
         lenient="freeze" in settings.from_recipe,
-        adapter=_adapter(settings),
+        adapter=None if ensemble is None else ensemble.adapter(),
     )
     return settings.fill(
         TrainOptions,
-        data=settings.fill(DataOptions, train=settings.data, augment=tuple(settings.augment)),
+        data=settings.fill(DataOptions, train=settings.train, augment=tuple(settings.augment)),
         lr=tuple(settings.lr),
         epochs=settings.epochs or 0,
         weights=weights,
         optimizer=settings.fill(OptimizerOptions, name=settings.optimizer, betas=tuple(settings.betas)),
         schedule=ScheduleOptions(shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor),
-        course=_course(settings),
+        course=None if ensemble is None else ensemble.course(),
         loss=settings.fill(LossOptions, name=settings.loss),
-        together=_together(settings),
+        together=None if ensemble is None else ensemble.together(),
     )
-
-
-def _adapter(settings: FinetuneSettings) -> Adapter | None:
-    """Return the adapter of the one method that trains something in the place of the weights."""
-    for method in settings.methods:
-        adapter = method.adapter(settings.values_of(method))
-        if adapter is not None:
-            return adapter
-    return None
-
-
-def _course(settings: FinetuneSettings) -> CourseOptions | None:
-    """Return the course of the one method that leaves other weights than those of one epoch."""
-    for method in settings.methods:
-        course = method.course(settings.values_of(method))
-        if course is not None:
-            return course
-    return None
-
-
-def _together(settings: FinetuneSettings) -> MemberMaker | None:
-    """Return what makes the members of the one method that trains several together."""
-    for method in settings.methods:
-        together = method.together(settings.values_of(method))
-        if together is not None:
-            return together
-    return None
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
 def _model(prepared: Prepared) -> AnyModel:
-    opened, options = prepared.opened, prepared.options
+    """Return the model that is trained, or the members that are trained together."""
+    opened = prepared.opened
+    options = prepared.options
     models = [_one_model(prepared, source) for source in opened.members or (opened.source,)]
-    return models[0] if options.together is None else options.together.model(models, opened.source, options.seed)
+    if options.together is None:
+        return models[0]
+    return options.together.model(models, opened.source, options.seed)
 
 
 def _one_model(prepared: Prepared, source: Source) -> HydraModel:
@@ -340,9 +333,16 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
     }
 
 
-def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
-    values = {name: entry["value"] for name, entry in settings.effective().items()}
-    return {key: plan[key] for key in ("model", "samples", "steps")} | {"seed": settings.seed, "settings": values}
+def _about(plan: TrainingPlan, settings: FinetuneSettings) -> dict[str, Any]:
+    """Return what a log of the training begins with."""
+    values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
+    return {
+        "model": plan.model,
+        "samples": plan.samples,
+        "steps": plan.steps,
+        "seed": settings.seed,
+        "settings": values,
+    }
 
 
 def _classes_of_loss(prepared: Prepared) -> int | None:
@@ -356,26 +356,51 @@ def _classes_of_loss(prepared: Prepared) -> int | None:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
-    trained_params = sum(p.numel() for p in trained.run.parameters.values())
-    grid = {"grid": trained.grid} if trained.grid else {}
-    more = {"trained_params": trained_params, **grid, "loss_curve": trained.outcome["loss_curve"]}
-    return _document(plan, digests, trained.outcome, trained.lr, more)
+def _answer(trained: Trained, plan: TrainingPlan, digests: Sequence[str]) -> FinetuneAnswer:
+    """Return the answer of a training that has just ended."""
+    outcome = trained.outcome
+    return FinetuneAnswer(
+        schema=SCHEMA,
+        plan=_with_digests(plan, digests),
+        epochs=[EpochRecord.from_json(epoch) for epoch in outcome["epochs"]],
+        kept_epoch=outcome["kept_epoch"],
+        stopped_early=outcome["stopped_early"],
+        lr=trained.lr,
+        trained_params=sum(parameter.numel() for parameter in trained.run.parameters.values()),
+        grid=_trials(trained.grid),
+        loss_curve=outcome["loss_curve"],
+        sha256=digests[-1],
+    )
 
 
-def _finished(files: RunFiles, made_by: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+def _finished(files: RunFiles, made_by: dict[str, Any], plan: TrainingPlan) -> FinetuneAnswer:
     """Return the answer for a training that was finished before."""
     settings = made_by["settings"]
-    outcome = {key: settings.get(key) for key in ("kept_epoch", "stopped_early")} | {"epochs": settings["history"]}
-    grid = {"grid": settings["grid"]} if "grid" in settings else {}
-    return _document(plan, [sha256_file(path) for path in files.weights()], outcome, settings["lr"], grid)
+    digests = [sha256_file(path) for path in files.weights()]
+    return FinetuneAnswer(
+        schema=SCHEMA,
+        plan=_with_digests(plan, digests),
+        epochs=[EpochRecord.from_json(epoch) for epoch in settings["history"]],
+        kept_epoch=settings.get("kept_epoch"),
+        stopped_early=settings.get("stopped_early"),
+        lr=settings["lr"],
+        grid=_trials(settings.get("grid", ())),
+        sha256=digests[-1],
+    )
 
 
-def _document(
-    plan: dict[str, Any], digests: list[str], outcome: dict[str, Any], lr: float, more: dict[str, Any]
-) -> dict[str, Any]:
-    if "snapshots" in plan:
-        snapshots = zip(plan["snapshots"], digests, strict=True)
-        plan = {**plan, "snapshots": [{**snapshot, "sha256": digest} for snapshot, digest in snapshots]}
-    course = {key: outcome[key] for key in ("epochs", "kept_epoch", "stopped_early")}
-    return {"schema": SCHEMA, **plan, **course, "lr": lr, **more, "sha256": digests[-1]}
+def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
+    """Return a plan with the digests of its files, where it has several."""
+    if plan.snapshots is None:
+        return plan
+    written = []
+    for file, digest in zip(plan.snapshots, digests, strict=True):
+        written.append(replace(file, sha256=digest))
+    return replace(plan, snapshots=written)
+
+
+def _trials(grid: Sequence[Mapping[str, Any]]) -> list[LearningRateTrial] | None:
+    """Return what several learning rates reached; None where there is one."""
+    if not grid:
+        return None
+    return [LearningRateTrial.from_json(trial) for trial in grid]

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hydractl.distributed import alone
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import check_outputs
+from hydractl.files.verb_answers import (
+    FinetuneAnswer,
+    FinetunesAnswer,
+    PlannedMember,
+    PlannedTrainings,
+    RecipeSetting,
+    TrainedMember,
+    TrainingPlan,
+)
 from hydractl.log import Log
 from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
@@ -23,11 +33,23 @@ from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/1"
 
-_REPLACED = ("output", "seed", "device", "devices", "slurm", "members", "json", "config", "dry_run", "quiet", "verbose")
+_REPLACED = (
+    "output",
+    "seed",
+    "device",
+    "devices",
+    "slurm",
+    "ensemble",
+    "json",
+    "config",
+    "dry_run",
+    "quiet",
+    "verbose",
+)
 
-Check = Callable[[FinetuneSettings, Log], tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
+Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, Any]]]]
 """Checks one training without beginning it; gives its plan, and what computes its fingerprint."""
-Finished = Callable[[RunFiles, dict[str, Any], dict[str, Any]], dict[str, Any]]
+Finished = Callable[[RunFiles, dict[str, Any], TrainingPlan], FinetuneAnswer]
 """The answer of a training that was finished before, from its files, its provenance and its plan."""
 
 
@@ -50,8 +72,9 @@ class Member:
         settings = self.settings
         words = ["finetune", *to_argv(settings, _REPLACED)]
         words += [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
-        words += ["--config=/dev/null"]  # what hydra.yaml says is among the arguments
-        words += ["--json"]
+        if settings.ensemble is not None:
+            words.append(f"--ensemble={settings.ensemble}")
+        words.append("--json")
         if settings.quiet:
             words.append("--quiet")
         elif settings.verbose:
@@ -83,9 +106,12 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         ended = run_side_by_side(commands, devices, settings.slurm, folder, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
     answers = {name: _answer(name, end) for name, end in ended.items()} | done
-    entries = [{"name": m.name, "seed": m.settings.seed, **answers[m.name]} for m in members]
-    files = [path for member in members for path in member.files.paths]
-    return Outcome({"schema": SCHEMA, "members": entries}, files=files)
+    trained = []
+    files: list[Path] = []
+    for member in members:
+        trained.append(TrainedMember(name=member.name, seed=member.settings.seed, training=answers[member.name]))
+        files += member.files.paths
+    return Outcome(FinetunesAnswer(schema=SCHEMA, members=trained).to_json(), files=files)
 
 
 def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
@@ -111,14 +137,14 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
     """
     members = []
     for model, output in zip(settings.model, _outputs(settings), strict=True):
-        for index in range(settings.members):
-            path = numbered(output, index) if settings.members > 1 else output
+        for index in range(settings.trainings):
+            path = numbered(output, index) if settings.trainings > 1 else output
             files = RunFiles.of(path, settings.log, settings.outputs)
             name = stem(path)
             own = {
                 "output": path,
                 "seed": settings.seed + index,
-                "members": 1,
+                "ensemble": None if settings.ensemble is None else settings.ensemble.of_one_training(),
                 "devices": [],
                 "slurm": [],
                 "model": [model],
@@ -143,11 +169,11 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
 
 def _checked(
     members: Sequence[Member], log: Log, check: Check, answer: Finished
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, FinetuneAnswer], dict[str, TrainingPlan]]:
     """Check everything that can be checked before the first process is started."""
-    done: dict[str, dict[str, Any]] = {}
-    plans: dict[str, dict[str, Any]] = {}
-    of_model: dict[str, dict[str, Any]] = {}
+    done: dict[str, FinetuneAnswer] = {}
+    plans: dict[str, TrainingPlan] = {}
+    of_model: dict[str, TrainingPlan] = {}
     for member in members:
         settings, state = member.settings, member.files.state
         begun = settings.resume and (state.exists() or bool(member.files.weights()))
@@ -167,13 +193,20 @@ def _checked(
     return done, plans
 
 
-def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
-    """The plan of a member, from that of another one of the same model."""
-    plan = {**other, "output": str(files.paths[-1])}
-    if "snapshots" in plan:
-        pairs = zip(plan["snapshots"], files.paths, strict=True)
-        plan["snapshots"] = [{**snapshot, "output": str(path)} for snapshot, path in pairs]
-    return plan
+def _plan_of(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
+    """Return the plan of a member, from that of another one of the same model."""
+    plan = replace(other, output=str(files.paths[-1]))
+    if plan.snapshots is None:
+        return plan
+    snapshots = []
+    for snapshot, path in zip(plan.snapshots, files.paths, strict=True):
+        snapshots.append(replace(snapshot, output=str(path)))
+    return replace(plan, snapshots=snapshots)
+
+
+def recipe_in_effect(settings: FinetuneSettings) -> dict[str, RecipeSetting]:
+    """Return every value that a recipe may decide, and where it came from."""
+    return {name: RecipeSetting(value=value, source=source) for name, (value, source) in settings.effective().items()}
 
 
 def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
@@ -204,36 +237,37 @@ def _check_files(members: Sequence[Member]) -> None:
 
 def _dry_run(
     members: Sequence[Member],
-    plans: dict[str, dict[str, Any]],
-    done: dict[str, dict[str, Any]],
+    plans: dict[str, TrainingPlan],
+    done: dict[str, FinetuneAnswer],
     devices: Sequence[str],
 ) -> Outcome:
-    document: dict[str, Any] = {"schema": SCHEMA, "dry_run": True, "devices": list(devices)}
-    threads = threads_each(len(devices))
-    if threads is not None:
-        document["threads"] = threads
-    document["members"] = []
+    planned = []
     for member in members:
-        entry = {"name": member.name, "seed": member.settings.seed, **plans[member.name]}
-        if member.name in done:
-            entry["finished"] = True
-        document["members"].append(entry)
-    document["recipe"] = members[0].settings.effective()
-    return Outcome(document)
+        is_finished = True if member.name in done else None
+        plan = plans[member.name]
+        planned.append(PlannedMember(name=member.name, seed=member.settings.seed, plan=plan, finished=is_finished))
+    trainings = PlannedTrainings(
+        schema=SCHEMA,
+        devices=list(devices),
+        threads=threads_each(len(devices)),
+        members=planned,
+        recipe=recipe_in_effect(members[0].settings),
+    )
+    return Outcome(trainings.to_json())
 
 
 # --- after ------------------------------------------------------------------------------------------------------------
 
 
-def _answer(name: str, ended: Ended) -> dict[str, Any]:
+def _answer(name: str, ended: Ended) -> FinetuneAnswer:
     try:
-        return dict(json.loads(ended.answer))
-    except ValueError:
+        return FinetuneAnswer.from_json(json.loads(ended.answer))
+    except (ValueError, TypeError):
         raise InputError(f"{name} ended without an answer") from None
 
 
 def _raise_failures(
-    members: Sequence[Member], ended: dict[str, Ended], done: dict[str, dict[str, Any]], *, interrupted: bool
+    members: Sequence[Member], ended: dict[str, Ended], done: dict[str, FinetuneAnswer], *, interrupted: bool
 ) -> None:
     """Say which members are not trained, if any."""
     failed = {name: end for name, end in ended.items() if end.code != 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
@@ -13,32 +13,38 @@ from hydractl.data.overlap import GivenSet, compare_sets, trained_on_doubt
 from hydractl.data.plausibility import sample_doubts
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import UsageError
-from hydractl.exports.checking import CheckData
-from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS, kind_of
-from hydractl.exports.targets import Target, claimed, plan_exports, stem_beside
 from hydractl.expressions.data_sets import AUTO as MADE
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import TensorSource, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
-from hydractl.files.fuse_answer import ExportedFileRecord, FittedCascadeRecord, FuseAnswer
+from hydractl.files.fuse_answer import (
+    AveragingRecord,
+    FittedCascadeRecord,
+    FuseAnswer,
+    FusedMember,
+    FusedSizes,
+    OnDataRecord,
+    SelfCheckRecord,
+    SharedTower,
+)
+from hydractl.files.model_records import ModelSize
+from hydractl.files.verb_answers import CascadeAnswer, PlannedCascade, PlannedFusion
 from hydractl.fusion.averaging import AUTO, MembersRunOptions, measure_on, plan_checked
 from hydractl.fusion.cascade import CascadeOptions, fit_cascade
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
-from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, total_cost
-from hydractl.model.loading import build_model, resolve_device
+from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, size_of, total_cost
+from hydractl.model.loading import resolve_device
 from hydractl.model.matching import check_labels_are_classes, named_by_data, refuse_posterior
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.report.fuse_words import (
     averaging_words,
     cascade_warnings,
     cascade_words,
     data_words,
-    rounding_words,
     sharing_words,
     warnings_of,
 )
@@ -57,14 +63,12 @@ _FITTED_TO_ALL_MEMBERS = ("calibration", "threshold", "ood_score")
 
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
-    """Plan, write and check a fused model, export one model as it is, or give one a cascade."""
+    """Plan, write and check a fused model, or give one a cascade."""
     resolve_device(settings.device)
     sources = open_sources(settings.model, model_options(settings, bodies=True))
-    if settings.export or settings.data is not None or settings.cascade is not None:
+    if settings.val is not None:
         for source in sources:
             need_classifier(source)
-    if settings.only_exports:
-        return run_alone(settings, sources[0], log)
     refuse_posterior(sources, "fuse")
     if settings.only_cascades:
         return run_cascade(settings, sources[0], log)
@@ -74,14 +78,11 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     """Fuse several models, after everything that their headers tell has been checked."""
     path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))
-    stem = stem_beside(path, settings.export)
     parts = MERGEABLE if settings.merge == AUTO else settings.merge
     outline = plan_fusion(sources, parts, headers_only=True)
-    targets = plan_exports(settings.export, stem, outline.description, outline.tensors)
-    check_outputs([path, *[target.path for target in targets]], force=settings.force)
+    check_outputs([path], force=settings.force)
     if settings.dry_run:
-        return _dry_run(settings, outline, sources, path, targets)
-    dataset, named = _opened(settings, sources, settings.data)
+        return _dry_run(settings, outline, sources, path)
     validation = _validation(settings, sources)
     doubts = [] if validation is None else list(validation.doubts)
     for doubt in doubts:
@@ -90,29 +91,49 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     with Output(path, force=settings.force) as output:
         checked = plan_checked(sources, settings.merge, resolve_device(settings.device), settings.seed, log)
         plan = checked.plan
-        measured: dict[str, Any] = {"self_check": checked.check}
+        measured = _Measured(SelfCheckRecord.from_json(checked.check))
         if checked.averaging is not None:
-            measured["averaging"] = checked.averaging
-        if dataset is not None:
-            measured["on_data"] = measure_on(dataset, plan, named, settings.fill(MembersRunOptions), log)
+            measured = replace(measured, averaging=AveragingRecord.from_json(checked.averaging))
         if validation is not None:
-            measured["cascade"] = validation.fit(settings, plan.description, plan.tensors, log)
-            plan = replace(plan, description=validation.noted(plan.description))
-        rounding_data = _check_data(settings, dataset)
-        return _write(settings, plan, sources, measured, output, stem, rounding_data, doubts, log)
+            run_options = settings.fill(MembersRunOptions)
+            on_data = measure_on(validation.inside, plan, validation.named, run_options, log)
+            measured = replace(measured, on_data=OnDataRecord.from_json(on_data))
+            if settings.cascade:
+                cascade = validation.fit(settings, plan.description, plan.tensors, log)
+                measured = replace(measured, cascade=cascade)
+                plan = replace(plan, description=validation.noted(plan.description))
+        return _write(settings, plan, sources, measured, output, doubts, log)
 
 
-def _dry_run(
-    settings: FuseSettings, outline: FusionPlan, sources: list[Source], path: Path, targets: Sequence[Target]
-) -> Outcome:
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured of a fused model, which its file holds and the answer says."""
+
+    self_check: SelfCheckRecord
+    averaging: AveragingRecord | None = None
+    on_data: OnDataRecord | None = None
+    cascade: FittedCascadeRecord | None = None
+
+    def to_extra(self) -> dict[str, object]:
+        """Return what the file of the model holds of it."""
+        extra: dict[str, object] = {"self_check": self.self_check.to_json()}
+        if self.averaging is not None:
+            extra["averaging"] = self.averaging.to_json()
+        if self.on_data is not None:
+            extra["on_data"] = self.on_data.to_json()
+        if self.cascade is not None:
+            extra.update(_of_cascade(self.cascade))
+        return extra
+
+
+def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source], path: Path) -> Outcome:
     """Say what headers tell of the fused model."""
-    document = _document(outline, sources, path, targets, dry_run=True)
-    note = _AT_MOST
+    plan = replace(_answer_of(PlannedFusion, outline, sources, path, dry_run=True), note=_AT_MOST)
     if settings.merge == AUTO:
         whole = plan_fusion(sources, [], headers_only=True)
-        document["averaging"] = {"asked": "auto"}
         note = _UNDECIDED.format(count_text(parameters(whole.tensors)))
-    return Outcome({**document, "note": note, "dry_run": True})
+        plan = replace(plan, averaging={"asked": "auto"}, note=note)
+    return Outcome(plan.to_json())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -120,50 +141,60 @@ def _dry_run(
 
 @dataclass(frozen=True)
 class _Validation:
-    """The data a cascade is fitted on: labelled ID data, OOD data by name, and what is odd about them."""
+    """The validation data of a fusion.
+
+    Attributes:
+        inside: labelled ID data.
+        named: the models, their classes named by these data where they have no classifiers.
+        outside: OOD data by name, which a cascade needs.
+        doubts: what is odd about data that a cascade is fitted on.
+    """
 
     inside: Dataset
+    named: Sequence[Source]
     outside: Mapping[str, Dataset]
     doubts: Sequence[str] = ()
 
-    def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> dict[str, Any]:
+    def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> FittedCascadeRecord:
         """Fit the cascade of a model and return what its file says of it."""
         options = settings.fill(CascadeOptions)
         run_options = settings.fill(MembersRunOptions)
-        return fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
+        cascade = fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
+        return FittedCascadeRecord.from_json(cascade)
 
     def noted(self, description: Description) -> Description:
         """Return the description with these samples among those that the model has seen."""
         entries = [entry("fuse", "val", part) for part in self.inside.origins()]
         for dataset in self.outside.values():
-            entries += [entry("fuse", "val_ood", part) for part in dataset.origins()]
+            entries += [entry("fuse", "ood_val", part) for part in dataset.origins()]
         return replace(description, seen=tuple(merged(description.seen, entries)))
 
     def given_sets(self) -> list[GivenSet]:
         """Return the sets with the options that gave them."""
-        given = [GivenSet("--cascade", self.inside)]
+        given = [GivenSet("--val", self.inside)]
         for name, dataset in self.outside.items():
-            given.append(GivenSet(f"--cascade-ood {name}", dataset))
+            given.append(GivenSet(f"--ood-val {name}", dataset))
         return given
 
 
 def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
-    """Open the data of ``--cascade``; None without."""
-    if settings.cascade is None:
+    """Open the validation data; None without ``--val``."""
+    if settings.val is None:
         return None
-    inside, named = _opened(settings, sources, settings.cascade, "--cascade")
-    assert inside is not None
+    inside, named = _opened(settings, sources, settings.val)
+    if not settings.cascade:
+        return _Validation(inside, named, {})
     reads = {source.name: source.description.reads for source in named}
     outside: dict[str, Dataset] = {}
-    for name, _, spec in settings.cascade_sets():
-        option = f"--cascade-ood {name}"
+    for name, _, spec in settings.ood_val_sets():
+        option = f"--ood-val {name}"
         if spec == MADE:
             outside[name] = PseudoOod(inside, MADE, settings.seed, option)
         else:
             outside[name] = open_data(
                 spec, option=option, limit=settings.limit, seed=settings.seed, ignore_labels=True, reads=reads
             )
-    validation = _Validation(inside, outside)
+    validation = _Validation(inside, named, outside)
     findings = compare_sets(validation.given_sets())
     findings.refuse()
     return replace(validation, doubts=[*findings.warnings, *_doubts(sources, validation)])
@@ -183,37 +214,21 @@ def _doubts(sources: Sequence[Source], validation: _Validation) -> list[str]:
     return doubts
 
 
-def _opened(
-    settings: FuseSettings, sources: Sequence[Source], spec: str | None, option: str = "--data"
-) -> tuple[Dataset | None, list[Source]]:
-    """Return labelled data, if any, and the members with their classes named for it."""
-    if spec is None:
-        return None, list(sources)
-    named = [named_by_data(source, spec, settings.limit) for source in sources]
+def _opened(settings: FuseSettings, sources: Sequence[Source], spec: str) -> tuple[Dataset, list[Source]]:
+    """Return labelled data, and the models with their classes named for it."""
+    named = [named_by_data(source, spec, settings.limit, "--val") for source in sources]
     labels = next((source.description.labels for source in named if source.description.labels is not None), [])
-    reads = {source.name: source.description.reads for source in named}
     dataset = open_data(
-        spec, option=option, limit=settings.limit, seed=settings.seed, labels=labels, need_labels=True, reads=reads
+        spec,
+        option="--val",
+        limit=settings.limit,
+        seed=settings.seed,
+        labels=labels,
+        need_labels=True,
+        reads={source.name: source.description.reads for source in named},
     )
     check_labels_are_classes(dataset, named[0])
     return dataset, named
-
-
-def _check_data(settings: FuseSettings, inside: Dataset | None) -> CheckData | None:
-    """Open the data that rounded weights are measured on; None without."""
-    if inside is None or not settings.rounds_weights:
-        return None
-    outside = {}
-    for ood_set in settings.ood_sets():
-        outside[ood_set.name] = open_data(
-            ood_set.spec,
-            option=f"--ood {ood_set.name}",
-            ignore_labels=True,
-            limit=settings.limit,
-            seed=settings.seed,
-            reads={"the model": inside.kind},
-        )
-    return CheckData(inside, outside, settings.batch_size, settings.workers)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -223,44 +238,33 @@ def _write(
     settings: FuseSettings,
     plan: FusionPlan,
     sources: list[Source],
-    measured: dict[str, Any],
+    measured: _Measured,
     output: Output,
-    stem: Path,
-    data: CheckData | None,
     doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
-    """Write the model with what was measured of it, and its exports, and say what was found."""
-    targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
-    document = _document(plan, sources, output.path, targets, dry_run=False)
-    document.update(measured)
-    warnings = [*doubts, *_say(document, plan, log)]
+    """Write the model with what was measured of it, and say what was found."""
+    answer = replace(
+        _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False),
+        self_check=measured.self_check,
+        averaging=measured.averaging,
+        on_data=measured.on_data,
+        cascade=measured.cascade,
+    )
+    warnings = [*doubts, *_say(answer, plan, log)]
     origins = [source.sha256 for source in sources]
-    extra = dict(measured)
-    if "cascade" in measured:
-        extra.update(_of_cascade(measured["cascade"]))
     description = replace(
         plan.description,
-        extra=extra,
+        extra=measured.to_extra(),
         provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
     )
-    with claimed(targets, force=settings.force) as claim:
-        macs = document["cost"]["fused"]["macs"]
-        exports = claim.write(lambda: HydraModel(description, plan.tensors), origins, macs, settings.seed, log, data)
-        if exports:
-            document["exports"] = exports
-            warnings += _say_rounded(exports, log)
-        digest = write_checkpoint(output, plan.tensors, description.to_json())
-        if warnings:
-            document["warnings"] = warnings
-        document["sha256"] = digest
-        # The exports last: what they were made of is then in place.
-        return Outcome(document, files=[output.path, *claim.commit()])
+    digest = write_checkpoint(output, plan.tensors, description.to_json())
+    answer = replace(answer, warnings=warnings or None, sha256=digest)
+    return Outcome(answer.to_json(), files=[output.path])
 
 
-def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
+def _say(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
     """Say what was decided and what it costs; return the warnings, which are said too."""
-    answer = FuseAnswer.from_json(document)
     for line in (averaging_words(answer), sharing_words(answer)):
         if line is not None:
             log.info(line)
@@ -269,137 +273,75 @@ def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
     if answer.cascade is not None:
         log.info(cascade_words(answer.cascade))
     warnings = list(warnings_of(answer))
-    if not plan.warnings:
-        on_data = document.get("on_data")
-        if on_data is None:
-            check = document["self_check"]
-            little = little_diversity(check, check["inputs"])
-        else:
-            little = little_diversity(on_data["after"], f"{on_data['n']} samples")
-        if little is not None:
-            warnings.append(little)
+    little = None if plan.warnings else _little_diversity(answer)
+    if little is not None:
+        warnings.append(little)
     for warning in warnings:
         log.warn(warning)
     return [*plan.warnings, *warnings]
 
 
-def _say_rounded(exports: Sequence[dict[str, Any]], log: Log) -> list[str]:
-    """Say what rounding weights does; return the warnings, which are said too."""
-    warnings = []
-    for export in exports:
-        words, harmful = rounding_words(ExportedFileRecord.from_json(export))
-        if words is None:
-            continue
-        if harmful:
-            log.warn(words)
-            warnings.append(words)
-        else:
-            log.info(words)
-    return warnings
+def _little_diversity(answer: FuseAnswer) -> str | None:
+    """Return a warning of members that hardly differ, on the data of ``--val`` or else on the inputs of the check."""
+    on_data = answer.on_data
+    if on_data is not None:
+        after = on_data.after
+        return little_diversity({"mi": after.mi, "disagreement": after.disagreement}, f"{on_data.n} samples")
+    check = answer.self_check
+    if check is None:
+        return None
+    return little_diversity({"mi": check.mi, "disagreement": check.disagreement}, check.inputs)
 
 
-def _document(
-    plan: FusionPlan, sources: Sequence[Source], path: Path, targets: Sequence[Target], *, dry_run: bool
-) -> dict[str, Any]:
+Form = TypeVar("Form", bound=FuseAnswer)
+
+
+def _answer_of(form: type[Form], plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_run: bool) -> Form:
     """Return the answer so far; a dry run, which reads no weights, names neither equal weights nor their digests."""
     counts = {"averaged": plan.tensors.elements(plan.averaged)}
     if not dry_run:
         counts["equal"] = plan.tensors.elements(plan.shared)
     counts["per_member"] = plan.tensors.elements(plan.own)
-    document: dict[str, Any] = {
-        "schema": "hydractl.fuse/1",
-        "output": str(path),
-        "arch": plan.description.arch,
-        "merge": list(plan.description.merge or []),
-        "members": [_member(source, dry_run=dry_run) for source in sources],
-        "parameters": counts,
-    }
-    if targets:
-        document["exports"] = [target.to_json() for target in targets]
+    shared: list[SharedTower] = []
     if not dry_run:
-        document["shared"] = shared_parts(plan)
-    document["cost"] = _costs(plan, sources)
-    return document
+        shared = [SharedTower(**tower) for tower in shared_parts(plan)]
+    return form(
+        output=str(path),
+        arch=plan.description.arch,
+        merge=list(plan.description.merge or []),
+        members=[_member(source, dry_run=dry_run) for source in sources],
+        parameters=counts,
+        shared=shared,
+        cost=_costs(plan, sources),
+    )
 
 
-def _member(source: Source, *, dry_run: bool) -> dict[str, Any]:
+def _member(source: Source, *, dry_run: bool) -> FusedMember:
     """Return what the answer says of one member."""
-    member: dict[str, Any] = {"name": source.name}
-    if not dry_run:
-        member["sha256"] = source.sha256
-    member["heads"] = source.description.mask.counts()
-    member["kind"] = source.description.kind
-    return member
+    return FusedMember(
+        name=source.name,
+        sha256=None if dry_run else source.sha256,
+        heads=source.description.mask.counts(),
+        kind=source.description.kind,
+    )
 
 
-def _costs(plan: FusionPlan, sources: Sequence[Source]) -> dict[str, Any]:
+def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
     """Return the cost of the first member, of all members apart, and of the fused model."""
     dense = dense_macs(plan.description)
     fused = cost_of(plan.description, plan.tensors)
-    return {
-        "single": cost_of(sources[0].description, sources[0].tensors),
-        "members": total_cost(cost_of(source.description, source.tensors) for source in sources),
-        "fused": fused,
-        "dense_macs": dense,
-        "dense_params": dense_parameters(plan.description),
-        "mac_ratio": fused["macs"] / dense,
-    }
+    members = total_cost(cost_of(source.description, source.tensors) for source in sources)
+    return FusedSizes(
+        single=size_of(sources[0].description, sources[0].tensors),
+        members=ModelSize(**members),
+        fused=ModelSize(**fused),
+        dense_macs=dense,
+        dense_params=dense_parameters(plan.description),
+        mac_ratio=fused["macs"] / dense,
+    )
 
 
 # --- one model --------------------------------------------------------------------------------------------------------
-
-
-def stem_alone(settings: FuseSettings, source: Source) -> Path:
-    """Return the stem of the exported files of a model that is only exported, by ``-o`` or the model's name.
-
-    Raises:
-        UsageError: for an ending of ``-o`` that none of the files has.
-    """
-    if settings.output is None:
-        return Path(source.name)
-    path = file_path(settings.output)
-    kind = kind_of(path)
-    if kind in settings.export:
-        return path.with_name(path.name.removesuffix(FORMATS[kind].ending))
-    if path.suffix == ".st" or kind is not None:
-        better = path.with_suffix(FORMATS[settings.export[0]].ending)
-        kinds = ",".join(settings.export)
-        raise UsageError(
-            f"--output {settings.output}: one MODEL with --export {kinds} writes no such file",
-            hint=f"-o {better}",
-        )
-    return path
-
-
-def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
-    """Export one model, which may itself be fused, and write nothing else."""
-    targets = plan_exports(settings.export, stem_alone(settings, source), source.description, source.tensors)
-    files = []
-    for target in targets:
-        files += target.files
-    check_outputs(files, force=settings.force)
-    data = None
-    if not settings.dry_run:
-        dataset, (source,) = _opened(settings, [source], settings.data)
-        data = _check_data(settings, dataset)
-        announce_reading([source], log)
-    document: dict[str, Any] = {"schema": EXPORT_SCHEMA, "model": source.name}
-    if not settings.dry_run:
-        document["sha256"] = source.sha256
-    document["arch"] = source.description.arch
-    document["members"] = len(source.description.masks)
-    document["exports"] = [target.to_json() for target in targets]
-    if settings.dry_run:
-        return Outcome({**document, "dry_run": True})
-    origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
-    with claimed(targets, force=settings.force) as claim:
-        macs = cost_of(source.description, source.tensors)["macs"]
-        exports = claim.write(lambda: build_model(source), origins or [source.sha256], macs, settings.seed, log, data)
-        document["exports"] = exports
-        warnings = _say_rounded(exports, log)
-        if warnings:
-            document["warnings"] = warnings
-        return Outcome(document, files=claim.commit())
 
 
 def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
@@ -417,29 +359,25 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     check_outputs([path], force=settings.force)
     validation = _validation(settings, [source])
     assert validation is not None
-    document: dict[str, Any] = {
-        "schema": "hydractl.cascade/1",
-        "output": str(path),
-        "model": source.name,
-        "arch": description.arch,
-        "members": len(description.masks),
-    }
+    plan = PlannedCascade(
+        schema="hydractl.cascade/1",
+        output=str(path),
+        model=source.name,
+        arch=description.arch,
+        members=len(description.masks),
+    )
     if settings.dry_run:
-        return Outcome({**document, "dry_run": True})
+        return Outcome(plan.to_json())
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
         left_out = [name for name in ("calibration", "threshold") if name in description.extra]
         if left_out:
-            log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left_out)}; see eval --calibrated")
+            log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left_out)}; see calibrate")
         cascade = validation.fit(settings, description, source.tensors, log)
-        document["cascade"] = cascade
-        fitted_cascade = FittedCascadeRecord.from_json(cascade)
-        warnings = [*validation.doubts, *cascade_warnings(fitted_cascade)]
-        log.info(cascade_words(fitted_cascade))
+        warnings = [*validation.doubts, *cascade_warnings(cascade)]
+        log.info(cascade_words(cascade))
         for warning in warnings:
             log.warn(warning)
-        if warnings:
-            document["warnings"] = warnings
         extra = {key: value for key, value in description.extra.items() if key not in _FITTED_TO_ALL_MEMBERS}
         extra.update(_of_cascade(cascade))
         with_cascade = replace(
@@ -448,10 +386,20 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
             layout="sliced",
             provenance={**description.provenance, "bases": source.lineage},
         )
-        document["sha256"] = write_checkpoint(output, source.tensors, with_cascade.to_json())
-        return Outcome(document, files=[output.path])
+        digest = write_checkpoint(output, source.tensors, with_cascade.to_json())
+        answer = CascadeAnswer(
+            schema=plan.schema,
+            output=plan.output,
+            model=plan.model,
+            arch=plan.arch,
+            members=plan.members,
+            cascade=cascade,
+            warnings=warnings or None,
+            sha256=digest,
+        )
+        return Outcome(answer.to_json(), files=[output.path])
 
 
-def _of_cascade(cascade: Mapping[str, Any]) -> dict[str, Any]:
+def _of_cascade(cascade: FittedCascadeRecord) -> dict[str, object]:
     """Return what a file holds of a cascade: it, and the OOD score that it was fitted to serve."""
-    return {"cascade": cascade, "ood_score": {"score": cascade["score"]}}
+    return {"cascade": cascade.to_json(), "ood_score": {"score": cascade.score}}

@@ -91,10 +91,10 @@ def _describe_json(path: Path) -> dict[str, Any]:
             if isinstance(entry, dict):
                 entries.append({"site": site, "heads": _count(entry.get("heads")), "kept": entry.get("kept")})
         info |= _head_map(entries)
-    if schema == "hydractl.circuit/1" and isinstance(document.get("removed"), list):
+    if schema == "hydractl.circuit/2" and isinstance(document.get("removed"), list):
         info["steps"] = len(document["removed"])
         info |= _head_map(_circuit_map(document))
-    if schema in ("hydractl.eval/1", "hydractl.bench/1"):
+    if schema in ("hydractl.eval/2", "hydractl.bench/1"):
         rows = document.get("models", document.get("results"))
         if not isinstance(rows, list):
             raise InputError(f"{path} has no list of rows, as every {schema} has")
@@ -222,7 +222,7 @@ def describe_model(description: Description) -> dict[str, Any]:
         info["seen"] = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
     trainings = []
     for training in trainings_of([description]):
-        member = f"member {training['member']}: " if description.kind == "fused" else ""
+        member = f"member {training.member}: " if description.kind == "fused" else ""
         trainings.append(member + training_text(training))
     if trainings:
         info["training"] = trainings
@@ -243,8 +243,8 @@ def _predictions(path: Path) -> dict[str, Any]:
     predictions = read_predictions(path)
     members, _, classes = predictions.shape(0)
     return {
-        "model": predictions.model["name"],
-        "sha256": predictions.model.get("sha256"),
+        "model": predictions.model.name,
+        "sha256": predictions.model.sha256,
         "members": members,
         "classes": classes,
         "data_sets": [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],

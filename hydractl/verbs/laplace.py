@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
+from hydractl.files.verb_answers import LaplaceAnswer, PlannedLaplace, PosteriorPlan
 from hydractl.log import Log
 from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
 from hydractl.model.laplace import KEY, last_layers, stored_tensors
@@ -27,6 +28,8 @@ from hydractl.settings.laplace import LaplaceSettings
 from hydractl.training.data import Reader, report_all_cut
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
+
+SCHEMA = "hydractl.laplace/1"
 
 FITTED = ("calibration", "threshold", "ood_score", "cascade")
 """The entries of a checkpoint that were fitted to its logits as they were."""
@@ -41,14 +44,18 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     for doubt in doubts:
         log.warn(doubt)
     count = settings.pseudo_data or len(data)
-    document: dict[str, Any] = {"schema": "hydractl.laplace/1", "output": str(path), "model": source.name}
-    document |= {"arch": source.description.arch, "members": len(source.description.masks)}
-    document |= {"samples": len(data), "pseudo_data": count}
-    if doubts:
-        document["warnings"] = doubts
+    plan = PosteriorPlan(
+        output=str(path),
+        model=source.name,
+        arch=source.description.arch,
+        members=len(source.description.masks),
+        samples=len(data),
+        pseudo_data=count,
+        warnings=doubts,
+    )
     if settings.dry_run:
         check_outputs([path], force=settings.force)
-        return Outcome({**document, "dry_run": True})
+        return Outcome(PlannedLaplace(schema=SCHEMA, plan=plan).to_json())
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
         model = build_model(source, settings.device, settings.dtype)
@@ -57,11 +64,27 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
         priors = [_prior(member, fit, count, labels, settings, log) for member, fit in enumerate(fits)]
         chosen_by = _chosen_by(settings, val)
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
-        found = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": count}
+        chosen = _Chosen(priors, chosen_by, count)
         posteriors = [fit.posteriors(prior, count) for fit, prior in zip(fits, priors, strict=True)]
         tensors = with_tensors(source.tensors, stored_tensors(posteriors))
-        digest = write_checkpoint(output, tensors, _described(source, settings, found, data, val).to_json())
-    return Outcome({**document, **found, "sha256": digest}, files=[path])
+        digest = write_checkpoint(output, tensors, _described(source, settings, chosen, data, val).to_json())
+    answer = LaplaceAnswer(schema=SCHEMA, plan=plan, prior=priors, chosen_by=chosen_by, sha256=digest)
+    return Outcome(answer.to_json(), files=[path])
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What the posteriors were made with; the checkpoint says it twice, beside its weights and in its provenance.
+
+    Attributes:
+        prior: by member and tower, the precision of the prior.
+        chosen_by: what chose it.
+        pseudo_data: how many samples the curvature counts as.
+    """
+
+    prior: Sequence[Mapping[str, float]]
+    chosen_by: str
+    pseudo_data: float
 
 
 def _without_fitted(source: Source, log: Log) -> Source:
@@ -107,14 +130,14 @@ def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
 
 
 def _described(
-    source: Source, settings: LaplaceSettings, found: dict[str, Any], data: Dataset, val: Dataset | None
+    source: Source, settings: LaplaceSettings, chosen: _Chosen, data: Dataset, val: Dataset | None
 ) -> Description:
     used = {"calibration": data, **({} if val is None else {"val": val})}
-    details = {**found, **asked_classes(source, None), "dtype": settings.dtype, "data": data.fingerprint()}
+    details = {**asdict(chosen), **asked_classes(source, None), "dtype": settings.dtype, "train": data.fingerprint()}
     details["val"] = None if val is None else val.fingerprint()
     return replace(
         source.description,
-        extra={**source.description.extra, KEY: {**found, "samples": len(data)}},
+        extra={**source.description.extra, KEY: {**asdict(chosen), "samples": len(data)}},
         layout="sliced",
         seen=tuple(merged(source.description.seen, [entry("laplace", role, one) for role, one in used.items()])),
         provenance=provenance("laplace", settings.seed, [source.sha256], details, source.lineage),
@@ -126,17 +149,17 @@ def _opened(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Datase
     pairs = source.family.classes(source.description.config) is None
     how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed}
     reads = {source.name: PAIRS if pairs else source.description.reads}
-    assert settings.data is not None  # the settings need it
-    data = open_data(settings.data, reads=reads, ignore_labels=not pairs, **how)
+    assert settings.train is not None  # the settings need it
+    data = open_data(settings.train, option="--train", reads=reads, ignore_labels=not pairs, **how)
     if settings.val is None:
         return data, None, source
     named = named_by_data(source, settings.val, settings.limit, "--val")
     reads, labels = {source.name: source.description.reads}, named.description.labels or []
     val = open_data(settings.val, option="--val", labels=labels, need_labels=True, reads=reads, **how)
     check_labels_are_classes(val, named)
-    found = without_training_data(GivenSet("--val", val), GivenSet("--data", data))
+    found = without_training_data(GivenSet("--val", val), GivenSet("--train", data))
     if found.left_out:
-        log.info(found.words("--val", "--data"))
+        log.info(found.words("--val", "--train"))
     return data, found.dataset, named
 
 

@@ -72,8 +72,7 @@ def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tup
     if type(samples) is not int:
         raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
     count, seen = steps_within(correct, samples, max_drop)
-    measured_on = "ensemble" if document.get("ensemble_with") else "circuit"
-    return count, _provenance(max_drop, measured_on, samples, seen)
+    return count, _provenance(max_drop, "circuit", samples, seen)
 
 
 def choose_within(

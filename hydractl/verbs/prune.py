@@ -12,9 +12,11 @@ from typing import Any
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
+from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import Entry, checked, merged, seen_in
 from hydractl.files.header import read_header
+from hydractl.files.verb_answers import PruneAnswer, SizeChange
 from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
@@ -30,7 +32,7 @@ from hydractl.heads.selection import (
 )
 from hydractl.jsonio import json_bytes, read_json_file, shown
 from hydractl.log import Log
-from hydractl.model.cost import cost_of
+from hydractl.model.cost import size_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
 from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite_weights
@@ -41,6 +43,8 @@ from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.prune_weights import prune_weights
 from hydractl.verbs.score import criterion_of, score_source
+
+_SCHEMA = "hydractl.prune/1"
 
 Fixed = dict[str, tuple[int, ...]]
 """The heads to keep at the sites where another mask decides, by path."""
@@ -360,26 +364,27 @@ def _write(
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)
     cost = _costs(source, mask)
-    document = {
-        "schema": "hydractl.prune/1",
-        "output": str(output.path),
-        "model": source.name,
-        "arch": source.description.arch,
-        "layout": layout,
-        "heads": mask.counts(),
-        "mask": mask_document,
-        "cost": cost,
-    }
+    answer = PruneAnswer(
+        schema=_SCHEMA,
+        output=str(output.path),
+        model=source.name,
+        arch=source.description.arch,
+        layout=layout,
+        heads=mask.counts(),
+        mask=MaskRecord.from_json(mask_document),
+        cost=cost,
+    )
     log.info(_saving(source.description.mask, mask, cost))
     if mask_output is None:
         config = description.config if layout == "zeroed" else _stock_config(source, mask.counts())
         weights = source.family.export_folder(output.temporary, config, description.preprocess, description.labels)
         with open(output.temporary / weights, "wb") as handle:
-            document["sha256"] = write_tensors(handle, tensors, description.to_json())
+            digest = write_tensors(handle, tensors, description.to_json())
         (output.temporary / "hydractl.mask.json").write_bytes(json_bytes(mask_document))
-        return Outcome(document, files=[output.commit()])
-    document["sha256"] = write_checkpoint(output, tensors, description.to_json())
-    return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
+        return Outcome(replace(answer, sha256=digest).to_json(), files=[output.commit()])
+    digest = write_checkpoint(output, tensors, description.to_json())
+    files = [output.path, write_json(mask_output, mask_document)]
+    return Outcome(replace(answer, sha256=digest).to_json(), files=files)
 
 
 def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
@@ -412,40 +417,40 @@ def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]
     return config
 
 
-def _saving(before: HeadMask, after: HeadMask, cost: dict[str, Any]) -> str:
+def _saving(before: HeadMask, after: HeadMask, cost: SizeChange) -> str:
     """Say how many heads went, and what that saves."""
     heads = len(before.kept_heads)
     removed = heads - len(after.kept_heads)
-    parameters = signed_change(cost["before"]["params"], cost["after"]["params"])
-    mult_adds = signed_change(cost["before"]["macs"], cost["after"]["macs"])
+    parameters = signed_change(cost.before.params, cost.after.params)
+    mult_adds = signed_change(cost.before.macs, cost.after.macs)
     return f"{removed} of {heads} heads removed: parameters {parameters}, mult-adds {mult_adds}"
 
 
-def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:
+def _costs(source: Source, mask: HeadMask) -> SizeChange:
     description, tensors = pruned(source, mask, "sliced")
-    return {"before": cost_of(source.description, source.tensors), "after": cost_of(description, tensors)}
+    return SizeChange(before=size_of(source.description, source.tensors), after=size_of(description, tensors))
 
 
 def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
     """Say what would happen. The mask itself is known beforehand only when no data has to be read."""
     whole = source.description.mask
     present = whole.at(site.path for site in sites_of(source, settings.tower))
-    document: dict[str, Any] = {
-        "schema": "hydractl.prune/1",
-        "dry_run": True,
-        "model": source.name,
-        "arch": source.description.arch,
-        "layout": layout,
-        "files": [str(path), str(mask_path)],
-    }
+    plan = PruneAnswer(
+        schema=_SCHEMA,
+        dry_run=True,
+        model=source.name,
+        arch=source.description.arch,
+        layout=layout,
+        files=[str(path), str(mask_path)],
+    )
     if settings.max_drop is not None and (settings.val or settings.circuit is None):
-        return Outcome({**document, "note": "how many heads are removed is known only after measuring accuracy"})
+        return _noted(plan, "how many heads are removed is known only after measuring accuracy")
     if settings.method in DECIDE:
         criterion_of(source, settings)
-        return Outcome({**document, "note": "how many heads are kept, and which, is known only after scoring"})
+        return _noted(plan, "how many heads are kept, and which, is known only after scoring")
     if settings.method and settings.scope == "global":
         total_budget(present, settings.keep, settings.remove)
-        return Outcome({**document, "note": "heads per site of a global selection are known only after scoring"})
+        return _noted(plan, "heads per site of a global selection are known only after scoring")
     if settings.method:
         budget = site_budget(present, settings.keep, settings.remove)
         removed = []
@@ -454,4 +459,10 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         mask = whole.without(removed)  # which heads go is not known, but at which sites
     else:
         mask = choose(source, settings, Log())[0]
-    return Outcome({**document, "heads": mask.counts(), "cost": _costs(source, mask)})
+    plan = replace(plan, heads=mask.counts(), cost=_costs(source, mask))
+    return Outcome(plan.to_json())
+
+
+def _noted(plan: PruneAnswer, note: str) -> Outcome:
+    """Return a plan with what is not known beforehand."""
+    return Outcome(replace(plan, note=note).to_json())

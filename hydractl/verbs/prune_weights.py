@@ -16,8 +16,9 @@ from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, merged
+from hydractl.files.verb_answers import PrunedWeights, PruneWeightsAnswer, SizeChange
 from hydractl.log import Log
-from hydractl.model.cost import cost_of, nonzero_parameters, parameters
+from hydractl.model.cost import nonzero_parameters, parameters, size_of
 from hydractl.model.matching import asked_classes, sites_of
 from hydractl.model.source import Source, need_classifier, with_max_length, write_model
 from hydractl.model.stored import check_finite_weights
@@ -55,25 +56,19 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
     folder = output.endswith("/")
     path = Path(output) if folder else file_path(output)
     plan = _plan(source, settings)
-    document: dict[str, Any] = {
-        "schema": "hydractl.prune/1",
-        "model": source.name,
-        "arch": source.description.arch,
-        "weights": {
-            "share": settings.weights,
-            "parameters": plan.total,
-            "removable": plan.removable,
-            "removed": plan.count,
-        },
-    }
+    assert settings.weights is not None
+    counts = PrunedWeights(share=settings.weights, parameters=plan.total, removable=plan.removable, removed=plan.count)
+    answer = PruneWeightsAnswer(
+        schema="hydractl.prune/1", model=source.name, arch=source.description.arch, weights=counts
+    )
     if settings.dry_run:
         check_outputs([path], force=settings.force, folder=folder)
-        return Outcome({**document, "dry_run": True, "files": [str(path)]})
+        return Outcome(replace(answer, dry_run=True, files=[str(path)]).to_json())
     announce_reading([source], log)
     with Output(path, force=settings.force, folder=folder) as target:
-        document["output"] = str(path)
-        document.update(_write(source, settings, plan, target, log))
-        return Outcome(document, files=[path])
+        cost, digest = _write(source, settings, plan, target, log)
+        answer = replace(answer, output=str(path), cost=cost, sha256=digest)
+        return Outcome(answer.to_json(), files=[path])
 
 
 def _plan(source: Source, settings: PruneSettings) -> _Plan:
@@ -102,7 +97,7 @@ def _plan(source: Source, settings: PruneSettings) -> _Plan:
     return _Plan(prefixes, names, removable, total, count)
 
 
-def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output, log: Log) -> dict[str, Any]:
+def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output, log: Log) -> tuple[SizeChange, str]:
     """Write the model without its lowest weights; return its cost and its digest."""
     check_finite_weights(source.name, source.tensors)
     masks, measured_on, used = _chosen(source, settings, plan, log)
@@ -122,9 +117,10 @@ def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output,
         provenance=provenance("prune", settings.seed, [source.sha256], details, source.lineage),
         seen=tuple(merged(source.description.seen, used)),
     )
-    before = {**cost_of(source.description, source.tensors), "params_nonzero": nonzero_parameters(source.tensors)}
-    cost = {"before": before, "after": cost_of(description, tensors)}
-    return {"cost": cost, "sha256": write_model(target, description, tensors)}
+    nonzero_before = nonzero_parameters(source.tensors)
+    before = replace(size_of(source.description, source.tensors), params_nonzero=nonzero_before)
+    cost = SizeChange(before=before, after=size_of(description, tensors))
+    return cost, write_model(target, description, tensors)
 
 
 def _chosen(

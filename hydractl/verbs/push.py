@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
 from hydractl.exports.hub import CARD, Destination, PushedFiles, contents_of, upload
 from hydractl.families.reading import parse_hub_name, refused_as
 from hydractl.files.checkpoint import sha256_file
+from hydractl.files.verb_answers import PushAnswer, PushedFile
 from hydractl.log import Log
 from hydractl.model.source import ModelOptions, Source, open_source
 from hydractl.report.eval_card import hub_card
@@ -37,26 +38,29 @@ def run(settings: PushSettings, log: Log) -> Outcome:
     source = open_source(str(what), ModelOptions(bodies=True))
     contents = contents_of(what, settings.include)
     files: dict[str, Path | bytes] = {**contents.files, CARD: _card(settings, source, repo, contents)}
-    described = []
-    for name, content in files.items():
-        described.append({"path": name, "bytes": _size(content), "sha256": _sha256(content)})
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "model": source.name,
-        "repository": repo,
-        "branch": branch,
-        "files": described,
-    }
+    answer = PushAnswer(
+        schema=SCHEMA,
+        model=source.name,
+        repository=repo,
+        branch=branch,
+        files=[_described(name, content) for name, content in files.items()],
+        left_out=[PushedFile(path=name, bytes=size) for name, size in contents.left_out.items()],
+    )
     if contents.left_out:
-        document["left_out"] = [{"path": name, "bytes": size} for name, size in contents.left_out.items()]
         names = some(list(contents.left_out), 5)
         log.info(f"left out, as no part of the model: {names}; --include NAME takes one along")
     if settings.dry_run:
-        return Outcome({**document, "dry_run": True})
+        return Outcome(replace(answer, dry_run=True).to_json())
     log.info(f"uploading {', '.join(files)} to {repo}")
     message = settings.message or f"Add {what.name}"
     commit, uploaded = upload(files, Destination(repo, branch, settings.private, message, settings.force))
-    return Outcome({**document, "commit": commit, "uploaded": uploaded, "pinned": f"hf:{repo}@{commit}"})
+    pushed = replace(answer, commit=commit, uploaded=uploaded, pinned=f"hf:{repo}@{commit}")
+    return Outcome(pushed.to_json())
+
+
+def _described(name: str, content: Path | bytes) -> PushedFile:
+    """Return a file of the repository, by its size and digest."""
+    return PushedFile(path=name, bytes=_size(content), sha256=_sha256(content))
 
 
 def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFiles) -> bytes:

@@ -60,6 +60,27 @@ def _failure(requirement: Requirement, name: str, row: Mapping[str, Any]) -> str
     return f"{key} of {name} is {value:.6g}"
 
 
+def unmet_of_bench(
+    results: Sequence[Mapping[str, Any]], requirements: Sequence[Requirement], compared: Collection[str]
+) -> list[str]:
+    """Hold requirements against the rows of a bench.
+
+    Args:
+        results: its rows, those of the reference first.
+        requirements: the expressions.
+        compared: names of rows that ``--compare`` added.
+
+    Returns:
+        One line for each row in which one does not hold.
+    """
+
+    def label(name: str, row: Mapping[str, Any]) -> str:
+        return f"{name} (batch {row['batch_size']}, {row['dtype']})"
+
+    rows = [(row["model"], row) for row in results]
+    return unmet_in(rows, requirements, skip_first=True, label=label, named_only=compared)
+
+
 def check_known(
     requirements: Sequence[Requirement],
     names: Sequence[str],

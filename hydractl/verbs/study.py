@@ -19,6 +19,8 @@ from hydractl.errors import HydraError, InputError, Interrupted, OutputError, Us
 from hydractl.evaluation.inputs import keeping_batches
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.atomic import Output, storing, write_json, write_with
+from hydractl.files.model_records import ThresholdRecord
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
@@ -32,7 +34,7 @@ from hydractl.settings.common import Common
 from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
-from hydractl.settings.verbs import SETTINGS
+from hydractl.settings.verbs import SETTINGS, options_of_verb
 from hydractl.studies.answer import SCHEMA, Study
 from hydractl.studies.rows import (
     DEFAULT,
@@ -50,12 +52,12 @@ from hydractl.studies.rows import (
 from hydractl.studies.sets import StudySets, fit_spec, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
-from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, laplace, prune
+from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, laplace, prune, report
 from hydractl.verbs.jobs import check_places, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
-PLAN = "hydractl.study-plan/1"
+PLAN = "hydractl.study-plan/2"
 
 _RUNS = {
     "extract-circuit": extract_circuit.run,
@@ -64,7 +66,9 @@ _RUNS = {
     "laplace": laplace.run,
     "fuse": fuse.run,
     "eval": eval.run,
+    "calibrate": calibrate.run,
     "bench": bench.run,
+    "report": report.run,
 }
 _MODEL = ("device", "labels", "prompt", "arch", "seed")
 _BATCHES = (*_MODEL, "batch_size", "dtype", "workers", "max_length")
@@ -75,6 +79,7 @@ _COMMON = {
     "laplace": _BATCHES,
     "fuse": _MODEL,
     "eval": (*_BATCHES, "limit"),
+    "calibrate": (*_BATCHES, "limit"),
     "bench": (*_MODEL, "max_length"),
 }
 """The options of a study that its commands are given too, by verb."""
@@ -89,14 +94,14 @@ _SAMPLES_A_NEIGHBOUR = 20
 _KEPT_BYTES = 1 << 30
 """Memory for data as models read them, so that rows that run in this process share what was decoded."""
 _DECIDE = (
-    "data",
+    "train",
     "val",
     "ood_val",
     "test",
     "ood",
     "rows",
     "max_drop",
-    "budget",
+    "time",
     "search_samples",
     "approx",
     "fit_samples",
@@ -186,7 +191,7 @@ class StudyPlan:
         """
         ood = [f"{ood_set.name}={_part(ood_set.spec, 2)}" for ood_set in self.settings.choosing_sets()]
         data_options: dict[str, Value] = {
-            "data": _part(str(self.settings.val), 2),
+            "test": _part(str(self.settings.val), 2),
             "ood": ood,
             "allow_seen": True,
         }
@@ -194,34 +199,58 @@ class StudyPlan:
 
     def testing(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the test data."""
-        return self._eval(row, "test", {"data": str(self.settings.test), "ood": list(self.settings.ood)})
+        return self._eval(row, "test", {"test": str(self.settings.test), "ood": list(self.settings.ood)})
 
-    def best(self, row: Row, score: str, note: str = "") -> Step:
-        """Return the step that makes the row to use with its temperature and threshold one file with a card."""
-        settings = self.settings
-        folder = self.shop.folder
+    def best(self, row: Row, score: str, note: str) -> Step:
+        """Return the step that makes the row to use one file with its temperature, threshold and score."""
+        options = self._chosen_for(row, score)
+        options["reuse"] = [str(self.predictions(row, "choose"))]
+        options["force"] = True
+        if note:
+            options["note"] = note
+        return self.shop.step("calibrate", [f"best={row.model}"], options, ["best.st"], [self.choosing(row)])
+
+    def best_figures(self, row: Row, score: str) -> Step:
+        """Return the step that measures the row to use as ``best.st`` holds it, from the predictions of the row."""
         options: dict[str, Value] = {
-            "data": str(settings.test),
-            "ood": list(settings.ood),
-            "val": _part(str(settings.val), 2),
-            "temperature": "fit",
-            "threshold": settings.threshold,
-            "ood_score": score,
-            "calibrated": str(folder / "best.st"),
-            "card": str(folder / "best.md"),
-            "bootstrap": str(settings.bootstrap),
+            "test": str(self.settings.test),
+            "ood": list(self.settings.ood),
+            **self._chosen_for(row, score),
+            "bootstrap": str(self.settings.bootstrap),
             "reuse": [str(self.predictions(row, "choose")), str(self.predictions(row, "test"))],
             "force": True,
         }
-        if note:
-            options["note"] = note
+        needs = [self.choosing(row), self.testing(row)]
+        return self.shop.step("eval", [f"best={row.model}"], options, ["best.json"], needs)
+
+    def _chosen_for(self, row: Row, score: str) -> dict[str, Value]:
+        """Return options that choose temperature and threshold of a row on the second half of the validation data."""
+        options: dict[str, Value] = {
+            "val": _part(str(self.settings.val), 2),
+            "temperature": "fit",
+            "threshold": self.settings.threshold,
+            "ood_score": score,
+        }
         if score in ON_FEATURES:
             fitted = self._fitted_for(row)
             fitted.pop("ood_score", None)
             options |= fitted
-        outputs = ["best.json", "best.md", "best.st"]
-        needs = [self.choosing(row), self.testing(row)]
-        return self.shop.step("eval", [f"best={row.model}"], options, outputs, needs, "best.json")
+        return options
+
+    def card(self, row: Row, score: str, note: str) -> Step:
+        """Return the step that writes the card of the row to use."""
+        path = self.shop.folder / "best.md"
+        options: dict[str, Value] = {"card": str(path), "force": True}
+        if note:
+            options["note"] = note
+        return Step(
+            verb="report",
+            models=(str(self.shop.folder / "best.json"),),
+            options=options,
+            outputs=(path,),
+            needs=(self.best_figures(row, score),),
+            has_output=False,
+        )
 
     def together(self, study: Study | None = None) -> Step:
         """Return the step that puts all rows into one table, each with its temperature, from their predictions.
@@ -241,12 +270,12 @@ class StudyPlan:
             needs=tuple(map(self.testing, self.rows)),
         )
 
-    def timing(self, row: Row, score: str) -> list[Step]:
+    def timing(self, row: Row, score: str, note: str) -> list[Step]:
         """Return the step that times ``best.st``; none where it is the single model."""
         if row.name == "single" or not self.settings.timed:
             return []
         models = [f"single={self.shop.model}", f"best={self.shop.folder / 'best.st'}"]
-        return [self.shop.step("bench", models, {"force": True}, ["bench.json"], [self.best(row, score)])]
+        return [self.shop.step("bench", models, {"force": True}, ["bench.json"], [self.best(row, score, note)])]
 
     def measuring(self) -> list[Step]:
         """Return the commands whose predictions decide."""
@@ -255,14 +284,21 @@ class StudyPlan:
     def ends(self, study: Study) -> list[Step]:
         """Return the steps that are left to do when the verdict is there."""
         row = study.row(study.used.row)
-        score = study.used.score
-        return [self.together(study), self.best(row, score, study.note), *self.timing(row, score)]
+        return [self.together(study), *self._of_best(row, study.used.score, study.note)]
 
     def outline(self) -> list[Step]:
         """Return the commands as far as they are known before anything is chosen."""
-        row = self.rows[-1]
-        ends = [self.together(), self.best(row, "SCORE"), *self.timing(row, "SCORE")]
+        ends = [self.together(), *self._of_best(self.rows[-1], "SCORE", note="")]
         return in_order([*self.measuring(), *ends])
+
+    def _of_best(self, row: Row, score: str, note: str) -> list[Step]:
+        """Return the steps that make the row to use ``best.st``, measure it, write its card and time it."""
+        return [
+            self.best(row, score, note),
+            self.best_figures(row, score),
+            self.card(row, score, note),
+            *self.timing(row, score, note),
+        ]
 
 
 def _asked(settings: StudySettings) -> Scale:
@@ -274,10 +310,10 @@ def _asked(settings: StudySettings) -> Scale:
     names = ["single"]
     for name in settings.rows:
         names += _expanded(name, settings)
-    if settings.data is None:
+    if settings.train is None:
         for name in names:
             if name in NEED_TRAIN:
-                raise UsageError(f"--rows {name} needs --data, labelled training data")
+                raise UsageError(f"--rows {name} needs --train, labelled training data")
     rows = [name for name in MAKERS if name in names]
     return Scale(rows, settings.approx, settings.search_samples or settings.limit)
 
@@ -304,7 +340,7 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
         model=settings.model[0],
         heads=heads,
         late=[source.sites.index(site) for site in _late(sites)],
-        train=settings.data,
+        train=settings.train,
         val=_part(str(settings.val), 1),
         ood_val=_part(settings.ood_val_sets()[0].spec, 1),
         folder=folder,
@@ -326,7 +362,7 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
     if of_classifiers and source.family.classes(source.description.config) is None:
         raise UsageError(
             f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
-            hint="for BayesVLM: hydractl laplace CLIP.st --data captions:PAIRS",
+            hint="for BayesVLM: hydractl laplace CLIP.st --train captions:PAIRS",
         )
     long = [name for name in scale.rows if name in NEED_STEPS]
     if not long:
@@ -354,7 +390,7 @@ def _late(sites: Sequence[Site]) -> list[Site]:
 
 def _training_steps(settings: StudySettings) -> int:
     """Return the number of steps of a row that is trained."""
-    return settings.epochs * math.ceil(_samples(str(settings.data)) / settings.batch_size)
+    return settings.epochs * math.ceil(_samples(str(settings.train)) / settings.batch_size)
 
 
 def _fitted(settings: StudySettings) -> dict[str, Value]:
@@ -366,7 +402,7 @@ def _fitted(settings: StudySettings) -> dict[str, Value]:
     samples = fit_spec(settings)
     if samples is None:
         return {}
-    options: dict[str, Value] = {"fit": samples.spec, "ood_score": ["all"]}
+    options: dict[str, Value] = {"train": samples.spec, "ood_score": ["all"]}
     neighbours = min(_NEIGHBOURS, max(1, samples.count // _SAMPLES_A_NEIGHBOUR))
     if neighbours != _NEIGHBOURS:
         options["knn_k"] = str(neighbours)
@@ -377,7 +413,7 @@ def _expanded(name: str, settings: StudySettings) -> list[str]:
     """Expand ``default`` to the rows it stands for, those that need training data only where there are some."""
     if name != "default":
         return [name]
-    if settings.data is not None:
+    if settings.train is not None:
         return list(DEFAULT)
     return [row for row in DEFAULT if row not in NEED_TRAIN]
 
@@ -461,7 +497,7 @@ def _begun(path: Path, decided: Mapping[str, Any], sets: StudySets, source: Sour
     one_by_one = ", one command after another on this machine" if settings.devices or settings.slurm else ""
     log.info(f"the study takes about {duration_text(seconds)}{one_by_one}")
     for text in scale.cut:
-        log.info(f"to stay within --budget {settings.budget}, {text}")
+        log.info(f"to stay within --time {settings.time}, {text}")
     data = dict(sets.fingerprints)
     with Output(path) as output:
         write_json(output, {"schema": PLAN, "settings": dict(decided), "data": data, "scale": asdict(scale)})
@@ -484,13 +520,13 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
 
 
 def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
-    """Return the largest scale that stays within the budget, else the smallest, and about how long it takes [s]."""
-    budget = settings.seconds()
+    """Return the largest scale that keeps to ``--time``, else the smallest, and about how long it takes [s]."""
+    most_seconds = settings.seconds()
     for scale in smaller(_asked(settings)):
         seconds = _estimate(_plan(settings, source, folder, scale), len(source.sites))
-        if budget is None or seconds <= budget:
+        if most_seconds is None or seconds <= most_seconds:
             return scale, seconds
-    log.warn(f"the smallest study takes longer than --budget {settings.budget}, about {duration_text(seconds)}")
+    log.warn(f"the smallest study takes longer than --time {settings.time}, about {duration_text(seconds)}")
     return scale, seconds
 
 
@@ -529,7 +565,7 @@ def _samples_of_a_row(plan: StudyPlan) -> int:
     for ood_set in [*map(parse_ood_set, settings.ood), *settings.ood_val_sets()]:
         specs.append(ood_set.spec)
     if plan.fitted:
-        specs.append(str(plan.fitted["fit"]))
+        specs.append(str(plan.fitted["train"]))
     return sum(_samples(spec, settings.limit) for spec in specs)
 
 
@@ -539,7 +575,7 @@ def _samples(spec: str, limit: int | None = None) -> int:
 
 def _trained(step: Step) -> int:
     """Return how many samples pass forward in the time of a training, whose steps go backward and update too."""
-    each_epoch = _BACKWARD * _samples(str(step.options["data"])) + _samples(str(step.options["val"]))
+    each_epoch = _BACKWARD * _samples(str(step.options["train"])) + _samples(str(step.options["val"]))
     return int(str(step.options["epochs"])) * each_epoch
 
 
@@ -612,7 +648,16 @@ def _waits(step: Step, left: Sequence[Step]) -> bool:
 
 
 def _command(step: Step) -> Callable[[str], list[str]]:
-    return lambda device: [*step.argv(), f"--device={device}", "--config=/dev/null", "-q"]
+    """Return the command line of a step on a device; a step that computes nothing, such as a report, names none."""
+    computes = any(option.name == "device" for option in options_of_verb(step.verb))
+
+    def on_device(device: str) -> list[str]:
+        words = step.argv()
+        if computes:
+            words.append(f"--device={device}")
+        return [*words, "--config=/dev/null", "-q"]
+
+    return on_device
 
 
 def _settings_of(step: Step) -> Common:
@@ -643,29 +688,33 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     steps = in_order([*measuring, *plan.ends(study)])
     ends = [step for step in steps if step not in measuring]
     _run_steps(ends, len(steps), len(measuring), plan, log)
-    threshold = open_sources([str(folder / "best.st")])[0].description.extra.get("threshold")
+    stored_threshold = open_sources([str(folder / "best.st")])[0].description.extra.get("threshold")
+    threshold = None
+    if stored_threshold is not None:
+        threshold = ThresholdRecord.from_json(stored_threshold)
     commands = [step.argv() for step in steps]
-    return _write(plan, study.document(source.name, source.sha256, commands, threshold), steps, log)
+    return _write(plan, study.answer(source.name, source.sha256, commands, threshold), steps)
 
 
-def _write(plan: StudyPlan, document: dict[str, Any], steps: Sequence[Step], log: Log) -> Outcome:
+def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     """Write the report, the script and the answer."""
     folder = plan.shop.folder
     if plan.warnings:
-        document = {**document, "warnings": list(plan.warnings)}
-    (best,) = (step for step in steps if folder / "best.st" in step.outputs)
-    commands = script([best], steps, folder, Path.cwd())
-    page = render(read_eval(str(folder / "test.json")), study=document)
+        answer = replace(answer, warnings=list(plan.warnings))
+    of_best = [step for step in steps if folder / "best.st" in step.outputs or folder / "best.json" in step.outputs]
+    commands = script(of_best, steps, folder, Path.cwd())
+    page = render(read_eval(str(folder / "test.json")), study=answer)
     with Output(folder / "report.html", force=True) as output:
         write_with(output, lambda handle: handle.write(page))
     with Output(folder / "study.sh", force=True) as output:
         write_with(output, lambda handle: handle.write(commands.encode("utf-8", "surrogateescape")))
     with Output(folder / "study.json", force=True) as output:
-        write_json(output, document)
+        write_json(output, answer.to_json())
+    document = answer.to_json()
     names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
     if any(step.verb == "bench" for step in steps):
         # For the terminal: times are in no other file than bench.json.
-        document = {**document, "latency": _latency(folder / "bench.json")}
+        document["latency"] = _latency(folder / "bench.json")
     return Outcome(document, files=[folder / name for name in names])
 
 

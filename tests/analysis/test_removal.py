@@ -72,7 +72,7 @@ def test_orders_of_scores_and_of_circuits(model: HydraModel) -> None:
     found = removal_order(scores, model, "s.json")
     assert sorted(found) == sorted(heads) and [head for _, head in found] == sorted((h for _, h in heads), reverse=True)
     steps = [{"step": i + 1, "site": path, "head": head} for i, (path, head) in enumerate(heads[:3])]
-    circuit = {"schema": "hydractl.circuit/1", "removed": steps}
+    circuit = {"schema": "hydractl.circuit/2", "removed": steps}
     assert removal_order(circuit, model, "c.json") == heads[:3]
     with pytest.raises(InputError, match="neither scores nor a circuit"):
         removal_order({"schema": "hydractl.mask/1"}, model, "m.json")

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         [
             "extract-circuit",
             "vit.st",
-            "--data",
+            "--val",
             "train.npz",
             "--objective",
             "acc",

@@ -18,8 +18,10 @@ from PIL import Image
 import hydractl
 from hydractl.cli.app import main
 from hydractl.data import open_data
-from hydractl.data.memory import HELD
+from hydractl.data.held import HeldSet, held_set
+from hydractl.data.memory import HELD_SETS
 from hydractl.files.checkpoint import sha256_file
+from hydractl.methods.deep import DeepOptions
 from tests.pico import SMALL
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,16 +48,19 @@ def test_a_function_does_what_its_command_does() -> None:
     model = hydractl.open("vit.st")
     made = hydractl.prune(model, method="taylor", keep=2, seed=1, data=(X, Y))
     assert sha256_file(made.refs[0]) == sha256_file("a.st")  # though the data were in memory, and the model was open
-    assert main(["eval", "b=a.st", "m=vit.st+a.st", "--data", "cal.npz", "--allow-seen", "-o", "e.json", "-q"]) == 0
+    assert main(["eval", "b=a.st", "m=vit.st+a.st", "--test", "cal.npz", "--allow-seen", "-o", "e.json", "-q"]) == 0
     rows = {"b": made, "m": [model, "a.st"]}
-    assert hydractl.evaluate(rows, data="cal.npz", allow_seen=True) == json.loads(Path("e.json").read_text())
-    assert hydractl.evaluate(from_file="e.json")["models"][0]["name"] == "b"
+    assert hydractl.evaluate(rows, test="cal.npz", allow_seen=True) == json.loads(Path("e.json").read_text())
+    assert hydractl.make_report("e.json")["models"][0]["name"] == "b"
+    hydractl.make_report("e.json", html="file.html")
+    hydractl.make_report(json.loads(Path("e.json").read_text()), html="held.html")
+    assert Path("file.html").read_bytes() == Path("held.html").read_bytes()
 
 
 def test_documents_go_from_verb_to_verb() -> None:
-    found = hydractl.extract_circuit("vit.st", data=(X, Y), objective=["acc", "nll"], keep=2)
+    found = hydractl.extract_circuit("vit.st", val=(X, Y), objective=["acc", "nll"], keep=2)
     assert [circuit["objective"] for circuit in found["circuits"]] == ["acc", "nll"]
-    circuit = hydractl.extract_circuit("vit.st", data=(X, Y), objective="nll", keep=2, output="c.json")
+    circuit = hydractl.extract_circuit("vit.st", val=(X, Y), objective="nll", keep=2, output="c.json")
     assert circuit == found["circuits"][1] and circuit.files == [Path("c.json")]
     kept = [hydractl.prune("vit.st", circuit=one).result["mask"]["sites"] for one in (circuit, "c.json")]
     assert kept[0] == kept[1]
@@ -73,7 +78,7 @@ def test_a_training_of_ones_own() -> None:
     base = hydractl.open("vit.st").source.sha256
     assert base in hydractl.open(path).source.lineage
     with pytest.raises(hydractl.errors.InputError, match="20 by save"):
-        hydractl.evaluate(path, data=(X, Y))
+        hydractl.evaluate(path, test=(X, Y))
     fused = hydractl.fuse([module, "a.st"], merge="none")
     assert fused.result["members"][0]["kind"] == "pruned"
     with pytest.raises(hydractl.errors.InputError, match="fused"):
@@ -100,12 +105,12 @@ def test_what_was_given_no_name_is_removed() -> None:
 
 
 def test_several_trainings_are_the_members_of_one_model() -> None:
-    trained = hydractl.finetune("a.st", data=(X, Y), snapshots=2, epochs=2)
+    trained = hydractl.finetune("a.st", train=(X, Y), ensemble="snapshots:2", epochs=2)
     assert [member.name for member in trained.members] == ["tuned.1", "tuned.2"]
     with pytest.raises(hydractl.errors.UsageError, match="2 models"):
         trained.load()
     with pytest.raises(hydractl.errors.UsageError, match="a file is needed"):
-        hydractl.finetune(trained.members[0].load("cpu"), data="cal.npz", members=2)
+        hydractl.finetune(trained.members[0].load("cpu"), train="cal.npz", ensemble=DeepOptions(2))
 
 
 @pytest.mark.parametrize(
@@ -144,11 +149,11 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
 
 def test_wrong_rows_and_gates_are_refused() -> None:
     with pytest.raises(hydractl.errors.UsageError, match="ood must be a mapping from names to data sets, not ndarray"):
-        hydractl.evaluate("a.st", data="cal.npz", ood=OTHER)
+        hydractl.evaluate("a.st", test="cal.npz", ood=OTHER)
     with pytest.raises(hydractl.errors.UsageError, match="name of a row"):
-        hydractl.evaluate({"a=b": "a.st"}, data="cal.npz")
+        hydractl.evaluate({"a=b": "a.st"}, test="cal.npz")
     with pytest.raises(hydractl.errors.RequirementError) as caught:
-        hydractl.evaluate("a.st", data="cal.npz", allow_seen=True, require="id.accuracy>=1.1")
+        hydractl.evaluate("a.st", test="cal.npz", allow_seen=True, require="id.accuracy>=1.1")
     assert "accuracy" in caught.value.problems[0]
 
 
@@ -175,7 +180,7 @@ def test_functions_tell_their_options() -> None:
     assert list(parameters)[:2] == ["model", "method"] and parameters["samples"].default == 512
     assert parameters["samples"].annotation is int
     assert "dry_run" not in parameters and "    keep: Heads to keep" in str(hydractl.prune.__doc__)
-    assert "export" not in inspect.signature(hydractl.fuse).parameters
+    assert list(inspect.signature(hydractl.export).parameters)[:3] == ["model", "path", "format"]
 
 
 def test_warnings_and_problems_name_arguments() -> None:
@@ -189,9 +194,9 @@ def test_warnings_and_problems_name_arguments() -> None:
         "give only one of keep, remove",
     ]
     with pytest.raises(hydractl.errors.InputError, match="^ood\\['far'\\] has no samples"):
-        hydractl.evaluate("vit.st", data=(X, Y), ood={"far": []})
-    with pytest.raises(hydractl.errors.InputError, match="^data has 3 labels for 20 samples"):
-        hydractl.evaluate("vit.st", data=(X, Y[:3]))
+        hydractl.evaluate("vit.st", test=(X, Y), ood={"far": []})
+    with pytest.raises(hydractl.errors.InputError, match="^test has 3 labels for 20 samples"):
+        hydractl.evaluate("vit.st", test=(X, Y[:3]))
 
 
 def test_numbers_of_arrays_are_numbers() -> None:
@@ -200,7 +205,7 @@ def test_numbers_of_arrays_are_numbers() -> None:
 
 
 def test_results_are_objects_with_tables() -> None:
-    result = hydractl.evaluate({"one": "vit.st", "two": "a.st"}, data=(X, Y), ood={"far:far": OTHER}, allow_seen=True)
+    result = hydractl.evaluate({"one": "vit.st", "two": "a.st"}, test=(X, Y), ood={"far:far": OTHER}, allow_seen=True)
     assert result.names == ["one", "two"] and result.row("two") is result.models[1]
     assert repr(result) == "<Evaluation: one, two>"
     with pytest.raises(KeyError, match="the rows are one, two"):
@@ -233,32 +238,43 @@ def test_no_function_has_the_name_of_a_folder() -> None:
 def test_images_in_memory_are_those_of_a_file() -> None:
     tensors = torch.from_numpy(X).permute(0, 3, 1, 2)
     forms = [X, list(X), [Image.fromarray(x) for x in X], tensors, tensors.float() / 255, X.astype(np.float64) / 255]
-    held = {str(n): (form, torch.from_numpy(Y) if n else list(Y)) for n, form in enumerate(forms)}
-    of_file, token = open_data("cal.npz"), HELD.set(held)
+    held: dict[str, HeldSet] = {}
+    for number, form in enumerate(forms):
+        labels = torch.from_numpy(Y) if number else list(Y)
+        held[str(number)] = held_set((form, labels), "data")
+    of_file = open_data("cal.npz")
+    token = HELD_SETS.set(held)
     try:
         assert {open_data(f"memory:{name}").fingerprint() for name in held} == {of_file.fingerprint()}
         limited = open_data("memory:0?corruption=gaussian_noise&severity=1", limit=5)
-        assert len(limited) == 5 and limited.ids == [f"0#{i}" for i in range(5)]
+        assert len(limited) == 5
+        assert limited.ids == [f"0#{i}" for i in range(5)]
     finally:
-        HELD.reset(token)
+        HELD_SETS.reset(token)
     with pytest.raises(hydractl.errors.InputError, match="nothing of this name is in memory"):
         open_data("memory:0")
 
 
 def test_texts_in_memory() -> None:
     pairs = [("a", "b"), ("c", "d")]
-    token = HELD.set(
-        {"t": (["one", "two"], ["no", "yes"]), "p": (pairs, None), "bad": (["a", 1], None), "none": ([], [])}
-    )
+    held = {
+        "labelled": held_set((["one", "two"], ["no", "yes"]), "data"),
+        "pairs": held_set((pairs, None), "data"),
+        "a number": held_set((["a", 1], None), "data"),
+        "nothing": held_set(([], []), "data"),
+    }
+    token = HELD_SETS.set(held)
     try:
-        texts = open_data("memory:t")
-        assert (list(texts), texts.label_names, [*map(int, texts.labels)]) == (["one", "two"], ["no", "yes"], [0, 1])
-        assert list(open_data("memory:p")) == pairs
-        for name in ("bad", "none"):
+        texts = open_data("memory:labelled")
+        assert list(texts) == ["one", "two"]
+        assert texts.label_names == ["no", "yes"]
+        assert [*map(int, texts.labels)] == [0, 1]
+        assert list(open_data("memory:pairs")) == pairs
+        for name in ("a number", "nothing"):
             with pytest.raises(hydractl.errors.InputError):
                 open_data(f"memory:{name}")
     finally:
-        HELD.reset(token)
+        HELD_SETS.reset(token)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

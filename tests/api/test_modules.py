@@ -76,7 +76,7 @@ def test_a_module_of_transformers() -> None:
     with torch.no_grad():
         assert torch.allclose(log_probabilities(opened), module(inputs).logits.log_softmax(-1), atol=1e-5)
     assert opened.name == "mine"
-    result = hydractl.evaluate(opened, data=(X, [0, 1, 2, 3]))
+    result = hydractl.evaluate(opened, test=(X, [0, 1, 2, 3]))
     assert result.names == ["mine"]
 
 

@@ -390,11 +390,3 @@ def test_nothing_heavy_is_imported_with_the_module() -> None:
     root = Path(bench.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "False"
-
-
-def test_a_measurement_is_drawn_beside_its_document() -> None:
-    outcome = measure(plot="b.png")
-    assert outcome.files == [Path("base.bench.json"), Path("b.png")]
-    assert Path("b.png").read_bytes()[:4] == b"\x89PNG"
-    plan = measure(plot="c.png", output="c.json", dry_run=True).document
-    assert plan["files"] == ["c.json", "c.png"] and not Path("c.png").exists()

@@ -116,14 +116,16 @@ def test_the_script_runs(
     monkeypatch.setattr(session, "tell_work", session.tell_work)  # a script wraps it
     words = COMMANDS[script]
     if "vit.st" in words:
-        train = ["--data", "builtin:digits/train?take=20", "--steps", "1"]
+        train = ["--train", "builtin:digits/train?take=20", "--steps", "1"]
         assert main(["finetune", TINY, *train, "-o", "vit.st", "-q"]) == 0
     module = load(script)
     if hasattr(module, "subprocess"):
         without_processes(module, monkeypatch)
     if script == "ensemble_cost":
         monkeypatch.setattr(module, "MODEL", TINY)
-        monkeypatch.setattr(module, "TRAIN", ["--data", "builtin:digits/train?take=40", "--batch-size", "10"])
+        few = "builtin:digits/train?take=40"
+        monkeypatch.setattr(module, "TRAIN", ["--train", few, "--batch-size", "10"])
+        monkeypatch.setattr(module, "PRUNE", ["--data", few, "--batch-size", "10"])
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", [script, *words])
     module.main()

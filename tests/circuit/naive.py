@@ -34,17 +34,24 @@ def is_text(variant: str) -> bool:
 
 def data(variant: str = "class-token", inside: int = 11, outside: int = 7, size: int = 4, draw: int = 0) -> Data:
     """Another ``draw`` is for a test whose data leave something to rounding."""
-    first, second, third = (seed + 10 * draw for seed in (5, 6, 7))
-    labels = torch.randint(0, 5, (inside,), generator=torch.Generator().manual_seed(third))
+    seed_inside = 5 + 10 * draw
+    seed_outside = 6 + 10 * draw
+    seed_of_labels = 7 + 10 * draw
+    labels = torch.randint(0, 5, (inside,), generator=torch.Generator().manual_seed(seed_of_labels))
+    label_batches = list(labels.split(size))
     if is_text(variant):
-        texts = (_texts(variant, count, seed, size) for count, seed in ((inside, first), (outside, second)))
-        return Data(next(texts), list(labels.split(size)), next(texts))
-    found, strange = images(inside, seed=first), images(outside, seed=second) * 1.5
-    return Data(list(found.split(size)), list(labels.split(size)), list(strange.split(size)))
+        return Data(
+            inside=_texts(variant, inside, seed_inside, size),
+            labels=label_batches,
+            outside=_texts(variant, outside, seed_outside, size),
+        )
+    id_images = images(inside, seed=seed_inside)
+    ood_images = images(outside, seed=seed_outside) * 1.5
+    return Data(list(id_images.split(size)), label_batches, list(ood_images.split(size)))
 
 
 def _texts(variant: str, count: int, seed: int, size: int) -> list[dict[str, torch.Tensor]]:
-    """Padded batches of unequal length."""
+    """Draw padded batches of unequal length."""
     draw = torch.Generator().manual_seed(seed)
     batches = []
     for start in range(0, count, size):
@@ -73,49 +80,61 @@ class RestsOnRounding(AssertionError):
 
 
 @torch.no_grad()
-def bounds(model: Any, objective: str, found: Data) -> tuple[Score, Score]:
-    """S of the paper, D.1.2, with what rounding may decide counted against the model and for it, sample by sample and
-    pair by pair; or minus the sum of a loss, less and more a unit of 2^-20 for each sample."""
-    inside, labels = torch.cat([logits(model, x).double() for x in found.inside]), torch.cat(found.labels)
+def bounds(model: Any, objective: str, samples: Data) -> tuple[Score, Score]:
+    """Return S of the paper, D.1.2, with what rounding may decide counted against the model, and counted for it.
+
+    Samples and pairs are decided one by one. Of a loss, return minus the sum, less and more a unit of 2^-20 for each
+    sample.
+    """
+    inside = torch.cat([logits(model, batch).double() for batch in samples.inside])
+    labels = torch.cat(samples.labels)
     if objective in ("nll", "brier"):
-        loss, rounding = float(_losses(objective, inside, labels).sum()), len(labels) * 2.0**-20
+        loss = float(_losses(objective, inside, labels).sum())
+        rounding = len(labels) * 2.0**-20
         return -loss - rounding, -loss + rounding
-    own = inside.gather(1, labels[:, None])
-    accuracy = _shares_above(own - inside.scatter(1, labels[:, None], -torch.inf).amax(1, keepdim=True), inside)
+    logit_of_label = inside.gather(1, labels[:, None])
+    highest_other = inside.scatter(1, labels[:, None], -torch.inf).amax(1, keepdim=True)
+    accuracy = _shares_above(logit_of_label - highest_other, inside)
     if objective == "acc":
         return accuracy
-    outside = torch.cat([logits(model, x).double() for x in found.outside])
-    gaps = _log_odds(inside)[:, None] - _log_odds(outside)[None]
+    outside = torch.cat([logits(model, batch).double() for batch in samples.outside])
+    gaps = _log_odds(inside)[:, None] - _log_odds(outside)[None]  # [ID, OOD]
     auroc = _shares_above(gaps, torch.cat([inside, outside]))
-    return auroc if objective == "ood" else ((accuracy[0] + auroc[0]) / 2, (accuracy[1] + auroc[1]) / 2)
+    if objective == "ood":
+        return auroc
+    return (accuracy[0] + auroc[0]) / 2, (accuracy[1] + auroc[1]) / 2
 
 
 def _losses(objective: str, z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each sample ``[B]`` from logits ``[B, classes]``."""
     if objective == "nll":
         return torch.nn.functional.cross_entropy(z, labels, reduction="none")
-    return (z.softmax(-1) - torch.nn.functional.one_hot(labels, z.shape[1])).square().sum(1)
+    one_hot = torch.nn.functional.one_hot(labels, z.shape[1])
+    return (z.softmax(-1) - one_hot).square().sum(1)
 
 
 def _log_odds(z: torch.Tensor) -> torch.Tensor:
-    """Log-odds of the maximum softmax probability: they move as much as the logits do, however near to 1 it is."""
+    """Return log-odds of the highest probability: they move as much as the logits do, however near to 1 it is."""
     top = z.argmax(1, keepdim=True)
-    return z.gather(1, top)[:, 0] - z.scatter(1, top, -torch.inf).logsumexp(1)
+    others = z.scatter(1, top, -torch.inf)
+    return z.gather(1, top)[:, 0] - others.logsumexp(1)
 
 
 def _shares_above(differences: torch.Tensor, z: torch.Tensor) -> tuple[Fraction, Fraction]:
-    """How many of the differences of logits ``z`` are positive, surely and perhaps."""
+    """Return which share of the differences of logits ``z`` is positive, surely and perhaps."""
     rounding = ROUNDING * max(1.0, float(z.abs().max()))
-    surely, perhaps = (int((differences > bar).sum()) for bar in (rounding, -rounding))
+    surely = int((differences > rounding).sum())
+    perhaps = int((differences > -rounding).sum())
     return Fraction(surely, differences.numel()), Fraction(perhaps, differences.numel())
 
 
-def score(model: Any, objective: str, found: Data) -> Score:
-    """S of the paper; or minus the sum of a loss.
+def score(model: Any, objective: str, samples: Data) -> Score:
+    """Return S of the paper; or minus the sum of a loss.
 
     Raises:
         RestsOnRounding: an ID sample may be right or wrong, or an ID and an OOD sample in either order.
     """
-    least, most = bounds(model, objective, found)
+    least, most = bounds(model, objective, samples)
     if isinstance(least, Fraction) and least != most:
         raise RestsOnRounding(f"{objective} may be {least} or {most}, as rounding has it: the test needs other data")
     return (least + most) / 2
@@ -130,54 +149,69 @@ def ranking(
         with without_heads(model, removed):
             return measure(model)
 
-    return _ranking(without, budget, [(path, head) for path in paths for head in range(heads)], start)
+    return _ranking(without, budget, all_heads(paths, heads), start)
+
+
+def all_heads(paths: Sequence[str], heads: int = 3) -> list[Head]:
+    """Return all heads of some sites that have as many each, in model order."""
+    return [(path, head) for path in paths for head in range(heads)]
 
 
 def rankings(
-    model: Any, found: Data, objectives: Sequence[str], budget: int, paths: Sequence[str], others: Sequence[Any] = ()
+    model: Any, samples: Data, objectives: Sequence[str], budget: int, paths: Sequence[str]
 ) -> dict[str, list[tuple[str, int, Score]]]:
-    """The rankings of several objectives, of the ensemble with ``others`` where there are any; what the model says
-    without the same heads is computed once."""
-    known: dict[frozenset[Head], list[torch.Tensor]] = {}
-    batches = [*found.inside, *found.outside]
-    numbers = Data([*range(len(found.inside))], found.labels, [*range(len(found.inside), len(batches))])
+    """Return the rankings of several objectives; the model without the same heads runs once."""
+    logits_without: dict[frozenset[Head], list[torch.Tensor]] = {}
+    batches = [*samples.inside, *samples.outside]
+    # The number of each batch stands in for it.
+    inside = list(range(len(samples.inside)))
+    outside = list(range(len(samples.inside), len(batches)))
+    numbers = Data(inside, samples.labels, outside)
 
     @torch.no_grad()
     def without(removed: Sequence[Head], objective: str) -> Score:
         key = frozenset(removed)
-        if key not in known:
+        if key not in logits_without:
             with without_heads(model, removed):
-                known[key] = [log_mean([*others, model], x) if others else logits(model, x) for x in batches]
-        return score(known[key].__getitem__, objective, numbers)
+                logits_without[key] = [logits(model, batch) for batch in batches]
+        return score(logits_without[key].__getitem__, objective, numbers)
 
-    heads = [(path, head) for path in paths for head in range(3)]
-    return {o: _ranking(partial(without, objective=o), budget, heads, ()) for o in objectives}
-
-
-def log_mean(models: Sequence[Any], batch: Any) -> torch.Tensor:
-    """Logarithm of the mean of the models' softmaxes."""
-    return torch.stack([logits(model, batch).double().softmax(-1) for model in models]).mean(0).log()
+    rankings_by_objective = {}
+    for objective in objectives:
+        score_without = partial(without, objective=objective)
+        rankings_by_objective[objective] = _ranking(score_without, budget, all_heads(paths), ())
+    return rankings_by_objective
 
 
 def constrained(
-    model: Any, found: Data, objective: str, constraints: Sequence[tuple[str, Fraction, bool]], paths: Sequence[str]
+    model: Any, samples: Data, objective: str, constraints: Sequence[tuple[str, Fraction, bool]], paths: Sequence[str]
 ) -> list[Head]:
-    """The same, of those heads alone without which each score is at least a number, or at most that below the base."""
+    """Return the removals where every score has to stay at a number or above, or at most that far below the base."""
     keys = [key for key, _, _ in constraints]
 
-    def scores(removed: Sequence[Head]) -> dict[str, Score]:
+    def scores_without(removed: Sequence[Head]) -> dict[str, Score]:
         with without_heads(model, removed):
-            return {key: score(model, key, found) for key in {objective, *keys}}
+            return {key: score(model, key, samples) for key in {objective, *keys}}
 
-    base = scores([])
-    least = {key: base[key] - number if below else number for key, number, below in constraints}
+    base = scores_without([])
+    least = {}
+    for key, number, below_base in constraints:
+        least[key] = base[key] - number if below_base else number
     removed: list[Head] = []
-    while len(left := [(p, h) for p in paths for h in range(3) if (p, h) not in removed]) > 1:
-        found_scores = {head: scores([*removed, head]) for head in left}
-        kept = [head for head in left if all(found_scores[head][key] >= least[key] for key in keys)]
-        if not kept:
+    left = all_heads(paths)
+    while len(left) > 1:
+        allowed: list[Head] = []
+        scores: list[Score] = []
+        for head in left:
+            scores_of_head = scores_without([*removed, head])
+            if all(scores_of_head[key] >= least[key] for key in keys):
+                allowed.append(head)
+                scores.append(scores_of_head[objective])
+        if not allowed:
             break
-        removed.append(kept[first_highest([found_scores[head][objective] for head in kept])])
+        winner = allowed[first_highest(scores)]
+        removed.append(winner)
+        left.remove(winner)
     return removed
 
 
@@ -188,15 +222,16 @@ def _ranking(
     steps = []
     for _ in range(budget):
         left = [head for head in heads if head not in removed]
-        scores = [score_without([*removed, one]) for one in left]
+        scores = [score_without([*removed, head]) for head in left]
         best = first_highest(scores)
-        removed.append(left[best])
-        steps.append((*left[best], scores[best]))
+        path, head = left[best]
+        removed.append((path, head))
+        steps.append((path, head, scores[best]))
     return steps
 
 
 def first_highest(scores: Sequence[Score]) -> int:
-    """Index of the highest score, of equal ones the first.
+    """Return the index of the highest score, of equal ones the first.
 
     Raises:
         RestsOnRounding: two losses are the lowest, but for rounding.
@@ -213,14 +248,14 @@ def refuse_close_losses(scores: Sequence[Score]) -> None:
 
 
 def surely_highest(scores: Sequence[tuple[Score, Score]]) -> int:
-    """Index of the score that is the highest wherever in its bounds each may be, of equal ones the first.
+    """Return the index of the score that is the highest wherever in its bounds each may be, of equal ones the first.
 
     Raises:
         RestsOnRounding: there is none.
     """
-    best = max(range(len(scores)), key=lambda i: (scores[i][0], -i))
-    least = scores[best][0]
-    for i, (_, most) in enumerate(scores):
-        if i != best and (most, -i) > (least, -best):
-            raise RestsOnRounding(f"a score of {least} or more may not be the highest: another is up to {most}")
+    best = max(range(len(scores)), key=lambda index: (scores[index][0], -index))
+    least_of_best, _ = scores[best]
+    for index, (_, most) in enumerate(scores):
+        if index != best and (most, -index) > (least_of_best, -best):
+            raise RestsOnRounding(f"a score of {least_of_best} or more may not be the highest: another is up to {most}")
     return best

@@ -42,16 +42,15 @@ SITES = {"clip": [f"{tower}transformer.resblocks.{i}.attn" for tower, i in (("vi
 def test_every_objective_and_score_has_a_forecast() -> None:
     assert QUANTITIES_OF.keys() == OBJECTIVE_BY_NAME.keys()
     (choices,) = (option.choices for option in options_of(CircuitSettings) if option.name == "ood_score")
-    draws = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0)).double()
-    for members in (draws[:1], draws):
-        for name in choices:
-            # Samples stand in the order of the score itself.
-            found = quantity(OOD_SCORE, members, None, name).numpy()
-            assert (np.argsort(found) == np.argsort(OOD_SCORES[name](members.numpy()))).all()
-        p, labels = members.softmax(-1).mean(0), torch.arange(50) % 4
-        assert torch.equal(quantity(MARGIN, members, labels, "msp") > 0, p.argmax(-1) == labels)
-        right = p[range(50), labels]
-        assert torch.allclose(quantity(LABEL, members, labels, "msp"), (right / (1 - right)).log())
+    draws = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double()
+    for name in choices:
+        # Samples stand in the order of the score itself.
+        found = quantity(OOD_SCORE, draws, None, name).numpy()
+        assert (np.argsort(found) == np.argsort(OOD_SCORES[name](draws[None].numpy()))).all()
+    p, labels = draws.softmax(-1), torch.arange(50) % 4
+    assert torch.equal(quantity(MARGIN, draws, labels, "msp") > 0, p.argmax(-1) == labels)
+    right = p[range(50), labels]
+    assert torch.allclose(quantity(LABEL, draws, labels, "msp"), (right / (1 - right)).log())
 
 
 # --- slopes -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tests.running import quiet as run
 
 BASE = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 SITES = [f"blocks.{i}.attn" for i in range(3)]
-SEARCH = ["extract-circuit", "base.st", "--data", "id.npz", "--ood", "ood.npz", "--batch-size", "8"]
+SEARCH = ["extract-circuit", "base.st", "--val", "id.npz", "--ood-val", "ood.npz", "--batch-size", "8"]
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_steps_that_rounding_decided_are_noted(capsys: pytest.CaptureFixture[str
         assert "rounding" not in read(f"full.{objective}.json")
     with np.load("id.npz") as inside, np.load("ood.npz") as outside:
         np.savez("both.npz", x=np.concatenate([inside["x"][:8], outside["x"][8:]]))
-    one = [*SEARCH[:4], "--ood", "both.npz", *SEARCH[6:], "--objective", "acc,ood,avg", "--budget", "6", "--resume"]
+    one = [*SEARCH[:4], "--ood-val", "both.npz", *SEARCH[6:], "--objective", "acc,ood,avg", "--budget", "6", "--resume"]
     run(*one, "-o", "r.json")
     documents = {objective: read(f"r.{objective}.json") for objective in ("acc", "ood", "avg")}
     assert "rounding" not in documents["acc"]
@@ -265,17 +265,17 @@ def test_steps_that_rounding_decided_are_noted(capsys: pytest.CaptureFixture[str
 
 
 def test_ood_samples_are_made_of_the_id_samples_where_there_are_no_others() -> None:
-    command = ["extract-circuit", "base.st", "--data", "id.npz", "--objective", "avg", "--budget", "3"]
-    run(*command, "--ood", "auto", "-o", "auto.json")
-    run(*command, "--ood", "id.npz?ood=auto", "-o", "suffix.json")
+    command = ["extract-circuit", "base.st", "--val", "id.npz", "--objective", "avg", "--budget", "3"]
+    run(*command, "--ood-val", "auto", "-o", "auto.json")
+    run(*command, "--ood-val", "id.npz?ood=auto", "-o", "suffix.json")
     assert Path("auto.json").read_bytes() == Path("suffix.json").read_bytes()
     np.savez("other.npz", x=255 - np.load("id.npz")["x"])
-    run(*command, "--ood", "other.npz?ood=jigsaw", "-o", "other.json")
+    run(*command, "--ood-val", "other.npz?ood=jigsaw", "-o", "other.json")
     seen = [(one["as"], one["n"]) for one in read("other.json")["seen"]]
     assert seen == [("id", 40), ("ood", 40), ("ood", 40)]  # the jigsaws, and the images they were made of
     run("prune", "base.st", "--circuit", "other.json", "-o", "p.st")
-    run("eval", "p.st", "--data", "id.npz?ood=noise", "-o", "e.json")  # other images than those it was chosen with
-    run("eval", "p.st", "--data", "other.npz", "-o", "e.json", code=3)
+    run("eval", "p.st", "--test", "id.npz?ood=noise", "-o", "e.json")  # other images than those it was chosen with
+    run("eval", "p.st", "--test", "other.npz", "-o", "e.json", code=3)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -480,38 +480,8 @@ def test_a_constraint_and_a_drop_decide_how_many_heads_go(capsys: pytest.Capture
 def test_constraints_that_cannot_be(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(*SEARCH, *more, "-o", "n.json", code=2)
     assert message in capsys.readouterr().err
-    run("extract-circuit", "base.st", "--data", "id.npz", "--objective", "acc", "--subject-to", "ood>=0.5", code=2)
-    assert "--subject-to ood>=0.5 needs --ood" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("ood_score", ["energy", pytest.param("entropy", marks=pytest.mark.long)])
-def test_a_circuit_for_an_ensemble_has_the_scores_of_the_fused_model(
-    ood_score: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("prune", "base.st", "--circuit", "full.acc.json", "--remove", "3", "-o", "a.st")
-    command = [*SEARCH, "--ood-score", ood_score, "--objective", "nll,avg", "--budget", "2", "--ensemble-with", "a.st"]
-    run(*command, "--ensemble-with", "base.st", "-o", "e.json")
-    document = read("e.avg.json")
-    assert document["ensemble_with"] == document["source"]["settings"]["ensemble_with"]
-    assert document["gain"]["low"] is None
-    run("prune", "base.st", "--circuit", "e.nll.json", "-o", "c.st")
-    run("fuse", "a.st", "base.st", "c.st", "-o", "hydra.st")
-    ood = ["--ood", "far=ood.npz", "--ood-score", ood_score]
-    run("eval", "hydra.st", "--data", "id.npz", *ood, "--allow-seen", "-o", "eval.json")
-    row, last = read("eval.json")["models"][0], read("e.nll.json")["removed"][-1]
-    assert row["id"]["accuracy"] == last["correct"] / 40
-    assert row["id"]["nll"] == pytest.approx(-last["score"], abs=1e-5)
-    assert row["ood"]["far"]["auroc"] == pytest.approx(last["two_u"] / (2 * 40 * 30), abs=1e-3)
-
-    whole = Path("e.json.journal").read_bytes().splitlines(keepends=True)
-    Path("f.json.journal").write_bytes(b"".join(whole[: len(whole) // 2]))
-    run(*command, "--ensemble-with", "base.st", "-o", "f.json", "--resume")
-    assert Path("f.nll.json").read_bytes() == Path("e.nll.json").read_bytes()
-    capsys.readouterr()
-    run(*command, "-o", "e.json", "--resume", code=3)
-    assert "ensemble_with: " in capsys.readouterr().err
-    run(*SEARCH, "--budget", "1", "--ensemble-with", "hydra.st", "-o", "x.json", code=3)
-    assert "hydra is itself a fused model" in capsys.readouterr().err
+    run("extract-circuit", "base.st", "--val", "id.npz", "--objective", "acc", "--subject-to", "ood>=0.5", code=2)
+    assert "--subject-to ood>=0.5 needs --ood-val" in capsys.readouterr().err
 
 
 def test_agreement_with_another_circuit() -> None:
@@ -599,48 +569,18 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
     run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--approx", "lazy:2", "-o", "n.json", code=2)
 
 
-def test_a_cost_limits_where_heads_may_go(capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside the whole model a head costs all blocks from its own on, so a limit leaves the last sites."""
-    command = [*SEARCH, "--objective", "avg", "--ensemble-with", "base.st"]
-    run(*command, "--budget", "2", "--sites", "1-2", "-o", "late.json")
-    late = read("late.json")
-    most = max(step["mac_ratio"] for step in late["removed"])
-    run(*command, "--budget", "2", "--max-cost", f"{most + 0.01:.3f}", "-o", "m.json")
-    assert read("m.json")["removed"] == late["removed"]
-    capsys.readouterr()
-    for _ in range(2):
-        run(*command, "--budget", "2", "--max-cost", "0.9", "-o", "none.json", "--resume")
-        assert read("none.json")["removed"] == [] and read("none.json")["ended"] == "max_cost"
-        assert (
-            "0 heads are removed: with any further one the fused model would cost too much" in capsys.readouterr().err
-        )
-    run("prune", "base.st", "--circuit", "late.json", "-o", "late.st")
-    capsys.readouterr()
-    assert main(["fuse", "base.st", "late.st", "-o", "hydra.st", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cost"]["mac_ratio"] == late["removed"][-1]["mac_ratio"]
-
-    # Beside a pruned member the whole model is dear: heads go that bring the cost down.
-    again = [*SEARCH, "--objective", "acc", "--ensemble-with", "late.st", "--max-cost", "1.1"]
-    run(*again, "--budget", "1", "-o", "d.json")
-    ratios = [one["mac_ratio"] for one in (read("d.json")["base"], *read("d.json")["removed"])]
-    assert ratios == sorted(ratios, reverse=True) and ratios[-1] > 1.1
-    assert "above --max-cost 1.1: remove more heads" in capsys.readouterr().err
-    run(*SEARCH, "--budget", "2", "--max-cost", "1.1", "-o", "e.json", code=2)
-    assert "needs --ensemble-with" in capsys.readouterr().err
-
-
 def test_several_sets_count_in_the_weighted_mean_over_their_pairs() -> None:
     draw = np.random.default_rng(1)
     np.savez("id2.npz", x=draw.integers(0, 256, (25, 16, 16, 3), dtype=np.uint8), y=draw.integers(0, 5, 25))
     np.savez("ood2.npz", x=draw.integers(0, 90, (14, 16, 16, 3), dtype=np.uint8))
-    more = ["--data", "id2.npz", "--ood", "ood2.npz", "--paired", "--weights", "3,1"]
+    more = ["--val", "id2.npz", "--ood-val", "ood2.npz", "--paired", "--val-weights", "3,1"]
     run(*SEARCH, *more, "--budget", "1", "-o", "paired.json")
     run("extract-circuit", "base.st", *more[:4], "--batch-size", "8", "--budget", "1", "-o", "alone.json")
     paired, first, second = (read(path) for path in ("paired.json", "full.avg.json", "alone.json"))
     expected = (3 * first["base"]["score"] + second["base"]["score"]) / 4
     assert paired["base"]["score"] == pytest.approx(expected, abs=1e-12)
     tasks = paired["source"]["settings"]["tasks"]
-    assert [(task["data"]["spec"], task["ood"]["spec"], task["weight"]) for task in tasks] == [
+    assert [(task["val"]["spec"], task["ood_val"]["spec"], task["weight"]) for task in tasks] == [
         ("id.npz", "ood.npz", 3),
         ("id2.npz", "ood2.npz", 1),
     ]
@@ -650,10 +590,10 @@ def test_several_sets_count_in_the_weighted_mean_over_their_pairs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--weights", "1,2"], "--weights (flag) has 2 for 1 --data"),
-        (["--paired"], "--paired needs as many --ood as --data, two or more, not 1 and 1"),
-        (["--data", "id.npz"], "are the same samples"),
-        (["--ood", "id.npz"], "--ood id.npz and --data id.npz are the same samples"),
+        (["--val-weights", "1,2"], "--val-weights (flag) has 2 for 1 --val"),
+        (["--paired"], "--paired needs as many --ood-val as --val, two or more, not 1 and 1"),
+        (["--val", "id.npz"], "are the same samples"),
+        (["--ood-val", "id.npz"], "--ood-val id.npz and --val id.npz are the same samples"),
     ],
 )
 def test_sets_that_do_not_fit_each_other_are_refused(

@@ -175,7 +175,7 @@ def pixels(image: Image.Image) -> torch.Tensor:
 
 @pytest.mark.long
 def test_a_trained_vit_on_digits(tmp_path: Path) -> None:
-    data = ["--data", "builtin:digits/train", "--epochs", "5", "--batch-size", "32", "--lr", "5e-3"]
+    data = ["--train", "builtin:digits/train", "--epochs", "5", "--batch-size", "32", "--lr", "5e-3"]
     path = train(tmp_path, 8, 4, *data)
     check_vit(path, 8, 4, "builtin:digits/val", "builtin:symbols", (60, 40), certain=0.65)
 
@@ -185,7 +185,7 @@ def test_a_trained_vit_on_fashion_mnist(real_data: Path, tmp_path: Path) -> None
     with np.load(real_data / "images" / "fashion_mnist_train.npz") as whole:
         for name, part in (("train", slice(0, 3000)), ("val", slice(3000, 3060))):
             np.savez(tmp_path / f"{name}.npz", x=whole["x"][part], y=whole["y"][part], classes=whole["classes"])
-    data = ["--data", str(tmp_path / "train.npz"), "--epochs", "2", "--batch-size", "32", "--lr", "2e-3"]
+    data = ["--train", str(tmp_path / "train.npz"), "--epochs", "2", "--batch-size", "32", "--lr", "2e-3"]
     path = train(tmp_path, 28, 7, *data)
     ood = str(real_data / "images" / "mnist_test.npz")
     check_vit(path, 28, 7, str(tmp_path / "val.npz"), ood, (60, 40), certain=0.6)

@@ -21,6 +21,7 @@ from tests.circuit import naive
 from tests.circuit.searching import evaluator_of, resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS
 from tests.pico import logits, stock, zero_columns
+from tests.spread import spread
 
 PATHS = [f"blocks.{site}.attn" for site in range(3)]
 
@@ -87,24 +88,21 @@ def test_the_reference_refuses_a_step_without_a_sure_winner() -> None:
 # --- what may be counted otherwise ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ood_score", SLOPES)
-@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 2)])
-def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.dtype, count: int) -> None:
-    """Logits moved by less than half the tolerance, so that no two of them move apart or together by more; those of
-    several members, here equal, each by its own draw."""
+@pytest.mark.parametrize(("ood_score", "dtype"), spread(SLOPES, [torch.float32, torch.bfloat16]))
+def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.dtype) -> None:
+    """Logits moved by less than half the tolerance, so that no two of them move apart or together by more."""
     draw = torch.Generator().manual_seed(0)
     labels = np.arange(60) % 4
     inside, outside = (3 * torch.randn(60, 4, generator=draw) for _ in range(2))
     near = torch.tensor([0.2, -0.2]).repeat(10) * LOGIT_TOLERANCE[dtype]
     inside[range(20), labels[:20]] = inside[:20].amax(1) + near
     outside[:30] = inside[15:45]
-    inside, outside = (side.to(dtype).repeat(count, 1, 1) for side in (inside, outside))
+    inside, outside = (side.to(dtype) for side in (inside, outside))
 
     def counted(*sides: torch.Tensor) -> EvaluationCounts:
         tally = Tally()
         for batch, (side, own) in enumerate(zip(sides, (labels, None), strict=True)):
-            beside = side[1:].double().numpy() if count > 1 else None
-            tally.add(batch, values_of(side[0], own, ood_score, beside))
+            tally.add(batch, values_of(side, own, ood_score))
         return tally.counts()
 
     found = counted(inside, outside)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.search import GreedySearch
 from tests.circuit import naive
 from tests.circuit.test_search import HEADS, model_of, names, samples
-from tests.pico import stock, without_heads
+from tests.pico import stock
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import quiet as run
 
@@ -22,49 +24,52 @@ WEIGHTS = (2, 1)
 DRAW = 4
 
 
-def _parts() -> tuple[naive.Data, naive.Data]:
-    return naive.data(inside=11, outside=7, draw=1), naive.data(inside=6, outside=5, draw=3)
+PATHS = [f"blocks.{block}.attn" for block in range(3)]
 
 
-def _naive(objective: str, budget: int, weights: tuple[int, ...], tasks: list[naive.Data]) -> list[naive.Head]:
-    model = stock("class-token")
-    removed: list[naive.Head] = []
-    for _ in range(budget):
-        left = [(f"blocks.{i}.attn", h) for i in range(3) for h in range(3) if (f"blocks.{i}.attn", h) not in removed]
-        scores = []
-        for head in left:
-            with without_heads(model, [*removed, head]):
-                own = [naive.score(model, objective, task) for task in tasks]
-            scores.append(sum(Fraction(w) * s for w, s in zip(weights, own, strict=True)) / sum(weights))
-        removed.append(left[naive.first_highest(scores)])
-    return removed
+def naive_removals(
+    objective: str, budget: int, weights: tuple[int, ...], tasks: Sequence[naive.Data]
+) -> list[naive.Head]:
+    """Return what Algorithm 1 removes by the weighted mean over tasks."""
+
+    def mean_score(model: Any) -> Fraction:
+        scores = [Fraction(naive.score(model, objective, task)) for task in tasks]
+        weighted = [weight * score for weight, score in zip(weights, scores, strict=True)]
+        return sum(weighted, Fraction(0)) / sum(weights)
+
+    steps = naive.ranking(stock("class-token"), mean_score, budget, PATHS)
+    return [(path, head) for path, head, _ in steps]
 
 
 @pytest.mark.parametrize("objective", ["acc", "avg"])
 def test_two_tasks_are_searched_as_the_naive_algorithm_does(objective: str) -> None:
-    tasks = _parts()
-    batches = [replace(one, tasks=(t,)) for t, task in enumerate(tasks) for one in samples(task)]
+    tasks = [naive.data(inside=11, outside=7, draw=1), naive.data(inside=6, outside=5, draw=3)]
+    batches = []
+    for number, task in enumerate(tasks):
+        batches += [replace(batch, tasks=(number,)) for batch in samples(task)]
     model = model_of(stock("class-token"), "class-token")
-    expected = _naive(objective, 3, WEIGHTS, list(tasks))
+    expected = naive_removals(objective, 3, WEIGHTS, tasks)
     for bounds in (True, False):
         evaluator = Evaluator(model, batches, weights=WEIGHTS)
-        found = GreedySearch(evaluator, HEADS, bounds=bounds).run([objective], 3)[objective]
+        ranking = GreedySearch(evaluator, HEADS, bounds=bounds).run([objective], 3)[objective]
         evaluator.close()
-        assert names(model, found) == expected
+        assert names(model, ranking) == expected
 
 
 def test_one_id_set_against_two_ood_sets_runs_it_once() -> None:
-    one, two = naive.data(inside=11, outside=7, draw=1), naive.data(inside=6, outside=5, draw=DRAW)
-    both = [naive.Data(one.inside, one.labels, other.outside) for other in (one, two)]
-    inside = [replace(batch, tasks=(0, 1)) for batch in samples(one) if batch.labels is not None]
-    outside = [replace(b, tasks=(t,)) for t, task in enumerate(both) for b in samples(task) if b.labels is None]
+    first = naive.data(inside=11, outside=7, draw=1)
+    second = naive.data(inside=6, outside=5, draw=DRAW)
+    tasks = [first, naive.Data(first.inside, first.labels, second.outside)]
+    batches = [replace(batch, tasks=(0, 1)) for batch in samples(first) if batch.labels is not None]
+    for number, task in enumerate(tasks):
+        batches += [replace(batch, tasks=(number,)) for batch in samples(task) if batch.labels is None]
     model = model_of(stock("class-token"), "class-token")
-    evaluator = Evaluator(model, [*inside, *outside], weights=(1, 1))
-    found = GreedySearch(evaluator, HEADS).run(["avg"], 3)["avg"]
-    assert names(model, found) == _naive("avg", 3, (1, 1), both)
+    evaluator = Evaluator(model, batches, weights=(1, 1))
+    ranking = GreedySearch(evaluator, HEADS).run(["avg"], 3)["avg"]
+    assert names(model, ranking) == naive_removals("avg", 3, (1, 1), tasks)
     assert evaluator.size == 11 + 7 + 5
-    exact = sum(Fraction(naive.score(stock("class-token"), "avg", task)) for task in both) / 2
-    assert found.base.score("avg") == pytest.approx(float(exact), abs=1e-12)
+    scores = [Fraction(naive.score(stock("class-token"), "avg", task)) for task in tasks]
+    assert ranking.base.score("avg") == pytest.approx(float(sum(scores) / 2), abs=1e-12)
 
 
 def test_each_id_set_of_a_zero_shot_model_has_classes_of_its_own(
@@ -75,12 +80,17 @@ def test_each_id_set_of_a_zero_shot_model_has_classes_of_its_own(
     publish_clip(pico_clip(), "clip", tmp_path / "model")
     draw = np.random.default_rng(0)
     for name, classes in (("a", ["cat", "dog", "owl"]), ("b", ["car", "ship", "cat", "tree"])):
-        pixels = draw.integers(0, 256, (9, 16, 16, 3), dtype=np.uint8)
-        np.savez(f"{name}.npz", x=pixels, y=np.arange(9) % len(classes), classes=np.array(classes))
-        np.savez(f"{name}.ood.npz", x=draw.integers(0, 99, (6, 16, 16, 3), dtype=np.uint8))
-    sets = {name: ["--data", f"{name}.npz", "--ood", f"{name}.ood.npz"] for name in "ab"}
-    how = ["--tower", "visual", "--budget", "1"]
-    for name, options in (("a", sets["a"]), ("b", sets["b"]), ("both", [*sets["a"], *sets["b"], "--paired"])):
-        run("extract-circuit", "./model", *options, *how, "-o", f"{name}.json")
-    a, b, both = (json.loads(Path(f"{name}.json").read_text())["base"]["score"] for name in ("a", "b", "both"))
-    assert both == pytest.approx((a + b) / 2, abs=1e-12)
+        id_pixels = draw.integers(0, 256, (9, 16, 16, 3), dtype=np.uint8)
+        ood_pixels = draw.integers(0, 99, (6, 16, 16, 3), dtype=np.uint8)
+        np.savez(f"{name}.npz", x=id_pixels, y=np.arange(9) % len(classes), classes=np.array(classes))
+        np.savez(f"{name}.ood.npz", x=ood_pixels)
+
+    def base_score(name: str, *sets: str) -> float:
+        run("extract-circuit", "./model", *sets, "--tower", "visual", "--budget", "1", "-o", f"{name}.json")
+        score: float = json.loads(Path(f"{name}.json").read_text())["base"]["score"]
+        return score
+
+    set_a = ["--val", "a.npz", "--ood-val", "a.ood.npz"]
+    set_b = ["--val", "b.npz", "--ood-val", "b.ood.npz"]
+    mean = (base_score("a", *set_a) + base_score("b", *set_b)) / 2
+    assert base_score("both", *set_a, *set_b, "--paired") == pytest.approx(mean, abs=1e-12)

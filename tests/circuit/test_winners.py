@@ -12,6 +12,7 @@ from hydractl.circuit import objective as objective_module
 from hydractl.circuit import winners
 from hydractl.circuit.objective import Doubt, EvaluationCounts, limits_of
 from hydractl.circuit.winners import (
+    CandidateHead,
     SureLeads,
     Trial,
     best_first,
@@ -30,7 +31,7 @@ def trial(site: int, head: int, correct: int, fewer: int = 0, more: int = 0, nll
     """A trial of 20 ID samples; without ``nll``, heads are told apart by a loss of their own."""
     loss = 100 * site + head if nll is None else nll
     doubt = Doubt(fewer=fewer, more=more)
-    return Trial((site, head), EvaluationCounts(correct, ID_SAMPLES, None, 0, nll=loss, doubt=doubt))
+    return Trial(CandidateHead(site, head), EvaluationCounts(correct, ID_SAMPLES, None, 0, nll=loss, doubt=doubt))
 
 
 def heads(trials: list[Trial]) -> list[tuple[int, int]]:
@@ -63,7 +64,9 @@ def test_of_equal_scores_the_lowest_site_wins_and_then_the_lowest_head() -> None
 
 
 def test_a_number_of_any_kind_is_compared_by_the_same_rule() -> None:
-    values = {(1, 0): 0.5, (0, 2): 0.5, (0, 1): 0.5, (0, 0): 0.25}
+    values = {
+        CandidateHead(*head): value for head, value in {(1, 0): 0.5, (0, 2): 0.5, (0, 1): 0.5, (0, 0): 0.25}.items()
+    }
     for order in itertools.permutations(values):
         assert first_of_highest(order, values.__getitem__) == (0, 1)
 

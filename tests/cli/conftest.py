@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.cli.verbs import VERBS
 from hydractl.errors import InputError
+from hydractl.settings.registry import VERBS, module_of
+from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
 
@@ -64,9 +65,11 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             seen.append(settings)
             return run(settings, log) if run is not None else Outcome({"schema": "test/1", "answer": 42})
 
-        module = types.ModuleType(VERBS[verb].module)
+        module = types.ModuleType(module_of(verb))
+        if not VERBS[verb].settings:  # they are in the file of the verb
+            module.Settings = SETTINGS[verb]  # type: ignore[attr-defined]
         module.run = record  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, VERBS[verb].module, module)
+        monkeypatch.setitem(sys.modules, module_of(verb), module)
         return seen
 
     return install

@@ -33,7 +33,7 @@ class OutOfMemoryError(RuntimeError):
         (["prnue"], "error: no such verb: prnue; did you mean prune?\nhint: hydractl --help\n"),
         (["a.st"], "error: no such verb: a.st\nhint: hydractl --help\n"),
         (["--"], "error: no verb\nhint: hydractl --help\n"),
-        (["--inf"], "error: no such option: --inf\nhint: hydractl --help\n"),
+        (["--inf"], "error: no such option: --inf; did you mean --info?\nhint: hydractl --help\n"),
         (["--info"], "error: --info needs a FILE\nhint: hydractl --info --help\n"),
         (["prune", "--kep", "8"], "error: no such option: --kep; did you mean --keep?\nhint: hydractl prune --help\n"),
         (["prune", "-x"], "error: no such option: -x\nhint: hydractl prune --help\n"),
@@ -159,7 +159,7 @@ def test_flags_reach_the_verb(hydractl: Run, fake_verb: Run) -> None:
     assert (settings.force, settings.quiet, settings.dry_run) == (True, True, False)
     assert settings.sources["dry_run"] == "flag"
     seen = fake_verb("eval")
-    hydractl("eval", "a.st", "--data", "d", "b.st", "--ood", "x=1", "--ood", "y=2", "--require", "a>=1")
+    hydractl("eval", "a.st", "--test", "d", "b.st", "--ood", "x=1", "--ood", "y=2", "--require", "a>=1")
     assert (seen[0].model, seen[0].ood, seen[0].require) == (["a.st", "b.st"], ["x=1", "y=2"], ["a>=1"])
 
 

@@ -37,6 +37,7 @@ from hydractl.model.runtime import HydraModel
 from tests.pico import images, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import quiet as run
+from tests.spread import spread
 
 # --- Jeffries-Matusita ------------------------------------------------------------------------------------------------
 
@@ -199,8 +200,7 @@ READ: dict[str, Any] = {
 READ["swin"] = slice(None)
 
 
-@pytest.mark.parametrize("kept", [None, [[0, 2], [], [1]]])
-@pytest.mark.parametrize("variant", READ)
+@pytest.mark.parametrize(("variant", "kept"), spread(READ, [None, [[0, 2], [], [1]]]))
 def test_head_outputs_are_what_the_library_projects(variant: str, kept: list[list[int]] | None) -> None:
     reference = stock(variant)
     source = source_of(reference, variant)

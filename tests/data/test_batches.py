@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,59 +16,61 @@ from PIL import Image
 from hydractl.data import Batch, batches, open_data
 from hydractl.errors import HydraError, InputError, UsageError
 from tests.forked import Forked
-
-
-def stack(images: list[Any]) -> torch.Tensor:
-    return torch.stack([torch.from_numpy(np.array(image)) for image in images])
+from tests.image_data import stacked
 
 
 @pytest.mark.fault(34)
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_the_same_for_any_number_of_workers(workers: int) -> None:
     data = open_data("builtin:digits/test", limit=21)
-    found = list(batches(data, stack, 8, workers=workers))
-    assert [batch.indices for batch in found] == [list(range(8)), list(range(8, 16)), list(range(16, 21))]
-    assert torch.equal(torch.cat([batch.inputs for batch in found]), stack([data[i] for i in range(21)]))
-    labels = torch.cat([batch.labels for batch in found if batch.labels is not None])
-    assert data.labels is not None and labels.dtype == torch.int64 and labels.tolist() == data.labels.tolist()
+    read = list(batches(data, stacked, 8, workers=workers))
+    assert [batch.indices for batch in read] == [list(range(8)), list(range(8, 16)), list(range(16, 21))]
+    images = torch.cat([batch.inputs for batch in read])
+    assert torch.equal(images, stacked([data[i] for i in range(21)]))
+    labels = torch.cat([batch.labels for batch in read if batch.labels is not None])
+    assert labels.dtype == torch.int64
+    assert data.labels is not None
+    assert labels.tolist() == data.labels.tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_indices_and_unlabelled(workers: int) -> None:
     data = open_data("builtin:photos")
-    found = list(batches(data, lambda images: {"n": len(images)}, 2, workers=workers, indices=[7, 7, 3]))
-    assert [(b.inputs, b.labels, b.indices) for b in found] == [({"n": 2}, None, [7, 7]), ({"n": 1}, None, [3])]
-    assert list(batches(data, stack, 2, workers=workers, indices=[])) == []
+    read = list(batches(data, lambda images: {"n": len(images)}, 2, workers=workers, indices=[7, 7, 3]))
+    assert read == [Batch({"n": 2}, None, [7, 7]), Batch({"n": 1}, None, [3])]
+    assert list(batches(data, stacked, 2, workers=workers, indices=[])) == []
 
 
 def test_arguments_are_checked_at_the_call() -> None:
     data = open_data("builtin:photos", limit=3)
     with pytest.raises(UsageError, match="--batch-size 0"):
-        batches(data, stack, 0)
+        batches(data, stacked, 0)
     with pytest.raises(UsageError, match="--workers -1"):
-        batches(data, stack, 1, workers=-1)
+        batches(data, stacked, 1, workers=-1)
     with pytest.raises(IndexError, match="sample 3 of 3"):
-        batches(data, stack, 1, indices=[0, 3])
+        batches(data, stacked, 1, indices=[0, 3])
 
 
 def test_no_process_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.utils.data.DataLoader", None)
-    pids = [b.inputs for b in batches(open_data("builtin:photos", limit=3), lambda _: os.getpid(), 2)]
-    assert pids == [os.getpid()] * 2
+    data = open_data("builtin:photos", limit=3)
+    processes = [batch.inputs for batch in batches(data, lambda _: os.getpid(), 2)]
+    assert processes == [os.getpid()] * 2
 
 
 def test_workers_are_other_processes_that_end() -> None:
-    found = batches(open_data("builtin:photos"), lambda _: os.getpid(), 4, workers=2)
-    pids = {next(found).inputs, next(found).inputs}
-    assert os.getpid() not in pids and len(pids) == 2
+    read = batches(open_data("builtin:photos"), lambda _: os.getpid(), 4, workers=2)
+    processes = {next(read).inputs, next(read).inputs}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
     assert len(multiprocessing.active_children()) == 2
-    found.close()  # type: ignore[attr-defined]
+    read.close()  # type: ignore[attr-defined]
     assert not multiprocessing.active_children()
 
 
 def test_random_state_is_left_alone() -> None:
     before = torch.get_rng_state()
-    list(batches(open_data("builtin:photos", limit=9), stack, 4, workers=2))
+    list(batches(open_data("builtin:photos", limit=9), stacked, 4, workers=2))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -78,7 +79,7 @@ def test_a_bad_image_is_the_same_error_from_a_worker(tmp_path: Path, workers: in
     for i in range(12):
         Image.new("L", (8, 8), i).save(tmp_path / f"{i:02}.png")
     (tmp_path / "05.png").write_bytes((tmp_path / "05.png").read_bytes()[:40])
-    found = batches(open_data(str(tmp_path)), stack, 2, workers=workers)
+    found = batches(open_data(str(tmp_path)), stacked, 2, workers=workers)
     assert [next(found).indices, next(found).indices] == [[0, 1], [2, 3]]
     with pytest.raises(InputError) as error:
         next(found)
@@ -108,10 +109,10 @@ assert len(os.listdir("/proc/self/task")) >= 4
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the threads of a process are counted on Linux")
 def test_workers_may_start_once_operators_have_run_on_several_threads(tmp_path: Path) -> None:
-    """Those of each epoch, too; they enlarge images and stack them, on one thread each."""
-    size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 10}
-    model = "&".join(["timm:vit_tiny_patch16_224?pretrained=0", *(f"{name}={number}" for name, number in size.items())])
-    words = ["--data", "builtin:digits/train", "--val", "builtin:digits/val", "--workers", "2"]
+    """Those of each epoch, too; they enlarge images and stacked them, on one thread each."""
+    size = "img_size=16&patch_size=8&embed_dim=24&depth=1&num_heads=3&num_classes=10"
+    model = f"timm:vit_tiny_patch16_224?pretrained=0&{size}"
+    words = ["--train", "builtin:digits/train", "--val", "builtin:digits/val", "--workers", "2"]
     words += ["--epochs", "2", "--batch-size", "256", "--augment", "flip", "-q", "-o", str(tmp_path / "tuned.st")]
     process = Forked(["finetune", model, *words], {"OMP_NUM_THREADS": "4"}, before=ON_SEVERAL_THREADS)
     said = process.communicate(timeout=100)
@@ -131,7 +132,9 @@ def test_a_killed_worker_is_an_error(workers: int) -> None:
     started = time.monotonic()
     with pytest.raises(HydraError, match="a data worker process ended") as error:
         list(batches(open_data("builtin:photos"), kill_oneself, 4, workers=workers))
-    assert error.value.hint and "--workers" in error.value.hint and "\n" not in error.value.message
+    assert error.value.hint is not None
+    assert "--workers" in error.value.hint
+    assert "\n" not in error.value.message
     assert time.monotonic() - started < 20
 
 

@@ -23,44 +23,55 @@ def pixels(spec: str) -> np.ndarray:
 def test_digits_are_split_without_overlap() -> None:
     parts = {split: open_data(f"builtin:digits/{split}") for split in ("train", "val", "test")}
     assert {split: len(part) for split, part in parts.items()} == {"train": 1000, "val": 300, "test": 497}
-    fingerprints = [f for part in parts.values() for f in part.sample_fingerprints()]
-    assert len(set(fingerprints)) == 1797
+    fingerprints: set[str] = set()
+    share_of_whole = np.bincount(load_digits().target) / 1797
     for part in parts.values():
-        assert part.labels is not None and part.label_names == [str(i) for i in range(10)]
+        fingerprints.update(part.sample_fingerprints())
+        assert part.label_names == [str(i) for i in range(10)]
+        assert part.labels is not None
         share = np.bincount(part.labels) / len(part)
-        assert np.abs(share - np.bincount(load_digits().target) / 1797).max() < 0.004
+        assert np.abs(share - share_of_whole).max() < 0.004
+    assert len(fingerprints) == 1797
     assert parts["val"].ids[:2] == ["builtin:digits/val#0", "builtin:digits/val#1"]
     # The first few hold all classes, so that --limit makes sense.
-    first = open_data("builtin:digits/test", limit=60).labels
-    assert first is not None and len(set(first.tolist())) == 10
+    first = open_data("builtin:digits/test", limit=60)
+    assert first.labels is not None
+    assert len(set(first.labels.tolist())) == 10
 
 
 def test_digits_are_scikit_learns() -> None:
     source = load_digits()
-    grey = {
-        np.rint(image * 255 / 16).astype(np.uint8).tobytes(): label
-        for image, label in zip(source.images, source.target, strict=True)
-    }
+    label_of_image = {}
+    for image, label in zip(source.images, source.target, strict=True):
+        grey = np.rint(image * 255 / 16).astype(np.uint8)
+        label_of_image[grey.tobytes()] = label
     data = open_data("builtin:digits/val", labels=[str(9 - i) for i in range(10)])
     assert data.labels is not None
-    assert [9 - grey[data[i].tobytes()] for i in range(len(data))] == data.labels.tolist()
+    for i, index in enumerate(data.labels.tolist()):
+        assert index == 9 - label_of_image[data[i].tobytes()]
 
 
 @pytest.mark.parametrize(("name", "count"), [("symbols", 374), ("letters", 350), ("photos", 400)])
 def test_ood_sets(name: str, count: int) -> None:
     data = open_data(f"builtin:{name}")
-    assert len(data) == count and data.labels is None and data.ids[-1] == f"builtin:{name}#{count - 1}"
+    assert len(data) == count
+    assert data.labels is None
+    assert data.ids[-1] == f"builtin:{name}#{count - 1}"
     images = pixels(f"builtin:{name}")
-    assert images.shape == (count, 8, 8) and images.dtype == np.uint8
+    assert images.shape == (count, 8, 8)
+    assert images.dtype == np.uint8
     assert len({image.tobytes() for image in images}) == count
-    assert images.min() == 0 and images.max() >= 250
+    assert images.min() == 0
+    assert images.max() >= 250
 
 
 @pytest.mark.parametrize("name", ["symbols", "letters"])
 def test_glyphs_are_as_black_and_white_as_digits(name: str) -> None:
-    glyphs, digits = pixels(f"builtin:{name}"), pixels("builtin:digits/train")
+    glyphs = pixels(f"builtin:{name}")
+    digits = pixels("builtin:digits/train")
     assert set(np.unique(glyphs)) <= set(np.unique(digits))  # the same 17 levels
-    assert abs(glyphs.mean() - digits.mean()) < 20 and abs(glyphs.std() - digits.std()) < 10
+    assert glyphs.mean() == pytest.approx(digits.mean(), abs=20)
+    assert glyphs.std() == pytest.approx(digits.std(), abs=10)
     assert (glyphs.max(axis=(1, 2)) >= 100).all()
 
 
@@ -68,18 +79,27 @@ def test_variants_of_a_character_are_alike() -> None:
     """Each character is nearer to its own mean image than to the other characters' for most images."""
     letters = pixels("builtin:letters").astype(float).reshape(-1, len(LETTERS), 64)
     means = letters.mean(axis=0)
-    nearest = ((letters[:, :, None] - means) ** 2).sum(axis=-1).argmin(axis=-1)
+    squared_distances = ((letters[:, :, None] - means) ** 2).sum(axis=-1)  # [variants, letters, letters]
+    nearest = squared_distances.argmin(axis=-1)
     assert (nearest == np.arange(len(LETTERS))).mean() > 0.6
-    assert len(set(LETTERS)) == len(LETTERS) and len(set(SYMBOLS)) == len(SYMBOLS)
+
+
+def test_no_character_is_there_twice_or_like_a_digit() -> None:
+    assert len(set(LETTERS)) == len(LETTERS)
+    assert len(set(SYMBOLS)) == len(SYMBOLS)
     assert not set(LETTERS + SYMBOLS) & set("0123456789OoDQIlZzSsBGbgq|!/")
 
 
 def test_docstrings_are_a_thousand_sentences() -> None:
     data = open_data("builtin:docstrings", reads={"bert": "text"})
     texts = [data[index] for index in range(len(data))]
-    assert data.labels is None and data.ids[-1] == "builtin:docstrings#999"
-    assert len(texts) == len(set(texts)) == 1000
-    assert all(text[0].isupper() and text.endswith(".") and 5 <= len(text.split()) <= 40 for text in texts)
+    assert data.labels is None
+    assert data.ids[-1] == "builtin:docstrings#999"
+    assert len(set(texts)) == len(texts) == 1000
+    for text in texts:
+        assert text[0].isupper()
+        assert text.endswith(".")
+        assert 5 <= len(text.split()) <= 40
 
 
 @pytest.fixture

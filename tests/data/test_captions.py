@@ -39,33 +39,49 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jsonl(path: str, image: str = "image", caption: str = "caption") -> str:
-    rows = [json.dumps({image: n, "id": i, caption: c}) for i, (n, c) in enumerate(zip(NAMES, CAPTIONS, strict=True))]
-    Path(path).write_text("\n".join(rows), encoding="utf-8")
+    """Pairs under these keys, one object a line."""
+    lines = []
+    for i in range(5):
+        lines.append(json.dumps({image: NAMES[i], "id": i, caption: CAPTIONS[i]}))
+    Path(path).write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
-def table(path: str, header: str, sign: str) -> str:
-    rows = [
-        f"{n}{sign}{json.dumps(c, ensure_ascii=False) if sign == ',' else c}"
-        for n, c in zip(NAMES, CAPTIONS, strict=True)
-    ]
-    Path(path).write_text("\n".join([header, *rows] if header else rows) + "\n", encoding="utf-8")
+def table(path: str, header: str | None, separator: str) -> str:
+    """Pairs in two columns; captions are quoted where commas separate them."""
+    lines = [] if header is None else [header]
+    for name, caption in zip(NAMES, CAPTIONS, strict=True):
+        field = f'"{caption}"' if separator == "," else caption
+        lines.append(f"{name}{separator}{field}")
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
 def shards(path: str, caption: str = "txt") -> str:
-    """Two shards; the second image of the pairs has two captions, so it is there twice."""
+    """Two shards; the second image of the pairs has two captions, so it is there twice.
+
+    Captions are in files of the ending ``txt``, or ``json``, there under the key ``said``.
+    """
     for shard, part in enumerate(([0, 1, 2], [3, 4])):
         with tarfile.open(path.format(shard), "w") as archive:
             for i in part:
-                text = (
-                    CAPTIONS[i].encode() if caption == "txt" else json.dumps({"said": CAPTIONS[i], "label": 3}).encode()
-                )
-                for ending, content in (("png", Path(NAMES[i]).read_bytes()), (caption, text)):
-                    info = tarfile.TarInfo(f"{i:03}.{ending}")
-                    info.size = len(content)
-                    archive.addfile(info, io.BytesIO(content))
+                text = CAPTIONS[i]
+                if caption == "json":
+                    text = json.dumps({"said": CAPTIONS[i], "label": 3})
+                add_member(archive, f"{i:03}.png", Path(NAMES[i]).read_bytes())
+                add_member(archive, f"{i:03}.{caption}", text.encode())
     return path
+
+
+def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, io.BytesIO(content))
+
+
+def folder_of_shards(caption: str = "txt") -> str:
+    shards("in/s-{:02}.tar", caption)
+    return "in"
 
 
 def parquet(path: str, image: Callable[[str], Any]) -> str:
@@ -88,13 +104,13 @@ FORMS: dict[str, Callable[[], str]] = {
     "jsonl.gz": lambda: zipped(jsonl("a.jsonl")),
     "jsonl of other names": lambda: jsonl("a.jsonl", "where", "said") + "?image=where&caption=said",
     "csv of open_clip": lambda: table("a.csv", "filepath,title", ","),
-    "csv without a header": lambda: table("a.csv", "", ",") + "?columns=image,caption",
+    "csv without a header": lambda: table("a.csv", None, ",") + "?columns=image,caption",
     "tsv": lambda: table("a.tsv", "path\ttext", "\t"),
     "parquet of paths": lambda: parquet("a.parquet", str),
     "parquet of images": lambda: parquet("a.parquet", lambda n: {"bytes": Path(n).read_bytes(), "path": n}),
     "one shard after another": lambda: shards("s-{:02}.tar").format("{00..01}"),
-    "a folder of shards": lambda: (shards("in/s-{:02}.tar"), "in")[1],
-    "shards with json": lambda: (shards("in/s-{:02}.tar", "json"), "in?caption=json.said")[1],
+    "a folder of shards": lambda: folder_of_shards(),
+    "shards with json": lambda: folder_of_shards("json") + "?caption=json.said",
 }
 
 
@@ -191,31 +207,31 @@ def test_a_shard_without_captions() -> None:
     assert caught.value.problems[0] == "j-0.tar: the text of 000 is 3, which is no text"
 
 
-BAD: dict[str, tuple[Callable[[], object], str, str]] = {
-    "no such column": (
-        lambda: table("a.csv", "image,words", ","),
-        "captions:a.csv",
-        "no column of the caption: it has",
-    ),
-    "several columns": (
-        lambda: Path("a.jsonl").write_text('{"image": "a", "path": "b", "text": "c"}'),
-        "captions:a.jsonl",
-        "'image' and 'path' may be the image",
-    ),
-    "asked column": (lambda: jsonl("a.jsonl"), "captions:a.jsonl?caption=x", r"no key of \?caption=x: it has 'image'"),
-    "empty": (lambda: Path("a.jsonl").write_text(""), "captions:a.jsonl", "no pairs in the file"),
-    "empty csv": (lambda: Path("a.csv").write_text(""), "captions:a.csv", "no pairs in the file"),
-    "gone": (lambda: None, "captions:a.jsonl", "cannot read the file: No such file"),
-    "another kind": (lambda: Path("a.npz").write_text(""), "captions:a.npz", "not a kind of file that captions"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_read_is_refused(case: str) -> None:
-    make, spec, complaint = BAD[case]
-    make()
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("a.csv", "image,words\nin/0.png,an oak\n", "no column of the caption: it has"),
+        ("a.jsonl", '{"image": "a", "path": "b", "text": "c"}', "'image' and 'path' may be the image"),
+        ("a.jsonl", "", "no pairs in the file"),
+        ("a.csv", "", "no pairs in the file"),
+        ("a.npz", "", "not a kind of file that captions"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(name: str, content: str, complaint: str) -> None:
+    Path(name).write_text(content)
     with pytest.raises(InputError, match=complaint):
-        open_data(spec)
+        open_data(f"captions:{name}")
+
+
+def test_a_column_that_is_asked_for_and_not_there_is_refused() -> None:
+    jsonl("a.jsonl")
+    with pytest.raises(InputError, match=r"no key of \?caption=x: it has 'image'"):
+        open_data("captions:a.jsonl?caption=x")
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot read the file: No such file"):
+        open_data("captions:a.jsonl")
 
 
 def test_settings_and_models_that_do_not_fit() -> None:
@@ -236,7 +252,8 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out() -> None:
     with pytest.raises(InputError, match=r"cannot read image \S*in/1\.png"):
         list(batches(open_data(spec), list, 2))
     data = open_data(spec, on_bad="skip")
-    assert [caption for batch in batches(data, list, 2) for _, caption in batch.inputs] == [
-        CAPTIONS[i] for i in (0, 2, 3)
-    ]
+    captions = []
+    for batch in batches(data, list, 2):
+        captions += [caption for _, caption in batch.inputs]
+    assert captions == [CAPTIONS[0], CAPTIONS[2], CAPTIONS[3]]
     assert sorted(data.skipped or {}) == [1, 4]

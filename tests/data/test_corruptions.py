@@ -234,7 +234,7 @@ def test_elastic_keeps_the_mean_and_moves() -> None:
     assert found.mean() == pytest.approx(x.mean(), abs=0.05)
 
 
-@pytest.mark.parametrize(("name", "size", "channels"), spread(CORRUPTIONS, [(1, 1), (2, 5), (9, 4)], [1, 3], each=2))
+@pytest.mark.parametrize(("name", "size", "channels"), spread(CORRUPTIONS, [(1, 1), (2, 5), (9, 4)], [1, 3]))
 def test_any_size(name: str, size: tuple[int, int], channels: int) -> None:
     x = np.random.RandomState(0).uniform(size=(*size, channels))
     for severity in (1, 5):
@@ -258,7 +258,8 @@ def pixels(data: CorruptedImages, workers: int = 0) -> torch.Tensor:
     return torch.cat([batch.inputs for batch in found])
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
+# One draws a number for each pixel, one a place for each, one a direction, one a photograph, and one nothing.
+@pytest.mark.parametrize("name", ["gaussian_noise", "glass_blur", "motion_blur", FROST, "contrast"])
 def test_the_same_whatever_the_workers_and_the_order(name: str, photographs: str) -> None:
     clean, frost = open_data("builtin:digits/test", limit=7), photographs if name == FROST else None
     data = CorruptedImages(clean, name, 3, frost)

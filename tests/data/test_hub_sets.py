@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from hydractl.data import batches, open_data
 from hydractl.errors import InputError, UsageError
+from tests.image_data import stacked
 
 datasets = pytest.importorskip("datasets")
 
@@ -39,16 +38,12 @@ def pets(tmp_path: Path) -> Path:
     return root
 
 
-def stack(images: list[Any]) -> torch.Tensor:
-    return torch.stack([torch.from_numpy(np.array(image)) for image in images])
-
-
 def test_images(pets: Path) -> None:
     data = open_data(f"hf:{pets}/default/train", labels=["dog", "cat"], reads={"vit": "image"}, need_labels=True)
     assert data.kind == "image" and data.ids[1] == f"hf:{pets}/default/train#1" and len(data) == 5
     assert data.labels is not None and data.labels.tolist() == [1, 0, 1, 0, 1]
     for workers in (0, 2):
-        found = torch.cat([batch.inputs for batch in batches(data, stack, 2, workers=workers)])
+        found = torch.cat([batch.inputs for batch in batches(data, stacked, 2, workers=workers)])
         assert found[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
     test = open_data(f"hf:{pets}/default/test", limit=2)
     assert len(test) == 2 and test.label_names == ["cat", "dog"]

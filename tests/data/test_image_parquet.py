@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-import torch
-from PIL import Image
 from pyarrow import parquet
 
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 from hydractl.errors import InputError
+from tests.image_data import first_pixels, png
 
 IMAGE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-
-
-def png(value: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (3, 2), value).save(file, "PNG")
-    return file.getvalue()
 
 
 def write(path: Path, columns: dict[str, Any], names: list[str] | None = None, group: int = 2) -> str:
@@ -36,26 +28,26 @@ def write(path: Path, columns: dict[str, Any], names: list[str] | None = None, g
 
 
 def images(*values: int | bytes | None) -> Any:
-    cells = [{"bytes": png(v) if isinstance(v, int) else v, "path": f"{i}.png"} for i, v in enumerate(values)]
+    """A column of images; of an int one of this value."""
+    cells = []
+    for i, value in enumerate(values):
+        content = png(value) if isinstance(value, int) else value
+        cells.append({"bytes": content, "path": f"{i}.png"})
     return pyarrow.array(cells, IMAGE)
-
-
-def pixels(data: Any, workers: int = 0) -> list[int]:
-    def stack(found: list[Any]) -> torch.Tensor:
-        return torch.stack([torch.from_numpy(np.array(image)) for image in found])
-
-    return [v for batch in batches(data, stack, 3, workers=workers) for v in batch.inputs[:, 0, 0].tolist()]
 
 
 def test_images_and_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"image": images(*range(7)), "label": [0, 1, 0, 1, 1, 0, 0]}, ["cat", "dog"])
     data = open_data(path, labels=["dog", "cat"], need_labels=True, reads={"vit": "image"})
-    assert data.kind == "image" and data.ids == [f"a.parquet#{i}" for i in range(7)]
-    assert data.labels is not None and data.labels.tolist() == [1, 0, 1, 0, 0, 1, 1]
-    assert pixels(data) == pixels(data, workers=2) == list(range(7))
+    assert data.kind == "image"
+    assert data.ids == [f"a.parquet#{i}" for i in range(7)]
+    assert data.labels is not None
+    assert data.labels.tolist() == [1, 0, 1, 0, 0, 1, 1]
+    assert first_pixels(data) == first_pixels(data, workers=2) == list(range(7))
     assert [np.array(data[i])[0, 0] for i in (6, 0, 3, -1)] == [6, 0, 3, 6]
     limited = open_data(path, limit=3)
-    assert len(limited) == 3 and limited.label_names == ["cat", "dog"]
+    assert len(limited) == 3
+    assert limited.label_names == ["cat", "dog"]
     assert limited.sample_fingerprints() == data.sample_fingerprints()[:3]
 
 
@@ -69,9 +61,12 @@ def test_fingerprints_are_those_of_the_files(tmp_path: Path) -> None:
 
 def test_plain_bytes_and_names_as_labels(tmp_path: Path) -> None:
     cells = pyarrow.array([png(1), png(2)], pyarrow.large_binary())
-    data = open_data(write(tmp_path / "a.parquet", {"image": cells, "kind": ["b", "a"]}) + "?label=kind")
-    assert pixels(data) == [1, 2] and data.label_names == ["a", "b"]
-    assert data.labels is not None and data.labels.tolist() == [1, 0]
+    path = write(tmp_path / "a.parquet", {"image": cells, "kind": ["b", "a"]})
+    data = open_data(f"{path}?label=kind")
+    assert first_pixels(data) == [1, 2]
+    assert data.label_names == ["a", "b"]
+    assert data.labels is not None
+    assert data.labels.tolist() == [1, 0]
 
 
 def test_columns(tmp_path: Path) -> None:
@@ -79,7 +74,7 @@ def test_columns(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="images are in left and right") as error:
         open_data(path, ignore_labels=True)
     assert error.value.hint == "say which with ?image=NAME"
-    assert pixels(open_data(f"{path}?image=right", ignore_labels=True)) == [2]
+    assert first_pixels(open_data(f"{path}?image=right", ignore_labels=True)) == [2]
     with pytest.raises(InputError, match="labels cannot be used") as error:
         open_data(f"{path}?image=left")
     assert error.value.problems == ["label 1.5 of sample a.parquet#0 is neither an integer nor a name"]
@@ -94,8 +89,9 @@ def test_columns(tmp_path: Path) -> None:
 def test_a_limit_of_a_file_sorted_by_class_takes_some_of_each(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"image": images(*range(8)), "label": [0] * 4 + [1] * 4})
     data = open_data(path, limit=4)
-    assert data.labels is not None and sorted(data.labels.tolist()) == [0, 0, 1, 1]
-    assert pixels(data) == [int(name.partition("#")[2]) for name in data.ids]
+    assert data.labels is not None
+    assert sorted(data.labels.tolist()) == [0, 0, 1, 1]
+    assert first_pixels(data) == [int(name.partition("#")[2]) for name in data.ids]
 
 
 def test_labels_that_are_missing(tmp_path: Path) -> None:
@@ -112,20 +108,31 @@ def test_labels_that_are_missing(tmp_path: Path) -> None:
 def test_bad_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"image": images(0, None, b"", png(3)[:40], 4)})
     with pytest.raises(InputError, match=r"cannot read image a\.parquet#1: the row holds no bytes"):
-        pixels(open_data(path))
+        first_pixels(open_data(path))
     data = open_data(path, on_bad="skip")
-    assert pixels(data, workers=2) == [0, 4] and sorted(data.skipped or ()) == [1, 2, 3]
+    assert first_pixels(data, workers=2) == [0, 4]
+    assert data.skipped is not None
+    assert sorted(data.skipped) == [1, 2, 3]
 
 
-def test_a_file_of_no_rows_and_a_broken_one(tmp_path: Path) -> None:
+def test_a_file_of_no_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no images in the file"):
         open_data(write(tmp_path / "a.parquet", {"image": images()}))
-    whole = Path(write(tmp_path / "b.parquet", {"image": images(1, 2, 3)}))
-    broken = bytearray(whole.read_bytes())
-    broken[4:200] = bytes(196)  # the first group of rows
-    whole.write_bytes(broken)
-    data = open_data(str(whole), on_bad="skip")
-    assert pixels(data) == [3] and sorted(data.skipped or ()) == [0, 1]
-    whole.write_bytes(b"PAR1")
+
+
+def test_a_group_of_rows_that_cannot_be_read(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.parquet", {"image": images(1, 2, 3)}))
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)  # the first group of rows
+    path.write_bytes(content)
+    data = open_data(str(path), on_bad="skip")
+    assert first_pixels(data) == [3]
+    assert data.skipped is not None
+    assert sorted(data.skipped) == [0, 1]
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1")
     with pytest.raises(InputError, match="cannot read the file"):
-        open_data(str(whole))
+        open_data(str(path))

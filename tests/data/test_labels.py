@@ -14,10 +14,13 @@ from hydractl.errors import InputError, UsageError
 
 def resolve(raw: RawLabels, **options: Any) -> tuple[list[int] | None, list[str] | None]:
     options.setdefault("labels", None)
-    ids = [f"s#{i}" for i in range(10 if raw.values is None else len(raw.values))]
-    found, names = resolve_labels(raw, ids, "--data s", **options)
-    assert found is None or found.dtype == np.int64
-    return (None if found is None else found.tolist()), names
+    samples = 10 if raw.values is None else len(raw.values)
+    ids = [f"s#{i}" for i in range(samples)]
+    indices, names = resolve_labels(raw, ids, "--data s", **options)
+    if indices is None:
+        return None, names
+    assert indices.dtype == np.int64
+    return indices.tolist(), names
 
 
 def integers(*values: int, names: list[str] | None = None) -> RawLabels:

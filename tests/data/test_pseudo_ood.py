@@ -12,7 +12,7 @@ from PIL import Image
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
-from hydractl.data.pseudo_ood import KINDS, PseudoOod
+from hydractl.data.pseudo_ood import PSEUDO_OOD_KINDS, PseudoOod
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import entry, marked
 
@@ -167,7 +167,7 @@ def test_auto_has_as_many_of_each_kind(folder: Path) -> None:
         assert len(kinds) == 1
         counts.update(kinds)
     assert counts == dict.fromkeys(IMAGES, 3)
-    assert len(KINDS) == len(IMAGES) + 2
+    assert len(PSEUDO_OOD_KINDS) == len(IMAGES) + 2
 
 
 def test_the_leak_guard_tells_both_apart_and_knows_both(folder: Path) -> None:

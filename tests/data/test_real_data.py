@@ -26,13 +26,18 @@ def test_fashion_mnist(real_data: Path) -> None:
 def test_out_of_distribution_sets(real_data: Path) -> None:
     names = open_data(str(real_data / "images/cifar10_test.npz"), limit=1).label_names
     near = open_data(str(real_data / "images/cifar100_test.npz"), labels=names, ignore_labels=True)
-    assert near.labels is None and near.label_names == names and near[0].mode == "RGB" and len(near) == 2000
+    assert near.labels is None
+    assert near.label_names == names
+    assert near[0].mode == "RGB"
+    assert len(near) == 2000
     far = open_data(str(real_data / "images/mnist_test.npz"), labels=names)
-    assert far.labels is not None and far[0].mode == "L"  # digits without names are indices
+    assert far.labels is not None  # digits without names are indices
+    assert far[0].mode == "L"
 
 
 def test_workers_on_real_images(real_data: Path) -> None:
     data = open_data(str(real_data / "images/cifar10_test.npz"), limit=100)
-    alone = [b.inputs for b in batches(data, lambda images: np.stack(images), 32)]
-    helped = [b.inputs for b in batches(data, lambda images: np.stack(images), 32, workers=2)]
-    assert len(alone) == 4 and all(np.array_equal(a, b) for a, b in zip(alone, helped, strict=True))
+    alone = [batch.inputs for batch in batches(data, np.stack, 32)]
+    helped = [batch.inputs for batch in batches(data, np.stack, 32, workers=2)]
+    assert len(alone) == len(helped) == 4
+    assert np.array_equal(np.concatenate(alone), np.concatenate(helped))

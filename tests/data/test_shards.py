@@ -6,22 +6,14 @@ import gzip
 import io
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 from hydractl.data.shards import expand_braces
 from hydractl.errors import InputError, UsageError
-
-
-def png(value: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (3, 2), value).save(file, "PNG")
-    return file.getvalue()
+from tests.image_data import first_pixels, png
 
 
 def write(path: Path, members: dict[str, bytes]) -> str:
@@ -41,24 +33,21 @@ def shards(tmp_path: Path) -> Path:
         members: dict[str, bytes] = {}
         for i in range(2):
             n = 2 * s + i
-            members |= {f"val/{n:03}.png": png(n), f"val/{n:03}.cls": f"{3 - n}\n".encode(), f"val/{n:03}.json": b"{}"}
+            members[f"val/{n:03}.png"] = png(n)
+            members[f"val/{n:03}.cls"] = f"{3 - n}\n".encode()
+            members[f"val/{n:03}.json"] = b"{}"
         write(tmp_path / f"val-{s:02}.tar", members)
     return tmp_path
-
-
-def values(data: Any, workers: int = 0) -> list[int]:
-    def stack(images: list[Any]) -> torch.Tensor:
-        return torch.stack([torch.from_numpy(np.array(image)) for image in images])
-
-    return [v for batch in batches(data, stack, 3, workers=workers) for v in batch.inputs[:, 0, 0].tolist()]
 
 
 @pytest.mark.parametrize("spec", ["val-{00..01}.tar", "val-0{0,1}.tar", ""])
 def test_samples(shards: Path, spec: str) -> None:
     data = open_data(f"wds:{shards}/{spec}", need_labels=True)
-    assert data.ids == [f"val-{s:02}.tar/val/{2 * s + i:03}" for s in (0, 1) for i in (0, 1)]
-    assert data.labels is not None and data.labels.tolist() == [3, 2, 1, 0] and data.label_names is None
-    assert values(data) == values(data, workers=2) == [0, 1, 2, 3]
+    assert data.ids == ["val-00.tar/val/000", "val-00.tar/val/001", "val-01.tar/val/002", "val-01.tar/val/003"]
+    assert data.labels is not None
+    assert data.labels.tolist() == [3, 2, 1, 0]
+    assert data.label_names is None
+    assert first_pixels(data) == first_pixels(data, workers=2) == [0, 1, 2, 3]
     assert np.array(data[-1]).tolist() == [[3] * 3] * 2
 
 
@@ -139,7 +128,9 @@ def test_which_image(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         open_data(spec)
     assert error.value.problems == ["a.tar: 0 has several images (png, jpg): choose with ?image="]
-    assert values(open_data(f"{spec}?image=JPG")) == [3] and values(open_data(f"{spec}?image=seg.png")) == [2]
+    assert first_pixels(open_data(f"{spec}?image=JPG")) == [3] and first_pixels(open_data(f"{spec}?image=seg.png")) == [
+        2
+    ]
     with pytest.raises(InputError, match="cannot be used") as error:
         open_data(f"{spec}?image=webp")
     assert error.value.problems == ["a.tar: 0 has no image"]
@@ -170,9 +161,9 @@ def test_every_bad_shard_is_named(tmp_path: Path) -> None:
 def test_a_damaged_image_is_one_sample(tmp_path: Path) -> None:
     spec = f"wds:{write(tmp_path / 'a.tar', {'0.png': png(0), '1.png': b'', '2.png': png(2)[:40], '3.png': png(3)})}"
     with pytest.raises(InputError, match=r"cannot read image 1\.png of .*a\.tar: the file is empty"):
-        values(open_data(spec))
+        first_pixels(open_data(spec))
     data = open_data(spec, on_bad="skip")
-    assert values(data, workers=2) == [0, 3] and data.skipped is not None and sorted(data.skipped) == [1, 2]
+    assert first_pixels(data, workers=2) == [0, 3] and data.skipped is not None and sorted(data.skipped) == [1, 2]
     Path(spec.removeprefix("wds:")).unlink()
     with pytest.raises(InputError, match="No such file"):
         data[0]

@@ -11,6 +11,7 @@ from hydractl.data import open_data
 from hydractl.data.suites import SUITES, SuiteMember, find_suite, id_list_of
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import OOD_SUITES, parse_ood_suite
+from tests.spread import spread
 
 
 def put(root: Path, member: SuiteMember) -> None:
@@ -47,8 +48,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-@pytest.mark.parametrize("below", ["", "data"])
+@pytest.mark.parametrize(("name", "below"), spread(EXPECTED, ["", "data"]))
 def test_openood(name: str, below: str, tmp_path: Path) -> None:
     root = tmp_path / "50 % & more"
     build(root / below, name.split(":")[0])

@@ -115,29 +115,34 @@ def test_a_file_without_a_header(tmp_path: Path) -> None:
     assert data.labels is not None and data.labels.tolist() == [1, 0]
 
 
-LABELS: dict[str, tuple[str, str, list[str] | None, list[int] | None]] = {
-    "integers are indices": (
-        "a.jsonl",
-        '{"text": "a", "label": 2}\n{"text": "b", "label": 0}\n',
-        ["x", "y", "z"],
-        [2, 0],
-    ),
-    "names map by name": ("a.csv", "text,label\na,neg\nb,pos\n", ["pos", "neg"], [1, 0]),
-    "digits in quotes are names in JSON": ("a.jsonl", '{"text": "a", "label": "1"}\n', ["1", "0"], [0]),
-    "digits are indices in csv": ("a.csv", 'text,label\na,"1"\n', ["x", "y"], [1]),
-    "digits that are names of classes are names in csv": ("a.csv", "text,label\na,1\n", ["1", "0"], [0]),
-    "one word among digits makes names": ("a.csv", "text,label\na,1\nb,one\n", ["one", "1"], [1, 0]),
-    "none at all": ("a.jsonl", '{"text": "a", "label": null}\n{"text": "b"}\n', ["x"], None),
-    "an empty column": ("a.csv", "text,label\na,\nb,\n", ["x"], None),
-    "no column": ("a.csv", "text,topic\na,t\n", ["x"], None),
+LABELS = {
+    "integers are indices": ("a.jsonl", '{"text": "a", "label": 2}\n{"text": "b", "label": 0}\n', "xyz", [2, 0]),
+    "names map by name": ("a.csv", "text,label\na,p\nb,n\n", "np", [1, 0]),
+    "digits in quotes are names in JSON": ("a.jsonl", '{"text": "a", "label": "1"}\n', "10", [0]),
+    "digits are indices in csv": ("a.csv", 'text,label\na,"1"\n', "xy", [1]),
+    "digits that are names of classes are names in csv": ("a.csv", "text,label\na,1\n", "10", [0]),
+    "one word among digits makes names": ("a.csv", "text,label\na,1\nb,n\n", "n1", [1, 0]),
 }
 
 
 @pytest.mark.parametrize("case", LABELS)
 def test_labels(tmp_path: Path, case: str) -> None:
-    name, content, known, expected = LABELS[case]
-    found = open_data(write(tmp_path / name, content), labels=known).labels
-    assert (None if found is None else found.tolist()) == expected
+    name, content, class_names, expected = LABELS[case]
+    data = open_data(write(tmp_path / name, content), labels=list(class_names))
+    assert data.labels is not None
+    assert data.labels.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"text": "a", "label": null}\n{"text": "b"}\n'),
+        ("a.csv", "text,label\na,\nb,\n"),
+        ("a.csv", "text,topic\na,t\n"),
+    ],
+)
+def test_texts_without_any_label(tmp_path: Path, name: str, content: str) -> None:
+    assert open_data(write(tmp_path / name, content), labels=["x"]).labels is None
 
 
 def test_labels_of_ood_sets_are_left_out_where_they_do_not_fit(tmp_path: Path) -> None:
@@ -149,17 +154,25 @@ def test_labels_of_ood_sets_are_left_out_where_they_do_not_fit(tmp_path: Path) -
 
 
 def test_names_define_the_classes_where_there_are_no_others(tmp_path: Path) -> None:
-    data = open_data(write(tmp_path / "a.jsonl", lines([{"text": "a", "label": "b"}, {"text": "c", "label": "a"}])))
-    assert data.label_names == ["a", "b"] and data.labels is not None and data.labels.tolist() == [1, 0]
+    content = lines([{"text": "a", "label": "b"}, {"text": "c", "label": "a"}])
+    data = open_data(write(tmp_path / "a.jsonl", content))
+    assert data.label_names == ["a", "b"]
+    assert data.labels is not None
+    assert data.labels.tolist() == [1, 0]
 
 
 def test_limit_reads_no_further(tmp_path: Path) -> None:
     content = lines([{"text": str(i), "label": 0} for i in range(5)]).encode() + b"\xff\n{"
     path = write(tmp_path / "a.jsonl", content)
     data = open_data(path, limit=5)
-    assert texts(data) == list("01234") and data.labels is not None and len(data.labels) == 5
+    assert texts(data) == list("01234")
+    assert data.labels is not None
+    assert len(data.labels) == 5
     with pytest.raises(InputError):
         open_data(path, limit=6)
+
+
+def test_limit_reads_no_further_in_a_compressed_file(tmp_path: Path) -> None:
     cut = tmp_path / "cut.tsv.gz"
     random = np.random.default_rng(0).integers(97, 122, 200_000, dtype=np.uint8).tobytes()
     cut.write_bytes(gzip.compress(b"text\nfirst\n" + random)[:-50_000])
@@ -172,18 +185,23 @@ def test_fingerprints(tmp_path: Path) -> None:
     def opened(*rows: dict[str, Any]) -> Dataset:
         return open_data(write(tmp_path / "a.jsonl", lines(list(rows))))
 
-    base = opened({"text": "a", "label": 0}, {"text": "b", "label": 1})
-    assert base.sample_fingerprints() == opened({"text": "a"}, {"text": "b"}).sample_fingerprints()
-    others = [
-        opened({"text": "b", "label": 1}, {"text": "a", "label": 0}),
-        opened({"text": "a", "label": 0}, {"text": "b", "label": 0}),
-        opened({"text": "a"}, {"text": "b"}),
-        opened({"text": "a", "label": 0}, {"text": "b ", "label": 1}),
+    a = {"text": "a", "label": 0}
+    b = {"text": "b", "label": 1}
+    base = opened(a, b)
+    unlabelled = opened({"text": "a"}, {"text": "b"})
+    assert base.sample_fingerprints() == unlabelled.sample_fingerprints()
+    sets = [
+        base,
+        unlabelled,
+        opened(b, a),
+        opened(a, {"text": "b", "label": 0}),
+        opened(a, {"text": "b ", "label": 1}),
         opened({"text_a": "a", "text_b": "", "label": 0}, {"text_a": "b", "text_b": "", "label": 1}),
     ]
-    assert len({d.fingerprint() for d in (base, *others)}) == 6
-    one = opened({"text_a": "ab", "text_b": "c"}).sample_fingerprints()
-    assert one != opened({"text_a": "a", "text_b": "bc"}).sample_fingerprints()
+    assert len({dataset.fingerprint() for dataset in sets}) == len(sets)
+    pair = opened({"text_a": "ab", "text_b": "c"})
+    parted_elsewhere = opened({"text_a": "a", "text_b": "bc"})
+    assert pair.sample_fingerprints() != parted_elsewhere.sample_fingerprints()
 
 
 def test_a_set_travels_to_other_processes(tmp_path: Path) -> None:

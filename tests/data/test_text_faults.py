@@ -131,8 +131,10 @@ def test_settings_that_do_not_apply(tmp_path: Path) -> None:
     assert isinstance(error, UsageError) and error.hint == "known here: text, text_b, label, columns"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
-@pytest.mark.parametrize("content", ["", "\n\n", "text\tlabel\n", "text,label\n"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.jsonl", ""), ("a.jsonl", "\n\n"), ("a.csv", ""), ("a.csv", "text,label\n"), ("a.tsv", "text\tlabel\n")],
+)
 def test_nothing_in_it(tmp_path: Path, name: str, content: str) -> None:
     assert isinstance(refusal(tmp_path / name, content), InputError)
 

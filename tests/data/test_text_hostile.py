@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,72 +66,87 @@ def rows(name: str, *documents: dict[str, Any]) -> str:
 
 
 def evaluated(model: str, data: str, *more: str) -> Any:
-    assert main(["eval", model, "--data", data, *more, "-o", "e.json", "--force", "-q"]) == 0
+    assert main(["eval", model, "--test", data, *more, "-o", "e.json", "--force", "-q"]) == 0
     return json.loads(Path("e.json").read_text())["models"][0]
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
-def whole() -> bytes:
-    return gzip.compress(b'{"text": "fine", "label": 1}\n' * 500)
-
-
-def one(label: Any) -> bytes:
+def labelled(label: Any) -> bytes:
     return json.dumps({"text": "fine", "label": label}).encode() + b"\n"
 
 
-# model, file, its content, exit code, what the error says
-REFUSED: dict[str, tuple[str, str, Callable[[], bytes], int, str]] = {
-    "latin-1": ("bert", "a.csv", lambda: b"text,label\nfine,good\ncaf\xe9,bad\n", 3, "line 3 is not UTF-8 text"),
-    "half a character": ("bert", "a.jsonl", lambda: b'{"text": "\\ud800"}\n', 3, "1 row cannot be read"),
-    "nothing": ("bert", "a.jsonl", lambda: b"", 3, "no texts in the file"),
-    "unknown name": ("bert", "a.jsonl", lambda: one("nice"), 3, "1 class name is not among the model's 5"),
-    "name for no names": ("nameless", "a.jsonl", lambda: one("good"), 3, "the model has no class names to map them to"),
-    "placeholder": ("nameless", "a.jsonl", lambda: one("LABEL_1"), 3, "the model has no class names to map them to"),
-    "too large": ("bert", "a.jsonl", lambda: one(5), 3, "label 5 of sample a.jsonl#0 is outside 0..4"),
-    "too large, no names": ("nameless", "a.jsonl", lambda: one(5), 3, "label 5 of sample a.jsonl#0 is outside 0..4"),
-    "negative": ("nameless", "a.jsonl", lambda: one(-1), 3, "label -1 of sample a.jsonl#0 is negative"),
-    "truncated": ("bert", "a.jsonl.gz", lambda: whole()[:-20], 3, "cannot read the file: Compressed file ended before"),
-    "no gzip": ("bert", "a.csv.gz", lambda: b"text\nfine\n", 3, "cannot read the file: Not a gzipped file"),
-    "texts for images": (f"{IMAGES}&num_classes=5", "a.jsonl", lambda: one(1), 3, "holds texts, and "),
+def check_refused(model: str, name: str, content: bytes, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An eval with a file of this content ends with one error, which says so, and writes nothing."""
+    Path(name).write_bytes(content)
+    assert main(["eval", model, "--test", name, "-o", "e.json"]) == 3
+    error, *details = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert complaint in error
+    for line in details:
+        assert line.startswith(("  - ", "hint: "))
+    assert not Path("e.json").exists()
+
+
+TRUNCATED = gzip.compress(labelled(1) * 500)[:-20]
+UNREADABLE = {
+    "latin-1": ("a.csv", b"text,label\nfine,good\ncaf\xe9,bad\n", "line 3 is not UTF-8 text"),
+    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', "1 row cannot be read"),
+    "nothing": ("a.jsonl", b"", "no texts in the file"),
+    "truncated": ("a.jsonl.gz", TRUNCATED, "cannot read the file: Compressed file ended before"),
+    "no gzip": ("a.csv.gz", b"text\nfine\n", "cannot read the file: Not a gzipped file"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model, name, content, code, expected = REFUSED[case]
-    Path(name).write_bytes(content())
-    assert main(["eval", model, "--data", name, "-o", "e.json"]) == code
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("error: ") and expected in lines[0]
-    assert all(line.startswith(("  - ", "hint: ")) for line in lines[1:]) and not Path("e.json").exists()
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_refused(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, content, complaint = UNREADABLE[case]
+    check_refused("bert", name, content, complaint, capsys)
+
+
+@pytest.mark.parametrize(
+    ("model", "label", "complaint"),
+    [
+        ("bert", "nice", "1 class name is not among the model's 5"),
+        ("nameless", "good", "the model has no class names to map them to"),
+        ("nameless", "LABEL_1", "the model has no class names to map them to"),
+        ("bert", 5, "label 5 of sample a.jsonl#0 is outside 0..4"),
+        ("nameless", 5, "label 5 of sample a.jsonl#0 is outside 0..4"),
+        ("nameless", -1, "label -1 of sample a.jsonl#0 is negative"),
+        (f"{IMAGES}&num_classes=5", 1, "holds texts, and "),
+    ],
+)
+def test_a_label_that_does_not_fit_the_model_is_refused(
+    model: str, label: Any, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_refused(model, "a.jsonl", labelled(label), complaint, capsys)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1xxxxPAR1", b"no parquet at all"])
 def test_a_broken_parquet_file(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyarrow")
     Path("a.parquet").write_bytes(content)
-    assert main(["eval", "bert", "--data", "a.parquet"]) == 3
+    assert main(["eval", "bert", "--test", "a.parquet"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --data a.parquet: cannot read the file: ")
+    assert line.startswith("error: --test a.parquet: cannot read the file: ")
 
 
 @pytest.mark.parametrize("tokens", ["0", "-1", "4", "17", "100000", "9" * 30, "2.5", "all"])
 def test_lengths_that_make_no_sense(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "bert", "--data", "data.jsonl", "--max-length", tokens]) == 2
+    assert main(["eval", "bert", "--test", "data.jsonl", "--max-length", tokens]) == 2
     assert capsys.readouterr().err.startswith("error: --max-length")
 
 
 def test_every_verb_with_data_refuses_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.jsonl").write_bytes(one("nice"))
+    Path("a.jsonl").write_bytes(labelled("nice"))
     bad = ["--data", "a.jsonl"]
     commands = [
         ["score", "bert", "--method", "taylor", *bad],
         ["prune", "bert", "--method", "taylor", "--keep", "2", *bad],
-        ["extract-circuit", "bert", *bad, "--ood", "data.jsonl", "--budget", "1"],
-        ["finetune", "bert", *bad],
-        ["finetune", "bert", "--data", "data.jsonl", "--val", "a.jsonl"],
+        ["extract-circuit", "bert", "--val", *bad[1:], "--ood-val", "data.jsonl", "--budget", "1"],
+        ["finetune", "bert", "--train", "a.jsonl"],
+        ["finetune", "bert", "--train", "data.jsonl", "--val", "a.jsonl"],
     ]
     before = sorted(Path().iterdir())
     for command in commands:
@@ -157,9 +171,9 @@ def test_members_that_differ(other: str, expected: str, capsys: pytest.CaptureFi
 
 
 def test_rows_of_other_tokenizers_are_allowed_and_of_other_classes_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "bert", "words", "roberta", "nameless", "--data", "data.jsonl"]) == 0
+    assert main(["eval", "bert", "words", "roberta", "nameless", "--test", "data.jsonl"]) == 0
     capsys.readouterr()
-    assert main(["eval", "bert", "reordered", "--data", "data.jsonl"]) == 3
+    assert main(["eval", "bert", "reordered", "--test", "data.jsonl"]) == 3
     assert "reordered: the same classes in another order" in capsys.readouterr().err
 
 
@@ -214,9 +228,9 @@ def test_one_sample_of_one_class_in_batches_of_one() -> None:
     assert row["id"]["n"] == 1 and row["ood"]["x"]["auroc"] in (0.0, 0.5, 1.0)
     data = ["--data", "one.jsonl", "--batch-size", "1", "-q"]
     assert main(["prune", "bert", "--method", "taylor", "--keep", "2", *data, "-o", "a.st"]) == 0
-    circuit = [*data, "--ood", "ood.jsonl", "--budget", "2", "-o", "c.json"]
+    circuit = ["--val", *data[1:], "--ood-val", "ood.jsonl", "--budget", "2", "-o", "c.json"]
     assert main(["extract-circuit", "bert", *circuit]) == 0
-    assert main(["finetune", "a.st", *data, "--epochs", "1", "-o", "f.st"]) == 0
+    assert main(["finetune", "a.st", "--train", *data[1:], "--epochs", "1", "-o", "f.st"]) == 0
 
 
 # --- texts that are cut -----------------------------------------------------------------------------------------------
@@ -276,8 +290,9 @@ def test_a_tokenizer_that_a_checkpoint_cannot_hold(
             hf_tokenizer.stored_tokenizer({"tokenizer": settings})
     monkeypatch.setattr(hf_tokenizer, "MOST_BYTES", 10)
     capsys.readouterr()
-    for command in (["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "c.st"], ["finetune", "bert"]):
-        assert main([*command, "--data", "data.jsonl"]) == 3
+    pruning = ["prune", "bert", "--method", "magnitude", "--keep", "2", "--data", "data.jsonl", "-o", "c.st"]
+    for command in (pruning, ["finetune", "bert", "--train", "data.jsonl"]):
+        assert main(command) == 3
         error, hint = capsys.readouterr().err.splitlines()
         assert error.startswith("error: the tokenizer in bert would take 0.0 MiB of a checkpoint's header, which has")
         assert hint.startswith("hint: remove the words that your texts do not use")
@@ -286,21 +301,22 @@ def test_a_tokenizer_that_a_checkpoint_cannot_hold(
 
 
 CUTTING = [
-    ["eval", "bert", "NAME=bert", "--data", "long.jsonl", "--ood", "x=longer.jsonl", "-o", "e.json"],
+    ["eval", "bert", "NAME=bert", "--test", "long.jsonl", "--ood", "x=longer.jsonl", "-o", "e.json"],
     ["score", "bert", "--method", "taylor", "--data", "long.jsonl", "-o", "s.json"],
     ["prune", "bert", "--method", "gate", "--keep", "2", "--data", "long.jsonl", "-o", "a.st"],
-    ["extract-circuit", "bert", "--data", "long.jsonl", "--ood", "longer.jsonl", "--budget", "1", "-o", "c.json"],
-    ["finetune", "bert", "--data", "longer.jsonl", "--val", "long.jsonl", "--steps", "1", "-o", "f.st"],
+    ["extract-circuit", "bert", "--val", "long.jsonl", "--ood-val", "longer.jsonl", "--budget", "1", "-o", "c.json"],
+    ["finetune", "bert", "--train", "longer.jsonl", "--val", "long.jsonl", "--steps", "1", "-o", "f.st"],
 ]
 
 
 @pytest.mark.parametrize("command", CUTTING, ids=lambda command: command[0])
 def test_verbs_say_once_how_many_texts_are_cut(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    rows("long.jsonl", *({"text": "fine " * n, "label": "good"} for n in (14, 15)))
+    rows("long.jsonl", {"text": "fine " * 14, "label": "good"}, {"text": "fine " * 15, "label": "good"})
     rows("longer.jsonl", *({"text": "so " * n, "label": "bad"} for n in (14, 15, 16)))
     assert main(command) == 0
     said = capsys.readouterr().err
-    files = {"long", "longer"} & {Path(word.rpartition("=")[2]).stem for word in command}
+    words = " ".join(command)
+    files = [name for name in ("long.jsonl", "longer.jsonl") if name in words]
     assert said.count(" longer than 16 tokens") == len(files)
     assert "long.jsonl: 1 of 2 texts is longer" in said
 
@@ -309,7 +325,10 @@ def test_verbs_say_once_how_many_texts_are_cut(command: list[str], capsys: pytes
 def test_the_same_samples_on_both_sides(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     # Labels that are names: of the model's classes on one side, left out or mapped anew on the other.
     rows("one.jsonl", {"text": "fine", "label": "good"}, {"text": "so", "label": "good"})
-    other = {"eval": ["--ood", "x=one.jsonl"], "extract-circuit": ["--ood", "one.jsonl", "--budget", "1"],
-             "finetune": ["--val", "one.jsonl"]}  # fmt: skip
-    assert main([verb, "bert", "--data", "one.jsonl", *other[verb]]) == 3
+    options = {
+        "eval": ["--test", "one.jsonl", "--ood", "x=one.jsonl"],
+        "extract-circuit": ["--val", "one.jsonl", "--ood-val", "one.jsonl", "--budget", "1"],
+        "finetune": ["--train", "one.jsonl", "--val", "one.jsonl"],
+    }
+    assert main([verb, "bert", *options[verb]]) == 3
     assert "are the same samples" in capsys.readouterr().err

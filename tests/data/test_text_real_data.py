@@ -25,14 +25,18 @@ SETS = {
 @pytest.mark.parametrize("name", SETS)
 def test_every_set(real_data: Path, name: str) -> None:
     count, kind = SETS[name]
-    data = open_data(str(real_data / "text" / f"{name}.jsonl.gz"), ignore_labels=True, labels=["negative", "positive"])
-    assert len(data) == count and all(isinstance(data[i], kind) for i in range(count))
+    path = str(real_data / "text" / f"{name}.jsonl.gz")
+    data = open_data(path, ignore_labels=True, labels=["negative", "positive"])
+    assert len(data) == count
+    assert {type(data[i]) for i in range(count)} == {kind}
     assert data.ids[17] == f"{name}.jsonl.gz#17"
 
 
 def test_labels_of_real_sets(real_data: Path) -> None:
     train = open_data(str(real_data / "text" / "sst2_train.jsonl.gz"), limit=3000, need_labels=True)
-    assert len(train) == 3000 and train.labels is not None and set(train.labels.tolist()) == {0, 1}
+    assert len(train) == 3000
+    assert train.labels is not None
+    assert set(train.labels.tolist()) == {0, 1}
     assert open_data(str(real_data / "text" / "wmt16.jsonl.gz")).labels is None
     trec = str(real_data / "text" / "trec.jsonl.gz")
     assert open_data(trec).label_names == ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]

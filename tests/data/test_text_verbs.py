@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def alone(model: Any, opened: Any) -> np.ndarray:
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_predictions_stand_where_their_samples_stand(bert: str, data: Path, batch_size: int) -> None:
     model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
-    run("eval", bert, "--data", str(data), "--batch-size", str(batch_size), "--predictions", "p.st", "-o", "e.json")
+    run("eval", bert, "--test", str(data), "--batch-size", str(batch_size), "--predictions", "p.st", "-o", "e.json")
     found = np.concatenate([logits for _, logits, _ in read_predictions("p.st").batches(0)], axis=1)
     expected = alone(model, opened)
     assert found.dtype == np.float32 and np.allclose(found, expected, atol=1e-4)
@@ -100,7 +99,7 @@ def test_eval_does_not_depend_on_the_grouping(bert: str, data: Path) -> None:
     rows, lines = [], []
     for size in ("1", "5", "64"):
         options = ["--ood", "x=ood.tsv", "--batch-size", size, "--predictions", f"p{size}.jsonl", "-o", f"e{size}.json"]
-        run("eval", bert, "--data", "data.jsonl", *options)
+        run("eval", bert, "--test", "data.jsonl", *options)
         rows.append(json.loads(Path(f"e{size}.json").read_text()))
         lines.append([json.loads(line) for line in Path(f"p{size}.jsonl").read_text().splitlines()])
     model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
@@ -131,13 +130,13 @@ def test_the_search_counts_the_same_for_any_grouping(bert: str, data: Path) -> N
 
 def test_every_verb_on_texts(bert: str, data: Path) -> None:
     run("score", bert, "--data", "data.jsonl", "--method", "taylor", "-o", "s.json")
-    run("extract-circuit", bert, "--data", "data.jsonl", "--ood", "ood.tsv", "--budget", "2", "-o", "c.json")
+    run("extract-circuit", bert, "--val", "data.jsonl", "--ood-val", "ood.tsv", "--budget", "2", "-o", "c.json")
     run("prune", bert, "--circuit", "c.json", "-o", "c.st")
     run("prune", bert, "--data", "data.jsonl", "--method", "taylor", "--keep", "2", "-o", "t.st")
     run(
         "finetune",
         "t.st",
-        "--data",
+        "--train",
         "data.jsonl",
         "--val",
         "data.jsonl?label=label",
@@ -149,9 +148,9 @@ def test_every_verb_on_texts(bert: str, data: Path) -> None:
     )
     Path("val.csv").write_text("text,label\na film,good\nnot so fine so dull,bad\n")
     tuned = ["--val", "val.csv", "--epochs", "1", "--batch-size", "4"]
-    run("finetune", "t.st", "--data", "data.jsonl", *tuned, "-o", "f.st")
+    run("finetune", "t.st", "--train", "data.jsonl", *tuned, "-o", "f.st")
     run("fuse", "c.st", "t.st", "-o", "h.st")
-    run("eval", "h.st", "c.st+t.st", "--data", "data.jsonl", "-o", "e.json", "--allow-seen")
+    run("eval", "h.st", "c.st+t.st", "--test", "data.jsonl", "-o", "e.json", "--allow-seen")
     assert json.loads(Path("s.json").read_text())["source"]["settings"]["max_length"] == 16
 
 
@@ -165,16 +164,16 @@ def test_max_length_travels_into_what_is_trained_or_fused(
     short = ["--max-length", "6"]
     run("prune", bert, "--method", "magnitude", "--keep", "1", "-o", "b.st")
     for name in "ac":
-        run("finetune", "b.st", "--data", "data.jsonl", "--steps", "1", *short, "-o", f"{name}.st")
+        run("finetune", "b.st", "--train", "data.jsonl", "--steps", "1", *short, "-o", f"{name}.st")
     run("fuse", "a.st", "c.st", "-o", "h.st")
     run("fuse", "a.st", "b.st", "--max-length", "9", "-o", "i.st")
     capsys.readouterr()
     run("fuse", "a.st", "b.st", "-o", "j.st", code=3)  # they cut texts at different lengths
     assert "hint: give all of them one length with --max-length" in capsys.readouterr().err
     assert [max_length(path) for path in ("c.st", "h.st", "i.st")] == [6, 6, 9]
-    run("eval", "h.st", bert, "--data", "data.jsonl", "--max-length", "7", "-o", "e.json", "--allow-seen")
+    run("eval", "h.st", bert, "--test", "data.jsonl", "--max-length", "7", "-o", "e.json", "--allow-seen")
     assert json.loads(Path("e.json").read_text())["conventions"]["max_length"] == {"h": 7, "bert": 7}
-    run("extract-circuit", "a.st", "--data", "data.jsonl", "--objective", "acc", "--budget", "1", "-o", "k.json")
+    run("extract-circuit", "a.st", "--val", "data.jsonl", "--objective", "acc", "--budget", "1", "-o", "k.json")
     assert json.loads(Path("k.json").read_text())["source"]["settings"]["max_length"] == 6
 
 
@@ -193,7 +192,7 @@ def test_max_length_of_calibration_changes_no_model(bert: str, data: Path, capsy
 
 
 def test_bench_runs_all_rows_on_one_length(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("finetune", bert, "--data", "data.jsonl", "--steps", "1", "--max-length", "6", "-o", "short.st")
+    run("finetune", bert, "--train", "data.jsonl", "--steps", "1", "--max-length", "6", "-o", "short.st")
     few = ["--rounds", "1", "--warmup", "0", "--batch-size", "2", "--force"]
 
     def rows(*options: str) -> list[tuple[dict[str, Any], bool]]:
@@ -224,7 +223,7 @@ def test_max_length_cuts_the_inputs(bert: str, data: Path) -> None:
 def test_a_max_length_that_the_model_does_not_take(
     bert: str, data: Path, capsys: pytest.CaptureFixture[str], tokens: int
 ) -> None:
-    run("eval", bert, "--data", "data.jsonl", "--max-length", str(tokens), code=2)
+    run("eval", bert, "--test", "data.jsonl", "--max-length", str(tokens), code=2)
     error = capsys.readouterr().err
     assert error.startswith(f"error: --max-length {tokens}: bert: ") and " to 16" in error
 
@@ -234,33 +233,38 @@ def test_max_length_means_nothing_to_a_model_of_images() -> None:
         open_source(IMAGES, ModelOptions(max_length=8))
 
 
-VERBS: dict[str, Callable[[str, str], list[str]]] = {
-    "score": lambda model, data: ["score", model, "--data", data, "--method", "taylor"],
-    "prune": lambda model, data: ["prune", model, "--data", data, "--method", "gate", "--keep", "1"],
-    "extract-circuit": lambda model, data: ["extract-circuit", model, "--data", data, "--budget", "1", "--ood", data],
-    "finetune": lambda model, data: ["finetune", model, "--data", data],
-    "eval": lambda model, data: ["eval", model, "--data", data],
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_data_of_the_wrong_kind(verb: str, bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*VERBS[verb](bert, "builtin:digits/val"), code=3)
+@pytest.mark.parametrize(
+    ("verb", "option", "others"),
+    [
+        ("score", "--data", ["--method", "taylor"]),
+        ("prune", "--data", ["--method", "gate", "--keep", "1"]),
+        ("extract-circuit", "--val", ["--ood-val", "auto", "--budget", "1"]),
+        ("finetune", "--train", []),
+        ("eval", "--test", []),
+    ],
+)
+def test_data_of_the_wrong_kind(
+    verb: str, option: str, others: list[str], bert: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(verb, bert, option, "builtin:digits/val", *others, code=3)
     error = capsys.readouterr().err
-    assert "error: --data builtin:digits/val holds images, and bert reads texts" in error and ".jsonl" in error
-    run(*VERBS[verb](IMAGES, "data.jsonl"), code=3)
-    assert "error: --data data.jsonl holds texts, and vit_tiny_patch16_224 reads images" in capsys.readouterr().err
+    assert f"error: {option} builtin:digits/val holds images, and bert reads texts" in error
+    assert ".jsonl" in error
+    run(verb, IMAGES, option, "data.jsonl", *others, code=3)
+    error = capsys.readouterr().err
+    assert f"error: {option} data.jsonl holds texts, and vit_tiny_patch16_224 reads images" in error
 
 
 def test_the_other_data_of_the_wrong_kind(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for option, arguments in {
-        "--ood": ["extract-circuit", bert, "--budget", "1", "--ood", "builtin:symbols"],
-        "--val": ["finetune", bert, "--val", "builtin:symbols"],
-        "--ood x": ["eval", bert, "--ood", "x=builtin:symbols"],
-    }.items():
-        run(*arguments, "--data", "data.jsonl", code=3)
+    commands = {
+        "--ood-val": ["extract-circuit", bert, "--val", "data.jsonl", "--budget", "1", "--ood-val", "builtin:symbols"],
+        "--val": ["finetune", bert, "--train", "data.jsonl", "--val", "builtin:symbols"],
+        "--ood x": ["eval", bert, "--test", "data.jsonl", "--ood", "x=builtin:symbols"],
+    }
+    for option, command in commands.items():
+        run(*command, code=3)
         assert f"error: {option} builtin:symbols holds images, and bert reads texts" in capsys.readouterr().err
-    run("eval", bert, f"pixels={IMAGES}&num_classes=5", "--data", "data.jsonl", code=3)
+    run("eval", bert, f"pixels={IMAGES}&num_classes=5", "--test", "data.jsonl", code=3)
     assert "data.jsonl holds texts, and pixels reads images" in capsys.readouterr().err
 
 

@@ -26,9 +26,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = os.getcwd()
     os.chdir(folder)
     try:
-        train = ["--data", "builtin:digits/train", "--limit", "300", "--epochs", "4", "--lr", "3e-3", "-q"]
+        train = ["--train", "builtin:digits/train", "--limit", "300", "--epochs", "4", "--lr", "3e-3", "-q"]
         call("finetune", BASE, *train, "--batch-size", "16", "-o", "base.st")
-        search = ["--data", "builtin:digits/val", "--limit", "40", "--ood", "builtin:symbols", "--budget", "2", "-q"]
+        search = ["--val", "builtin:digits/val", "--limit", "40", "--ood-val", "builtin:symbols", "--budget", "2", "-q"]
         call("extract-circuit", "base.st", *search, "--objective", "avg", "-o", "circuit.json")
         call("prune", "base.st", "--circuit", "circuit.json", "-o", "c.st", "-q")
         for seed in ("0", "1"):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hydractl.evaluation.answer import sentences
 
-TEST = ["--data", "builtin:digits/test", "--limit", "30"]
+TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 VAL = ["--val", "builtin:digits/val"]
 
 
@@ -45,7 +45,7 @@ def test_validation_data_are_run_only_for_what_is_chosen_on_them(
         return batches(self, one, rows)
 
     monkeypatch.setattr(RunningModel, "batches", spy)
-    sets = [*TEST, *VAL, "--val-ood", "s=builtin:symbols", "-o", "e.json", "--force"]
+    sets = [*TEST, *VAL, "--ood-val", "s=builtin:symbols", "-o", "e.json", "--force"]
 
     def asked(*options: str) -> list[str]:
         ran.clear()
@@ -55,7 +55,7 @@ def test_validation_data_are_run_only_for_what_is_chosen_on_them(
 
     assert asked() == ["id"]
     told = capsys.readouterr().err
-    assert "--val is not run: nothing is chosen on it" in told and "--val-ood s is not run" in told
+    assert "--val is not run: nothing is chosen on it" in told and "--ood-val s is not run" in told
     assert asked("--temperature", "2", "--threshold", "-0.5") == ["id"]
     for options in (["--temperature", "vector"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
         assert asked(*options) == ["id", "val"]
@@ -66,15 +66,15 @@ def test_validation_data_are_run_only_for_what_is_chosen_on_them(
 
 
 def test_a_stored_calibration_says_what_it_was_fitted_on(run: Any, answer: Callable[..., Any]) -> None:
-    fitted = answer("base.st", *TEST, *VAL, "--temperature", "fit", "--calibrated", "k.st")["models"][0]["calibration"]
+    fitted = answer("base.st", *TEST, *VAL, "--temperature", "fit")["models"][0]["calibration"]
+    run("calibrate", "base.st", *VAL, *TEST[2:], "--temperature", "fit", "-o", "k.st")
     assert fitted["stored"] is False and fitted["fitted_on"]["spec"] == "builtin:digits/val"
     again = answer("k.st", *TEST, "--predictions", "p.st")["models"][0]["calibration"]
     assert again == {**fitted, "stored": True}
     assert answer("p.st")["models"][0]["calibration"] == again
     other = answer("k.st", *TEST, "--temperature", "2")["models"][0]["calibration"]
     assert other["stored"] is False and other["fitted_on"] is None
-    more = [*TEST, "--threshold", "-0.5", "--calibrated", "m.st"]
-    run("eval", "k.st", *more, "-o", "e.json")
+    run("calibrate", "k.st", "--threshold", "-0.5", "-o", "m.st")
     assert answer("m.st", *TEST)["models"][0]["calibration"] == again
 
 
@@ -83,7 +83,7 @@ def test_a_finished_file_with_skipped_samples_is_finished(run: Any, capsys: Any)
         Path(f"images/{i % 2}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(f"images/{i % 2}/{i}.png")
     Path("images/1/bad.png").write_bytes(b"")
-    words = ["eval", "base.st", "--data", "images", "--on-bad", "skip", "--predictions", "p.st", "--resume"]
+    words = ["eval", "base.st", "--test", "images", "--on-bad", "skip", "--predictions", "p.st", "--resume"]
     run(*words, "-o", "e.json")
     before = Path("p.st").stat().st_mtime_ns
     capsys.readouterr()
@@ -91,7 +91,7 @@ def test_a_finished_file_with_skipped_samples_is_finished(run: Any, capsys: Any)
     text = capsys.readouterr().err
     assert "p.st is complete" in text and "bad.png" in text and Path("p.st").stat().st_mtime_ns == before
     first, second = (json.loads(Path(name).read_text()) for name in ("e.json", "f.json"))
-    assert first["data"] == second["data"] and first["data"]["id"]["skipped"]["n"] == 1
+    assert first["test"] == second["test"] and first["test"]["id"]["skipped"]["n"] == 1
     assert [row["id"] for row in first["models"]] == [row["id"] for row in second["models"]]
     run(*[word for word in words if word not in ("--on-bad", "skip")], "-o", "g.json", code=3)
 

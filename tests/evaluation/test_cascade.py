@@ -25,15 +25,16 @@ from hydractl.model.loading import ModelArgument
 from hydractl.model.source import open_source
 from tests.evaluation.conftest import BASE, Run
 
-VAL = ["--cascade", "builtin:digits/val"]
-TEST = ["--data", "builtin:digits/test", "--ood", "symbols=builtin:symbols"]
+VAL = ["--cascade", "--val", "builtin:digits/val", "--ood-val", "auto"]
+TEST = ["--test", "builtin:digits/test", "--ood", "symbols=builtin:symbols"]
 
 
 @pytest.fixture(scope="module")
 def cascade(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole model and a pruned one, with a cascade."""
     path = tmp_path_factory.mktemp("cascade") / "k.st"
-    hydractl.fuse([models / "base.st", models / "t0.st"], cascade="builtin:digits/val", output=str(path))
+    members = [models / "base.st", models / "t0.st"]
+    hydractl.fuse(members, cascade=True, val="builtin:digits/val", ood_val=["auto"], output=str(path))
     return path
 
 
@@ -109,7 +110,7 @@ def test_bench_times_the_mixture_of_the_data(cascade: Path, run: Run) -> None:
     rows = [f"full={cascade}?cascade=0", f"k={cascade}"]
     run("bench", *rows, "--data", "builtin:digits/test", "--batch-size", "70", "--rounds", "2", "-o", "b.json", "-q")
     full, row = json.loads(Path("b.json").read_text())["results"]
-    run("eval", rows[1], "--data", "builtin:digits/test", "--limit", "490", "-o", "e.json", "-q")  # 7 full batches
+    run("eval", rows[1], "--test", "builtin:digits/test", "--limit", "490", "-o", "e.json", "-q")  # 7 full batches
     expected = json.loads(Path("e.json").read_text())["models"][0]
     assert row["share"] == pytest.approx(expected["cascade"]["share"]["id"], abs=1e-6) and "share" not in full
     assert row["macs"] == pytest.approx(expected["cost"]["macs"], rel=1e-6)
@@ -121,13 +122,17 @@ REFUSED = {
     "a graph": (["bench", "{}", "--data", "builtin:digits/test", "--compile"], "compiled, all its members run"),
     "too few for a batch": (["bench", "{}", "--data", "builtin:digits/test", "--batch-size", "900"], "has 497 samples"),
     "features": (["eval", "{}", *TEST, "--ood-score", "ash"], "k is a cascade"),
-    "its own validation data": (["eval", "{}", "--data", "builtin:digits/val"], "300 by fuse (val)"),
+    "its own validation data": (["eval", "{}", "--test", "builtin:digits/val"], "300 by fuse (val)"),
     "another option": (["eval", "{}?cascade=1", *TEST], "F.st?cascade=0 runs all members"),
-    "no cascade": (["eval", "base.st?cascade=0", *TEST], "base takes no option"),
+    "a model without one": (["eval", "base.st?cascade=0", *TEST], "base takes no option"),
     "one member": (["fuse", "base.st", *VAL], "no other members could run"),
     "few samples": (["fuse", "base.st", "t0.st", *VAL, "--limit", "50"], "ID has 50"),
-    "nothing to gain": (["fuse", "base.st", "c.st", *VAL, "--cascade-ood", "auto", "--cascade-loss", "0"], "may stop"),
-    "without data": (["fuse", "base.st", "t0.st", "--cascade-loss", "0.1"], "--cascade-loss (flag) needs --cascade"),
+    "nothing to gain": (["fuse", "base.st", "c.st", *VAL, "--cascade-loss", "0"], "may stop"),
+    "no cascade to lose": (
+        ["fuse", "base.st", "t0.st", "--cascade-loss", "0.1"],
+        "--cascade-loss (flag) needs --cascade",
+    ),
+    "without OOD data": (["fuse", "base.st", "t0.st", *VAL[:3]], "fuse --cascade needs --ood-val"),
     "nothing is fused": (["fuse", "hydra.st", *VAL, "--merge", "mlp"], "--merge has no effect with --cascade"),
 }
 
@@ -142,7 +147,7 @@ def test_what_is_refused(case: str, cascade: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.long
 def test_elsewhere_all_members_run(cascade: Path, digits: torch.Tensor, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fuse", str(cascade), "--export", "pt2", "-o", "k.pt2"]) == 0
+    assert main(["export", str(cascade), "-o", "k.pt2"]) == 0
     assert "a graph has no cascade" in capsys.readouterr().err
     with torch.no_grad():
         exported = torch.export.load("k.pt2").module()(pixel_values=digits[:2]).values()

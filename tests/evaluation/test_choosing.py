@@ -14,7 +14,7 @@ import torch
 import hydractl
 from hydractl.data import open_data
 
-TEST = ["--data", "builtin:digits/test"]
+TEST = ["--test", "builtin:digits/test"]
 VAL = ["--val", "builtin:digits/val"]
 
 
@@ -63,7 +63,7 @@ def test_vector_scaling_is_better_on_its_own_data(answer: Callable[..., Any]) ->
 def test_a_threshold_holds_on_what_it_was_chosen_on(
     answer: Callable[..., Any], rule: str, side: str, outside: str
 ) -> None:
-    sets = ["--ood", "l=builtin:letters", "--val-ood", outside, *VAL]
+    sets = ["--ood", "l=builtin:letters", "--ood-val", outside, *VAL]
     row = answer("base.st", *TEST, *sets, "--threshold", rule)["models"][0]["threshold"]
     scores = -np.exp(log_p("base.st", side)[0]).max(1)
     # Rounding may differ between batches: what is chosen lies on a score, or next to one.
@@ -90,8 +90,9 @@ def test_prediction_sets_hold_the_label_often_enough(answer: Callable[..., Any])
 
 
 def test_what_was_chosen_stays_with_the_checkpoint(run: Any, answer: Callable[..., Any]) -> None:
-    chosen = [*VAL, "--val-ood", "s=builtin:symbols", "--temperature", "fit", "--threshold", "ood:0.95"]
-    first = answer("base.st", *TEST, *chosen, "--calibrated", "k.st")["models"][0]
+    chosen = [*VAL, "--ood-val", "s=builtin:symbols", "--temperature", "fit", "--threshold", "ood:0.95"]
+    first = answer("base.st", *TEST, *chosen)["models"][0]
+    run("calibrate", "base.st", *chosen, "-o", "k.st")
     again = answer("k.st", *TEST)["models"][0]
     assert again["id"] == first["id"]
     assert again["calibration"]["temperature"] == first["calibration"]["temperature"]
@@ -99,7 +100,7 @@ def test_what_was_chosen_stays_with_the_checkpoint(run: Any, answer: Callable[..
     plain = answer("k.st", *TEST, "--temperature", "none")["models"][0]
     assert plain["id"] == answer("base.st", *TEST)["models"][0]["id"]
     assert "calibration" not in plain and "threshold" not in plain
-    run("eval", "k.st", "--data", "builtin:digits/val", code=3)  # it has seen them
+    run("eval", "k.st", "--test", "builtin:digits/val", code=3)  # it has seen them
     values, _ = log_p("base.st", "builtin:digits/test")
     model, data = hydractl.load("k.st", device="cpu"), open_data("builtin:digits/test")
     with torch.no_grad():
@@ -110,20 +111,20 @@ def test_what_was_chosen_stays_with_the_checkpoint(run: Any, answer: Callable[..
 
 
 def test_other_weights_drop_what_was_chosen(run: Any, answer: Callable[..., Any]) -> None:
-    run("eval", "base.st", *TEST, "--temperature", "3", "--calibrated", "k.st", "-o", "e.json")
+    run("calibrate", "base.st", "--temperature", "3", "-o", "k.st")
     run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "p.st")
     assert "calibration" not in answer("p.st", *TEST)["models"][0]
 
 
 def test_unlabelled_data_is_told_apart_by_the_stored_threshold(run: Any) -> None:
-    chosen = ["--val-ood", "s=builtin:symbols", "--threshold", "ood:0.9"]
-    run("eval", "base.st", *TEST, *chosen, "--calibrated", "k.st", "-o", "e.json")
-    run("eval", "k.st", "--data", "builtin:letters", "--predictions", "p.jsonl", "-o", "f.json")
+    chosen = ["--ood-val", "s=builtin:symbols", "--threshold", "ood:0.9"]
+    run("calibrate", "base.st", *chosen, "-o", "k.st")
+    run("eval", "k.st", "--test", "builtin:letters", "--predictions", "p.jsonl", "-o", "f.json")
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     value = json.loads(Path("f.json").read_text())["models"][0]["threshold"]["value"]
     assert [line["is_ood"] for line in lines] == [line["ood_score"] >= value for line in lines]
     assert 0 < sum(line["is_ood"] for line in lines) <= len(lines)
-    run("eval", "k.st", "--data", "builtin:letters", "--predictions", "p.csv", "-o", "g.json")
+    run("eval", "k.st", "--test", "builtin:letters", "--predictions", "p.csv", "-o", "g.json")
     assert Path("p.csv").read_text().splitlines()[0] == "id,label,predicted,confidence,entropy,mi,ood_score,is_ood"
 
 
@@ -134,14 +135,12 @@ def test_unlabelled_data_is_told_apart_by_the_stored_threshold(run: Any) -> None
         (["--temperature", "0"], "--temperature must be fit, vector, none or a number above 0"),
         (["--temperature", "warm"], "--temperature must be"),
         (["--threshold", "id:0.01"], "--threshold id:0.01 needs --val"),
-        (["--threshold", "ood:0.9"], "--threshold ood:0.9 needs --val-ood"),
+        (["--threshold", "ood:0.9"], "--threshold ood:0.9 needs --ood-val"),
         (["--threshold", "high"], "--threshold must be ood:SHARE, id:SHARE or a number"),
         (["--conformal", "0.1"], "--conformal needs --val"),
         (["--conformal", "1"], "--conformal must be less than 1"),
-        (["--calibrated", "k.st"], "--calibrated needs something to keep"),
-        (["--calibrated", "k.json", "--temperature", "2"], "--calibrated must end in .st"),
-        (["--val-ood", "builtin:symbols"], "--val-ood must be NAME"),
-        (["--val-ood", "o=auto"], "--val-ood auto needs --val"),
+        (["--ood-val", "builtin:symbols"], "--ood-val must be NAME"),
+        (["--ood-val", "o=auto"], "--ood-val auto needs --val"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -173,8 +172,8 @@ def test_any_number_can_be_required(run: Any, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.long
 def test_an_exported_file_is_calibrated_too(run: Any) -> None:
-    run("eval", "hydra.st", *TEST, "--temperature", "2.5", "--calibrated", "k.st", "-o", "e.json", "--allow-seen")
-    run("fuse", "k.st", "--export", "pt2", "-o", "k", "-q")
+    run("calibrate", "hydra.st", "--temperature", "2.5", "-o", "k.st")
+    run("export", "k.st", "--format", "pt2", "-o", "k", "-q")
     x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     found = torch.export.load("k.pt2").module()(pixel_values=x)
     p = found["member_logits"].double().softmax(-1).mean(0)

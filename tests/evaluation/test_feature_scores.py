@@ -23,8 +23,8 @@ from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
 
-TEST = ["--data", "builtin:digits/test", "--ood", "l=builtin:letters"]
-FIT = ["--fit", "builtin:digits/train", "--limit", "400"]
+TEST = ["--test", "builtin:digits/test", "--ood", "l=builtin:letters"]
+TRAIN = ["--train", "builtin:digits/train", "--limit", "400"]
 
 
 def samples(model: Any, spec: str, limit: int | None = None) -> Any:
@@ -51,7 +51,7 @@ def mahalanobis(name: str, spec: str) -> np.ndarray:
 
 
 def test_an_ensemble_scores_by_the_mean_of_its_members(answer: Callable[..., Any], run: Any) -> None:
-    asked = [*TEST, *FIT, "--ood-score", "mahalanobis"]
+    asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis"]
     row = answer("t0.st+t1.st", *asked)["models"][0]
     inside, outside = (
         (mahalanobis("t0.st", spec) + mahalanobis("t1.st", spec)) / 2
@@ -66,7 +66,7 @@ def test_an_ensemble_scores_by_the_mean_of_its_members(answer: Callable[..., Any
 
 
 def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any], run: Any, capsys: Any) -> None:
-    asked = [*TEST, *FIT, "--ood-score", "all", "--allow-seen"]
+    asked = [*TEST, *TRAIN, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
     row = json.loads(Path("e.json").read_text())["models"][0]
     again = answer("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
@@ -88,7 +88,7 @@ def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any],
 def test_features_are_read_from_their_file_and_give_the_same_bits(
     run: Any, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = [*TEST, "--fit", "builtin:digits/train", "--limit", "100"]
+    few = [*TEST, "--train", "builtin:digits/train", "--limit", "100"]
     asked = [*few, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "alone.pred.st", "-o", "alone.json")
     first = [*few, "--ood-score", "vim", "--allow-seen", "--features", "f.st"]
@@ -107,18 +107,18 @@ def test_features_are_read_from_their_file_and_give_the_same_bits(
 
 def test_features_of_another_model_of_other_data_or_settings_are_refused(run: Any, capsys: Any) -> None:
     asked = [*TEST, "--ood-score", "vim", "--features", "f.st"]
-    run("eval", "t0.st", *asked, *FIT, "-o", "a.json")
+    run("eval", "t0.st", *asked, *TRAIN, "-o", "a.json")
     before = Path("f.st").read_bytes()
-    other = ["--fit", "builtin:digits/train?part=2/2", "--limit", "400"]
+    other = ["--train", "builtin:digits/train?part=2/2", "--limit", "400"]
     capsys.readouterr()
     run("--info", "f.st", "--json")
     info = json.loads(capsys.readouterr().out)
     assert info["holds"] == "hydractl.features/1" and info["samples"] == 400 and info["batch_size"] == 64
     cases = [
-        (["t1.st", *asked, *FIT], "sha256"),
+        (["t1.st", *asked, *TRAIN], "sha256"),
         (["t0.st", *asked, *other], "data"),
-        (["t0.st", *asked, *FIT, "--batch-size", "7"], "batch_size"),
-        (["t0.st", *asked, *FIT, "--dtype", "float64"], "dtype"),
+        (["t0.st", *asked, *TRAIN, "--batch-size", "7"], "batch_size"),
+        (["t0.st", *asked, *TRAIN, "--dtype", "float64"], "dtype"),
     ]
     for words, difference in cases:
         run("eval", *words, "-o", "b.json", code=3)
@@ -131,17 +131,20 @@ def test_features_of_another_model_of_other_data_or_settings_are_refused(run: An
     broken = {**tensors, "features.0": tensors["features.0"][1:]}
     with open("f.st", "wb") as handle:
         write_tensors(handle, DictTensors(broken), description)
-    run("eval", "t0.st", *asked, *FIT, "-o", "b.json", code=3)
+    run("eval", "t0.st", *asked, *TRAIN, "-o", "b.json", code=3)
     assert "f.st is broken: its features.0 are missing or of another shape" in capsys.readouterr().err
-    run("eval", "t0.st", *TEST, "--ood-score", "vim", *FIT, "--features", "t1.st", "-o", "b.json", code=3)
+    run("eval", "t0.st", *TEST, "--ood-score", "vim", *TRAIN, "--features", "t1.st", "-o", "b.json", code=3)
     assert "t1.st is no file of features" in capsys.readouterr().err
-    for words, problem in ((asked, "needs --fit"), ([*asked, *FIT, "--mc-dropout", "0.1"], "is not for --mc-dropout")):
+    for words, problem in (
+        (asked, "needs --train"),
+        ([*asked, *TRAIN, "--mc-dropout", "0.1"], "is not for --mc-dropout"),
+    ):
         run("eval", "t0.st", *words, "-o", "b.json", code=2)
         assert problem in capsys.readouterr().err
 
 
 def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
-    asked = [*TEST, *FIT, "--ood-score", "vim", "--features", "f.st"]
+    asked = [*TEST, *TRAIN, "--ood-score", "vim", "--features", "f.st"]
     run("eval", "a=t0.st", "b=t1.st", *asked, "-o", "a.json")
     found = {name: safetensors.numpy.load_file(f"f.{name}.st")["features.0"] for name in ("a", "b")}
     assert not Path("f.st").exists() and not np.array_equal(found["a"], found["b"])
@@ -155,9 +158,10 @@ LONG = [pytest.param(score, marks=pytest.mark.long) for score in ("mahalanobis",
 
 @pytest.mark.parametrize("score", ["vim", "mi", *LONG])
 def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], score: str) -> None:
-    fitted = FIT if score not in ("energy", "mi") else []
-    asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05", "--allow-seen"]
-    first = answer("hydra.st", *TEST, *asked, "--batch-size", "400", "--calibrated", "k.st")["models"][0]
+    fitted = TRAIN if score not in ("energy", "mi") else []
+    asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
+    first = answer("hydra.st", *TEST, *asked, "--batch-size", "400", "--allow-seen")["models"][0]
+    run("calibrate", "hydra.st", *asked, "--batch-size", "400", "-o", "k.st")
     run("eval", "k.st", *TEST, "--batch-size", "400", "--limit", "400", "--predictions", "p.jsonl", "-o", "e.json")
     again = json.loads(Path("e.json").read_text())["models"][0]
     assert again["ood_score"] == score and again["threshold"]["value"] == first["threshold"]["value"]
@@ -171,9 +175,10 @@ def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], scor
 
 
 def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
-    run("eval", "base.st", *TEST, *FIT, "--ood-score", "knn", "--knn-k", "5", "--calibrated", "k.st", "-o", "e.json")
-    run("eval", "k.st", *TEST, "--ood-score", "knn,ash", "--temperature", "2", "--calibrated", "k2.st", "-o", "f.json")
-    first, second = (json.loads(Path(name).read_text())["models"][0] for name in ("e.json", "f.json"))
+    run("calibrate", "base.st", *TRAIN, "--ood-score", "knn", "--knn-k", "5", "-o", "k.st")
+    run("calibrate", "k.st", "--ood-score", "knn", "--temperature", "2", "-o", "k2.st")
+    first = answer("k.st", *TEST)["models"][0]
+    second = answer("k2.st", *TEST, "--ood-score", "knn,ash")["models"][0]
     assert second["scores"]["knn"]["ood"]["l"]["n"] == 350 and second["fitted_on"] == first["fitted_on"]
     assert first["fitted_on"]["knn_k"] == 5
     given = samples(hydractl.load("base.st", device="cpu"), "builtin:letters", 9)
@@ -184,14 +189,14 @@ def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callab
         run("--info", name, "--json")
     kept, plain = (json.loads(text)["parameters"] for text in re.split(r"\n(?={)", capsys.readouterr().out))
     assert kept == plain
-    run("fuse", "k.st", "--export", "pt2", "-o", "x", code=2)
+    run("export", "k.st", "--format", "pt2", "-o", "x", code=2)
     assert "the OOD score knn of this checkpoint is taken of features" in capsys.readouterr().err
     run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "p.st", "-q")
     assert answer("p.st", *TEST)["models"][0]["ood_score"] == "msp"
     assert answer("k.st", *TEST, "--ood-score", "msp")["models"][0]["ood_score"] == "msp"
     run("eval", "both=k.st+t0.st", *TEST, "-o", "g.json")
     assert "the stored ood_score is left out" in capsys.readouterr().err
-    run("eval", "k.st", "--data", "builtin:digits/train", "--limit", "50", "-o", "h.json", code=3)  # it has seen them
+    run("eval", "k.st", "--test", "builtin:digits/train", "--limit", "50", "-o", "h.json", code=3)  # it has seen them
     with pytest.raises(hydractl.errors.UsageError, match="holds no threshold"):
         hydractl.load("k.st", device="cpu").is_ood(given)
 
@@ -204,7 +209,7 @@ DAMAGED = (
 
 
 def test_a_damaged_score_is_refused(run: Any, capsys: Any) -> None:
-    run("eval", "base.st", *TEST, *FIT, "--ood-score", "mahalanobis", "--calibrated", "k.st", "-o", "e.json")
+    run("calibrate", "base.st", *TRAIN, "--ood-score", "mahalanobis", "-o", "k.st")
     header = read_header("k.st")
     for part, score, complaint in DAMAGED:
         with safetensors.safe_open("k.st", "pt") as file:
@@ -220,24 +225,32 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "complaint"),
     [
-        (["--ood-score", "knn"], 2, "--ood-score knn needs --fit SPEC, training data of base"),
-        (["--fit", "builtin:digits/train"], 2, "--fit needs --probe, or an --ood-score on features"),
-        (["--ood-score", "vim", "--fit", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
-        (["--ood-score", "knn", "--fit", "builtin:digits/train", "--mc-dropout", "0.1"], 2, "is not for --mc-dropout"),
-        (["--ood-score", "rmd", "--fit", "builtin:letters"], 3, "--fit builtin:letters has no labels, which rmd needs"),
-        (["--ood-score", "knn", "--fit", "builtin:digits/train", "--knn-k", "2000"], 3, "nearest neighbour 2000"),
-        (["--ood-score", "vilu", *FIT], 2, "--ood-score vilu is of class texts, and base is not zero-shot"),
+        (["--ood-score", "knn"], 2, "--ood-score knn needs --train SPEC, training data of base"),
+        (["--train", "builtin:digits/train"], 2, "--train needs --probe, or an --ood-score on features"),
+        (["--ood-score", "vim", "--train", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
         (
-            ["--ood-score", "knn", *FIT, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
+            ["--ood-score", "knn", "--train", "builtin:digits/train", "--mc-dropout", "0.1"],
+            2,
+            "is not for --mc-dropout",
+        ),
+        (
+            ["--ood-score", "rmd", "--train", "builtin:letters"],
             3,
-            "--val and --fit are the same samples",
+            "--train builtin:letters has no labels, which rmd needs",
+        ),
+        (["--ood-score", "knn", "--train", "builtin:digits/train", "--knn-k", "2000"], 3, "nearest neighbour 2000"),
+        (["--ood-score", "vilu", *TRAIN], 2, "--ood-score vilu is of class texts, and base is not zero-shot"),
+        (
+            ["--ood-score", "knn", *TRAIN, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
+            3,
+            "--val and --train are the same samples",
         ),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(
     run: Any, capsys: pytest.CaptureFixture[str], options: list[str], code: int, complaint: str
 ) -> None:
-    run("eval", "base.st", "--data", "builtin:digits/test", *options, code=code)
+    run("eval", "base.st", "--test", "builtin:digits/test", *options, code=code)
     assert complaint in capsys.readouterr().err
 
 
@@ -247,9 +260,11 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     monkeypatch.setattr(vilu, "_FEWEST_STEPS", 20)
     (tmp_path / "clip").mkdir()
     publish_clip(pico_clip(), "clip", tmp_path / "clip")
-    asked = ["--data", "builtin:digits/test", "--limit", "60", "--ood", "l=builtin:letters", "--batch-size", "60"]
-    fitted = ["--fit", "builtin:digits/train", "--ood-score", "vilu,vim,mahalanobis,ash", "--calibrated", "k.st"]
+    asked = ["--test", "builtin:digits/test", "--limit", "60", "--ood", "l=builtin:letters", "--batch-size", "60"]
+    train = ["--train", "builtin:digits/train"]
+    fitted = [*train, "--ood-score", "vilu,vim,mahalanobis,ash"]
     run("eval", "clip", *asked, *fitted, "--predictions", "p.jsonl", "-o", "e.json")
+    run("calibrate", "clip", *train, "--limit", "60", "--batch-size", "60", "--ood-score", "vilu", "-o", "k.st")
     row = json.loads(Path("e.json").read_text())["models"][0]
     assert row["ood_score"] == "vilu" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
     model = hydractl.load("k.st", device="cpu")
@@ -263,9 +278,9 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
         told = model(samples(model, "builtin:digits/train", 60)).argmax(dim=1)  # labels that are all right
     np.savez("right.npz", x=np.stack([np.asarray(digits[i]) for i in range(60)]), y=told)
     capsys.readouterr()
-    run("eval", "clip", *asked, "--fit", "right.npz", "--knn-k", "5", "--ood-score", "all", "-o", "f.json")
+    run("eval", "clip", *asked, "--train", "right.npz", "--knn-k", "5", "--ood-score", "all", "-o", "f.json")
     assert (
-        "clip: vilu learns from wrong and right predictions, and those on --fit are all alike"
+        "clip: vilu learns from wrong and right predictions, and those on --train are all alike"
         in capsys.readouterr().err
     )
     row = json.loads(Path("f.json").read_text())["models"][0]

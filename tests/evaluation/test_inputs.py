@@ -12,7 +12,7 @@ from PIL import Image
 
 from hydractl.data import open_data
 from hydractl.evaluation.inputs import keeping_batches, read_batches
-from hydractl.evaluation.sets import FIT, EvalSet
+from hydractl.evaluation.sets import TRAIN, EvalSet
 
 BYTES = 10 * 8
 """Of a set of ten samples, each one number in float64."""
@@ -31,7 +31,7 @@ class Reader:
 
 def a_set(spec: str) -> EvalSet:
     dataset = open_data(spec, limit=10)
-    return EvalSet("fit", FIT, None, dataset.ids, None, dataset.fingerprint(), spec=spec, dataset=dataset)
+    return EvalSet("train", TRAIN, None, dataset.ids, None, dataset.fingerprint(), spec=spec, dataset=dataset)
 
 
 DIGITS, LETTERS = "builtin:digits/train", "builtin:letters"
@@ -94,7 +94,7 @@ def test_a_set_with_samples_that_cannot_be_read_is_read_again_so_that_they_are_t
     with keeping_batches(BYTES):
         for _ in range(2):
             dataset = open_data(str(tmp_path), on_bad="skip")
-            one = EvalSet("fit", FIT, None, dataset.ids, None, dataset.fingerprint(), dataset=dataset)
+            one = EvalSet("train", TRAIN, None, dataset.ids, None, dataset.fingerprint(), dataset=dataset)
             assert values(read_batches(one, reader, {}, 4)) == [12.0]
             assert len(dataset.skipped or {}) == 1
     assert reader.samples == 2

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-VAL = ["--data", "builtin:digits/val", "--limit", "40"]
-TEST = ["--data", "builtin:digits/test", "--limit", "30"]
+VAL = ["--test", "builtin:digits/val", "--limit", "40"]
+TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 
 
 def seen(name: str) -> list[tuple[str, str, int]]:
@@ -29,7 +29,7 @@ def test_the_samples_of_a_circuit_travel_with_its_masks() -> None:
 def test_what_a_circuit_saw_is_no_test_data(run: Any, capsys: pytest.CaptureFixture[str], model: str) -> None:
     run("eval", model, *VAL, code=3)
     text = capsys.readouterr().err
-    assert "test data that has been seen" in text and "40 of 40 samples of --data" in text
+    assert "test data that has been seen" in text and "40 of 40 samples of --test" in text
     assert "by extract-circuit (id)" in text and "--allow-seen" in text
     run("eval", model, *TEST, "--ood", "s=builtin:symbols", code=3)
     assert "samples of --ood s" in capsys.readouterr().err
@@ -43,8 +43,8 @@ def test_a_part_of_the_samples_is_enough(run: Any, capsys: pytest.CaptureFixture
     images = np.stack([np.asarray(data[i]) for i in range(7, 10)])
     other = np.random.default_rng(0).integers(0, 256, size=(5, *images.shape[1:]), dtype=np.uint8)
     np.savez("mixed.npz", x=np.concatenate([other, images]))
-    run("eval", "c.st", "--data", "mixed.npz", code=3)
-    assert "3 of 8 samples of --data" in capsys.readouterr().err
+    run("eval", "c.st", "--test", "mixed.npz", code=3)
+    assert "3 of 8 samples of --test" in capsys.readouterr().err
 
 
 def test_seen_samples_may_be_measured_and_are_marked(answer: Callable[..., Any]) -> None:
@@ -80,13 +80,13 @@ def test_the_samples_that_scores_were_measured_on_are_no_test_data(
         assert seen(f"m{seed}.mask.json")[-1] == (by, "calibration", 9)
     run("fuse", "m0.st", "m1.st", "-o", "m.st")
     capsys.readouterr()
-    run("eval", "m.st", "--data", "builtin:digits/val", code=3)
+    run("eval", "m.st", "--test", "builtin:digits/val", code=3)
     assert f"9 by {by} (calibration), 9 by {by} (calibration)" in capsys.readouterr().err
-    assert 9 < answer("m.st", "--data", "builtin:digits/val", "--allow-seen")["models"][0]["seen"]["id"] <= 18
+    assert 9 < answer("m.st", "--test", "builtin:digits/val", "--allow-seen")["models"][0]["seen"]["id"] <= 18
 
 
 def test_a_search_that_begins_with_a_mask_has_seen_what_the_mask_has(run: Any) -> None:
-    search = ["--data", "builtin:digits/test", "--limit", "20", "--objective", "acc", "--budget", "3"]
+    search = ["--val", "builtin:digits/test", "--limit", "20", "--objective", "acc", "--budget", "3"]
     run("extract-circuit", "base.st", *search, "--start-mask", "c.mask.json", "-o", "more.json", "-q")
     assert [one for one in seen("more.json") if one[1] == "id"] == [
         ("extract-circuit", "id", 40), ("extract-circuit", "id", 20),
@@ -95,14 +95,14 @@ def test_a_search_that_begins_with_a_mask_has_seen_what_the_mask_has(run: Any) -
 
 def test_what_is_chosen_on_in_the_same_command_is_no_test_data(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--val", "builtin:digits/test", "--temperature", "fit", code=3)
-    assert "--val and --data are the same samples" in capsys.readouterr().err
+    assert "--val and --test are the same samples" in capsys.readouterr().err
     from hydractl.data import open_data
 
     data = open_data("builtin:digits/test", limit=9)
     x, y = np.stack([np.asarray(data[i]) for i in range(9)]), np.asarray(data.labels)
     np.savez("overlap.npz", x=x, y=y)
     run("eval", "base.st", *TEST, "--val", "overlap.npz", "--temperature", "fit", code=3)
-    assert "9 of 30 samples of --data (9 by eval (val))" in capsys.readouterr().err
+    assert "9 of 30 samples of --test (9 by eval (val))" in capsys.readouterr().err
 
 
 def test_info_says_what_was_seen(run: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,23 +11,26 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from hydractl.cli.app import main
 from hydractl.evaluation.predictions.reading import read_predictions
 
-TEST = ["--data", "builtin:digits/test", "--limit", "40", "--allow-seen"]
+TEST = ["--test", "builtin:digits/test", "--limit", "40", "--allow-seen"]
 SETS = ["--ood", "letters:far=builtin:letters"]
-MC = ["--mc-dropout", "0.2", "--samples", "4"]
+MC = ["--mc-dropout", "0.2", "--passes", "4"]
 
 
 @pytest.mark.long
 def test_passes_are_members_and_cost_as_much(answer: Callable[..., Any]) -> None:
     files = ["base.st", "hydra.st", "two=t0.st+t1.st"]
     plain = answer(*files, *TEST)["models"]
-    found = answer(*files, *TEST, *SETS, *MC, "--bootstrap", "10", "--report", "r.html", "--card", "card.md")
+    found = answer(*files, *TEST, *SETS, *MC, "--bootstrap", "10")
+    Path("e.json").write_text(json.dumps(found))
+    assert main(["report", "e.json", "--html", "r.html", "--card", "card.md", "-q"]) == 0
     for row, one, members in zip(found["models"], plain, (1, 3, 2), strict=True):
         assert row["name"] == one["name"] and row["heads"] == one["heads"]
         assert len(row["members"]) == 4 * members and row["diversity"]["letters"]["pairs"] == []
         assert row["cost"] == {**one["cost"], "macs": 4 * one["cost"]["macs"]}
-        assert row["mc_dropout"] == {"p": 0.2, "samples": 4, "seed": 0} and "mc_dropout" not in one
+        assert row["mc_dropout"] == {"p": 0.2, "passes": 4, "seed": 0} and "mc_dropout" not in one
         assert row["diversity"]["id"]["mi"] > max(1e-5, one["diversity"]["id"]["mi"])
         assert row["id"] != one["id"] and len({m["nll"] for m in row["members"]}) == 4 * members
     assert "mc_dropout" in found["conventions"] and "mc_dropout" not in answer("base.st", *TEST)["conventions"]
@@ -38,7 +41,7 @@ def test_passes_are_members_and_cost_as_much(answer: Callable[..., Any]) -> None
 
 def test_without_a_rate_it_is_the_model(answer: Callable[..., Any]) -> None:
     plain, found = (answer("base.st", *TEST, *SETS, *more)["models"][0] for more in ([], ["--mc-dropout", "0"]))
-    assert found["mc_dropout"]["samples"] == 10 and len(found["members"]) == 10
+    assert found["mc_dropout"]["passes"] == 10 and len(found["members"]) == 10
     for key in ("accuracy", "aurc", "ece", "aece"):
         assert found["id"][key] == pytest.approx(plain["id"][key], abs=1e-12)
     assert found["id"]["nll"] == pytest.approx(plain["id"]["nll"], rel=1e-12)
@@ -84,11 +87,10 @@ def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answe
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["base.st", "--samples", "5"], "--samples (flag) needs --mc-dropout"),
+        (["base.st", "--passes", "5"], "--passes (flag) needs --mc-dropout"),
         (["base.st", "--mc-dropout", "1"], "--mc-dropout must be less than 1"),
         (["base.st", "--mc-dropout", "-0.1"], "--mc-dropout must be at least 0"),
-        (["base.st", *MC[:2], "--samples", "1"], "--samples must be at least 2"),
-        (["base.st", *MC, "--temperature", "2", "--calibrated", "k.st"], "--calibrated keeps what was chosen for"),
+        (["base.st", *MC[:2], "--passes", "1"], "--passes must be at least 2"),
         (["base.st", "p.st", *MC], "--mc-dropout runs a model, and p.st is a predictions file"),
     ],
 )
@@ -96,12 +98,12 @@ def test_what_makes_no_sense_is_refused(run: Any, capsys: Any, words: list[str],
     from tests.evaluation.stored import write_predictions
 
     write_predictions("p.st")
-    run("eval", *words, "--data", "builtin:digits/test", code=2)
+    run("eval", *words, "--test", "builtin:digits/test", code=2)
     assert complaint in capsys.readouterr().err
 
 
 def test_a_stored_temperature_is_left_out_with_a_warning(run: Any, answer: Any, capsys: Any) -> None:
-    run("eval", "base.st", *TEST, "--temperature", "3", "--calibrated", "k.st", "-o", "e.json")
+    run("calibrate", "base.st", "--temperature", "3", "-o", "k.st")
     capsys.readouterr()
     for words in (["k.st", *MC], ["k.st+t0.st"]):
         assert "calibration" not in answer(*words, *TEST)["models"][0]

@@ -17,6 +17,7 @@ from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.loading import SequentialEnsemble, build_model
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
+from tests.spread import spread
 
 KINDS = ["class-token", "layer-scale", "bert", "roberta", "distilbert", "hf-vit", "clip", "clip-layer-scale"]
 KEPT = [[0, 2], [1], [0, 1, 2]]
@@ -97,9 +98,10 @@ def fused(variant: str, *, merge: tuple[str, ...] = ()) -> Any:
     return replace(base[0], description=plan.description, tensors=plan.tensors)
 
 
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
-@pytest.mark.parametrize("kind", ["one", "fused", "merged", "two"])
-def test_without_a_rate_every_pass_is_the_models_own_answer(variant: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "variant"), spread(["one", "fused", "merged", "two"], ["class-token", "bert", "clip"])
+)
+def test_without_a_rate_every_pass_is_the_models_own_answer(kind: str, variant: str) -> None:
     models = {
         "one": lambda: [source(variant)],
         "fused": lambda: [fused(variant)],

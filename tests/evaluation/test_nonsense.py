@@ -26,7 +26,7 @@ def digits(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
 def right(answer: Answer) -> tuple[np.ndarray, np.ndarray]:
     """Test images, and labels by which ``base.st``, hardly trained, is always right."""
     images, _ = digits("test", 400)
-    answer("base.st", "--data", "builtin:digits/test", "--limit", "400", "--predictions", "right.jsonl")
+    answer("base.st", "--test", "builtin:digits/test", "--limit", "400", "--predictions", "right.jsonl")
     rows = map(json.loads, Path("right.jsonl").read_text().splitlines())
     return images, np.array([int(row["predicted"]) for row in rows])
 
@@ -51,7 +51,7 @@ def test_data_that_make_no_sense(
 ) -> None:
     images, labels = change(*right)
     np.savez("data.npz", x=images, y=labels)
-    warnings = answer("base.st", "--data", "data.npz").get("warnings", [])
+    warnings = answer("base.st", "--test", "data.npz").get("warnings", [])
     assert (warnings == []) if said is None else any(said in warning for warning in warnings)
 
 
@@ -59,12 +59,12 @@ def test_data_that_make_no_sense(
 def test_a_handful_of_samples_proves_nothing(answer: Answer) -> None:
     images, labels = digits("test", 10)
     np.savez("data.npz", x=images, y=9 - labels)
-    assert "warnings" not in answer("base.st", "--data", "data.npz")
+    assert "warnings" not in answer("base.st", "--test", "data.npz")
 
 
 @pytest.mark.fault(65)
 def test_prediction_sets_of_all_classes(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
-    test = ["base.st", "--data", "builtin:digits/test", "--limit", "60", "--conformal", "0.1"]
+    test = ["base.st", "--test", "builtin:digits/test", "--limit", "60", "--conformal", "0.1"]
     (warning,) = answer(*test, "--val", "builtin:digits/val?take=7")["warnings"]
     assert warning.startswith("base: every conformal set holds all 10 classes") and "7 validation samples" in warning
     assert "warnings" not in answer(*test, "--val", "builtin:digits/val")
@@ -74,7 +74,7 @@ def test_prediction_sets_of_all_classes(answer: Answer, capsys: pytest.CaptureFi
 def test_what_is_chosen_by_samples_the_model_was_trained_on(
     answer: Answer, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    test = ["base.st", "--data", "builtin:digits/test", "--limit", "100"]
+    test = ["base.st", "--test", "builtin:digits/test", "--limit", "100"]
     said = "base was trained on 100 of 100 samples of --val"
     for chosen in (["--temperature", "fit"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
         (warning,) = answer(*test, *chosen, "--val", "builtin:digits/train")["warnings"]
@@ -85,7 +85,7 @@ def test_what_is_chosen_by_samples_the_model_was_trained_on(
     run(
         "laplace",
         "base.st",
-        "--data",
+        "--train",
         "builtin:digits/test",
         "--val",
         "builtin:digits/train",
@@ -97,11 +97,21 @@ def test_what_is_chosen_by_samples_the_model_was_trained_on(
     )
     out, error = capsys.readouterr()
     assert said in error and said in json.loads(out)["warnings"][0]
-    cascade = ["--cascade", "builtin:digits/train", "--cascade-loss", "1", "--limit", "100"]
+    cascade = [
+        "--cascade",
+        "--val",
+        "builtin:digits/train",
+        "--ood-val",
+        "auto",
+        "--cascade-loss",
+        "1",
+        "--limit",
+        "100",
+    ]
     run("fuse", "t0.st", "t1.st", *cascade, "-o", "cascade.st", "--json")
     out, error = capsys.readouterr()
-    assert any("t0 was trained on 100 of 100 samples of --cascade" in text for text in json.loads(out)["warnings"])
-    assert "t1 was trained on 100 of 100 samples of --cascade" in error
+    assert any("t0 was trained on 100 of 100 samples of --val" in text for text in json.loads(out)["warnings"])
+    assert "t1 was trained on 100 of 100 samples of --val" in error
 
 
 @pytest.mark.fault(64)
@@ -109,7 +119,7 @@ def test_a_temperature_chosen_by_other_data(answer: Answer, right: tuple[np.ndar
     np.savez("right.npz", x=right[0], y=right[1])
     images = np.stack([np.asarray(image) for image in open_data("builtin:letters", limit=300)])
     np.savez("letters.npz", x=images, y=np.arange(300) % 10)
-    test = ["base.st", "--data", "right.npz", "--temperature", "fit"]
+    test = ["base.st", "--test", "right.npz", "--temperature", "fit"]
     (warning,) = answer(*test, "--val", "letters.npz")["warnings"]
     assert warning.startswith("base: --val: accuracy 0.")
 
@@ -122,9 +132,9 @@ def test_test_sets_that_share_samples(
     images, _ = digits("test", 200)
     other = np.stack([np.asarray(image) for image in open_data("builtin:letters", limit=100 - shared)])
     np.savez("mixed.npz", x=np.concatenate([images[:shared], other]))
-    test = ["--data", "builtin:digits/test", "--limit", "200", "--ood", "mixed=mixed.npz"]
+    test = ["--test", "builtin:digits/test", "--limit", "200", "--ood", "mixed=mixed.npz"]
     run("eval", "base.st", *test, "-o", "o.json", code=code)
-    text = f"{shared} of 100 samples of --ood mixed are among the 200 of --data"
+    text = f"{shared} of 100 samples of --ood mixed are among the 200 of --test"
     assert capsys.readouterr().err.count(text) == (1 if code or warnings else 0)
     if code == 0:
         assert len(json.loads(Path("o.json").read_text()).get("warnings", [])) == warnings
@@ -135,7 +145,7 @@ def test_training_samples_are_no_validation_samples(answer: Answer, capsys: pyte
     train, val = digits("train", 60), digits("val", 100)
     np.savez("val.npz", x=np.concatenate([val[0], train[0][:3]]), y=np.concatenate([val[1], train[1][:3]]))
     np.savez("fit.npz", x=train[0], y=train[1])
-    options = ["--data", "builtin:digits/test", "--limit", "200", "--fit", "fit.npz", "--ood-score", "knn"]
+    options = ["--test", "builtin:digits/test", "--limit", "200", "--train", "fit.npz", "--ood-score", "knn"]
     document = answer("base.st", *options, "--val", "val.npz", "--temperature", "fit")
     assert document["models"][0]["calibration"]["fitted_on"]["n"] == 100
     assert document["models"][0]["calibration"]["fitted_on"]["left_out"] == 3
@@ -167,7 +177,7 @@ def test_names_of_a_classifier_do_not_change_places(
     images, labels = digits("test", 60)
     np.savez("data.npz", x=images, y=labels)
     Path("names.txt").write_text("\n".join(names))
-    run("eval", "base.st", "--data", "data.npz", "--labels", "names.txt", "-o", "o.json", code=code)
+    run("eval", "base.st", "--test", "data.npz", "--labels", "names.txt", "-o", "o.json", code=code)
     error = capsys.readouterr().err
     assert ("--labels gives" not in error) if said is None else said in error
     if code:

@@ -103,7 +103,8 @@ CASES = {
 def test_the_table_is_that_of_the_evaluator(run: Any, download: Any, part: str) -> None:
     benchmark = part.split("/")[0]
     suite = ["--ood-suite", f"openood-{benchmark}:official", "--ood-root", "data"]
-    run("eval", "base.st", "--data", f"openood:{part}?root=data", *suite, "--openood-csv", "ood.csv", "-o", "e.json")
+    run("eval", "base.st", "--test", f"openood:{part}?root=data", *suite, "-o", "e.json")
+    run("report", "e.json", "--openood-csv", "ood.csv")
     head, *rows = csv.reader(Path("ood.csv").read_text().splitlines())
     assert head == ["dataset", "FPR@95", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC"]
     wanted = expected(benchmark, CASES[part], download)
@@ -112,15 +113,13 @@ def test_the_table_is_that_of_the_evaluator(run: Any, download: Any, part: str) 
         assert all(len(number.partition(".")[2]) == 2 for number in numbers)
         assert np.array(numbers, float) == pytest.approx(wanted[name], abs=0.0051)  # two digits
     found = json.loads(Path("e.json").read_text())
-    assert "OpenOOD's" in found["data"]["id"]["list"] and found["suite"]["notes"] == []
-    # The same from the answer alone; of two rows each has a file.
-    run("eval", "--from", "e.json", "--openood-csv", "again.csv")
-    assert Path("again.csv").read_bytes() == Path("ood.csv").read_bytes()
+    assert "OpenOOD's" in found["test"]["id"]["list"] and found["suite"]["notes"] == []
 
 
 def test_of_several_rows_each_has_a_table_also_without_groups(run: Any) -> None:
-    sets = ["--data", "builtin:digits/test", "--limit", "30", "--ood", "letters=builtin:letters"]
-    run("eval", "base.st", "two=t0.st", *sets, "--openood-csv", "ood.csv", "-o", "e.json")
+    sets = ["--test", "builtin:digits/test", "--limit", "30", "--ood", "letters=builtin:letters"]
+    run("eval", "base.st", "two=t0.st", *sets, "-o", "e.json")
+    run("report", "e.json", "--openood-csv", "ood.csv")
     for name in ("base", "two"):
         assert [line.split(",")[0] for line in Path(f"ood.{name}.csv").read_text().split()] == ["dataset", "letters"]
 
@@ -136,5 +135,5 @@ def test_the_full_spectrum_and_a_limit(download: Any) -> None:
     sizes, taken = (Counter(name.split("/")[0] for name in one.ids) for one in (whole, some))
     assert len(some) == 25 and all(abs(taken[name] - 25 / 49 * size) < 1 for name, size in sizes.items())
     assert {*open_data(spec, limit=12).ids} < {*some.ids}
-    outside = open_data("openood:imagenet/val-ood?root=data", ignore_labels=True)
+    outside = open_data("openood:imagenet/ood-val?root=data", ignore_labels=True)
     assert len(outside) == 7 and outside.labels is None

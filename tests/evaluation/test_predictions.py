@@ -19,7 +19,7 @@ from hydractl.cli.app import main
 from hydractl.data import open_data
 from tests.forked import Forked
 
-TEST = ["--data", "builtin:digits/test"]
+TEST = ["--test", "builtin:digits/test"]
 SETS = ["--ood", "letters:far=builtin:letters", "--ood", "near:near=builtin:symbols"]
 
 
@@ -48,8 +48,8 @@ def test_a_file_of_predictions_gives_the_figures_of_the_model(answer: Callable[.
     assert rows(alone) == rows(first)
     beside = answer("base.st", "again=p.st", *options)
     assert rows(beside, "difference")[1] == rows(first)[0]
-    for key, spec in first["data"].items():
-        assert alone["data"][key]["fingerprint"] == spec["fingerprint"] and alone["data"][key]["spec"] == "p.st"
+    for key, spec in first["test"].items():
+        assert alone["test"][key]["fingerprint"] == spec["fingerprint"] and alone["test"][key]["spec"] == "p.st"
 
 
 def test_what_was_seen_is_still_known(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,14 +63,14 @@ def test_predictions_of_other_samples_are_refused(run: Any, capsys: pytest.Captu
     run("eval", "p.st", *TEST, "--limit", "20", code=3)
     assert "p.st has no predictions of id" in capsys.readouterr().err
     run("eval", "base.st", "p.st", code=2)
-    assert "eval needs --data" in capsys.readouterr().err
+    assert "eval needs --test" in capsys.readouterr().err
     run("eval", "p.st", "--predictions", "q.st", code=2)
     assert "is a predictions file already" in capsys.readouterr().err
 
 
 def test_no_data_and_a_model_that_runs(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", code=2)
-    assert "eval needs --data" in capsys.readouterr().err
+    assert "eval needs --test" in capsys.readouterr().err
 
 
 def test_a_temperature_is_fitted_on_stored_predictions_too(answer: Callable[..., Any]) -> None:
@@ -151,17 +151,19 @@ def test_logits_that_are_kept_are_not_computed_again(
 ) -> None:
     # Of one member: products of a few rows with some columns of a matrix, as a fused model has them, have another last
     # bit where the operands lie otherwise in memory.
-    fit = ["--fit", "builtin:digits/train?part=1/5", "--ood-score", "mahalanobis"]
-    val = ["--val", "builtin:digits/val", "--temperature", "fit", "--threshold", "id:0.1", "--allow-seen", *fit]
-    asked = ["t0.st", *TEST, *SETS, *val]
-    computed = answer(*asked, "--calibrated", "computed.st")
+    fit = ["--train", "builtin:digits/train?part=1/5", "--ood-score", "mahalanobis"]
+    val = ["--val", "builtin:digits/val", "--temperature", "fit", "--threshold", "id:0.1", *fit]
+    asked = ["t0.st", *TEST, *SETS, *val, "--allow-seen"]
+    computed = answer(*asked)
+    run("calibrate", "t0.st", *val, "-o", "computed.st")
     run("eval", "t0.st", *TEST, *SETS, "--allow-seen", *fit, "--predictions", "test.st", "-o", "test.json")
-    val_data = ["--data", "builtin:digits/val", *fit, "--allow-seen"]
+    val_data = ["--test", "builtin:digits/val", *fit, "--allow-seen"]
     run("eval", "t0.st", *val_data, "--predictions", "val.st", "-o", "v.json")
     kept = ["--reuse", "test.st", "--reuse", "val.st"]
     with monkeypatch.context() as patch:
         patch.setattr("hydractl.evaluation.providers.running.RunningModel.batches", None)
-        read = answer(*asked, *kept, "--calibrated", "read.st")
+        read = answer(*asked, *kept)
+        run("calibrate", "t0.st", *val, "--reuse", "val.st", "-o", "read.st")
     assert rows(read) == rows(computed)
     assert Path("read.st").read_bytes() == Path("computed.st").read_bytes()
     run("eval", *asked, *kept, "--batch-size", "9", "-o", "x.json", code=3)

@@ -38,7 +38,7 @@ def test_neighbours_vote_as_those_of_scikit_learn() -> None:
     assert softmax(logits) == pytest.approx(np.maximum(expected, NO_VOTE), abs=1e-6)
     energy = np.logaddexp.reduce(logits, axis=1)
     assert energy == pytest.approx(np.log(votes.sum(axis=1)), abs=1e-6), "says how near the neighbours are"
-    with pytest.raises(InputError, match="asks 20 neighbours, and --fit has 19"):
+    with pytest.raises(InputError, match="asks 20 neighbours, and --train has 19"):
         fit_probe("knn", TRAIN[0][:19], TRAIN[1][:19], CLASSES)
 
 

@@ -1,4 +1,4 @@
-"""Probes: bodies, and other models, measured by a classifier of their features that is fitted to --fit."""
+"""Probes: bodies, and other models, measured by a classifier of their features that is fitted to --train."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.evaluation.conftest import BASE
 from tests.pico_clip import pico_clip, publish_clip
 
 BODY = BASE.replace("num_classes=10", "num_classes=0")
-TEST = ["--data", "builtin:digits/test", "--ood", "l=builtin:letters"]
-FIT = ["--fit", "builtin:digits/train", "--limit", "300"]
+TEST = ["--test", "builtin:digits/test", "--ood", "l=builtin:letters"]
+TRAIN = ["--train", "builtin:digits/train", "--limit", "300"]
 
 
 def read(spec: str) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def test_a_body_is_measured_as_scikit_learn_would(run: Any, answer: Callable[...
         model = LogisticRegression(tol=1e-9, max_iter=20_000).fit(scaler.fit_transform(x), y)
     test, labels = read("builtin:digits/test")
     expected = model.predict_proba(scaler.transform(test) if probe == "linear" else test)
-    asked = [BODY, *TEST, *FIT, "--probe", probe]
+    asked = [BODY, *TEST, *TRAIN, "--probe", probe]
     row = answer(*asked, "--predictions", "p.st")["models"][0]
     right = expected[np.arange(len(labels)), labels]
     assert row["id"]["accuracy"] == pytest.approx((expected.argmax(1) == labels).mean(), abs=1e-9)
@@ -62,7 +62,7 @@ def test_a_body_is_measured_as_scikit_learn_would(run: Any, answer: Callable[...
 
 def test_members_have_probes_of_their_own(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
     run("prune", BODY, "--method", "random", "--keep", "1", "-o", "small.st", "-q")
-    asked = [*TEST, *FIT[:2], "--limit", "120", "--val", "builtin:digits/val"]
+    asked = [*TEST, *TRAIN[:2], "--limit", "120", "--val", "builtin:digits/val"]
     asked += ["--probe", "linear", "--ood-score", "msp,vim,mi"]
     row = answer(f"both={BODY}+small.st", *asked)["models"][0]
     for name, model in (("a", BODY), ("b", "small.st")):
@@ -87,7 +87,7 @@ def test_fused_bodies_are_their_members(run: Any, answer: Callable[..., Any], ca
         run("prune", BODY, "--method", method, "--keep", "2", "-o", f"m{number}.st", "-q")
     run("fuse", "m0.st", "m1.st", "-o", "bodies.st")
     assert "equal in all members: nothing changes" in capsys.readouterr().err
-    fused, apart = answer("bodies.st", "apart=m0.st+m1.st", *TEST, *FIT, "--probe", "linear")["models"]
+    fused, apart = answer("bodies.st", "apart=m0.st+m1.st", *TEST, *TRAIN, "--probe", "linear")["models"]
     assert len(fused["members"]) == 2 and fused["cost"]["params"] < apart["cost"]["params"]
     assert fused["id"]["nll"] == pytest.approx(apart["id"]["nll"], abs=1e-4)
     run("prune", BODY, "--method", "random", "--keep", "2", "--seed", "5", "-o", "other.st", "-q")
@@ -98,7 +98,7 @@ def test_fused_bodies_are_their_members(run: Any, answer: Callable[..., Any], ca
 def test_models_that_have_classes_are_probed_too(run: Any, answer: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     publish_clip(pico_clip(), "clip", tmp_path / "clip")
-    rows = answer("base.st", "hydra.st", "clip", *TEST, *FIT, "--probe", "linear", "--allow-seen")["models"]
+    rows = answer("base.st", "hydra.st", "clip", *TEST, *TRAIN, "--probe", "linear", "--allow-seen")["models"]
     plain = answer("base.st", *TEST, "--limit", "300")["models"][0]
     assert [len(row["members"]) for row in rows] == [0, 3, 0]
     assert min(row["id"]["accuracy"] for row in rows) > 0.2, "ten classes"
@@ -109,21 +109,16 @@ def test_models_that_have_classes_are_probed_too(run: Any, answer: Callable[...,
     ("options", "code", "complaint"),
     [
         ([], 3, "has no classifier"),
-        (["--probe", "knn"], 2, "--probe (flag) needs --fit"),
-        (["--probe", "knn", *FIT, "--mc-dropout", "0.1"], 2, "--mc-dropout is not for --probe (flag)"),
-        (
-            ["--probe", "knn", *FIT, "--threshold", "1", "--calibrated", "k.st"],
-            2,
-            "--calibrated is not for --probe (flag)",
-        ),
-        (["--probe", "knn", *FIT, "--ood-score", "vim"], 2, "--ood-score vim is of a linear classifier"),
-        (["--probe", "knn", "--fit", "builtin:letters"], 3, "--fit builtin:letters: "),
-        (["--probe", "knn", "--fit", "builtin:digits/train", "--limit", "5"], 3, "has no sample of the class"),
-        (["--probe", "linear", "--fit", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
+        (["--probe", "knn"], 2, "--probe (flag) needs --train"),
+        (["--probe", "knn", *TRAIN, "--mc-dropout", "0.1"], 2, "--mc-dropout is not for --probe (flag)"),
+        (["--probe", "knn", *TRAIN, "--ood-score", "vim"], 2, "--ood-score vim is of a linear classifier"),
+        (["--probe", "knn", "--train", "builtin:letters"], 3, "--train builtin:letters: "),
+        (["--probe", "knn", "--train", "builtin:digits/train", "--limit", "5"], 3, "has no sample of the class"),
+        (["--probe", "linear", "--train", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
     ],
 )
 def test_what_cannot_be_probed_is_refused(
     run: Any, capsys: pytest.CaptureFixture[str], options: list[str], code: int, complaint: str
 ) -> None:
-    run("eval", BODY, "--data", "builtin:digits/test", *options, code=code)
+    run("eval", BODY, "--test", "builtin:digits/test", *options, code=code)
     assert complaint in capsys.readouterr().err

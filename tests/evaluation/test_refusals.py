@@ -12,7 +12,8 @@ from PIL import Image
 
 from hydractl.evaluation.predictions.reading import read_predictions
 
-TEST = ["--data", "builtin:digits/test", "--limit", "30"]
+TEST = ["--test", "builtin:digits/test", "--limit", "30"]
+KNN = ["--train", "builtin:digits/train", "--ood-score", "knn"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_resume_replaces_no_file_but_predictions(run: Any, capsys: Any) -> None:
     run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "-o", "e.json", code=5)
     assert Path("copy.st").read_bytes() == b"not even safetensors" and not Path("e.json").exists()
     run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "--force", "-o", "e.json")
-    assert read_predictions("copy.st").model["name"] == "c"
+    assert read_predictions("copy.st").model.name == "c"
 
 
 def test_a_dry_run_of_resume_is_refused_where_the_run_is(run: Any) -> None:
@@ -48,7 +49,7 @@ def test_a_dry_run_of_resume_is_refused_where_the_run_is(run: Any) -> None:
 
 
 def test_predictions_have_validation_sets_that_nothing_was_chosen_on(run: Any, capsys: Any) -> None:
-    sets = [*TEST, "--val", "builtin:digits/val", "--val-ood", "s=builtin:symbols"]
+    sets = [*TEST, "--val", "builtin:digits/val", "--ood-val", "s=builtin:symbols"]
     run("eval", "base.st", *sets, "--predictions", "p.st", "-o", "e.json")
     kept = {one.name: one for one in read_predictions("p.st").sets}
     assert {"id", "val", "s"} <= set(kept)
@@ -70,13 +71,11 @@ def test_predictions_have_validation_sets_that_nothing_was_chosen_on(run: Any, c
         ["base=p.st", "--corruptions", "snow"],
         ["base=p.st", "--ood-suite", "openood-cifar10", "--ood-root", "."],
         ["c.st", "p.st", *TEST, "--predictions", "q.st"],
-        ["c.st+base.st", *TEST, "--temperature", "2", "--calibrated", "k.st"],
-        ["p.st", *TEST, "--temperature", "2", "--calibrated", "k.st"],
-        ["c.st", *TEST, "--val-ood", "s=builtin:symbols", "--threshold", "ood:0"],
+        ["c.st", *TEST, "--ood-val", "s=builtin:symbols", "--threshold", "ood:0"],
         ["c.st", *TEST, "--val", "builtin:digits/val", "--threshold", "id:1"],
         ["c.st", *TEST, "--threshold", "1e999"],
         ["c.st", *TEST, "--temperature", "1e-200"],
-        ["c.st", *TEST, "--temperature", "2", "--calibrated", "k.st", "--predictions", "./k.st"],
+        ["c.st", *TEST, *KNN, "--predictions", "q.st", "--features", "./q.st"],
     ],
     ids=lambda asked: "early " + " ".join(asked[1:])[:40],
 )
@@ -86,12 +85,12 @@ def test_what_has_no_effect_or_no_meaning_is_refused_early(asked: list[str], run
     write_predictions("p.st")
     run("eval", *asked, "-o", "e.json", code=2)
     assert capsys.readouterr().err.startswith("error: ")
-    assert not Path("e.json").exists() and not Path("k.st").exists() and not Path("q.st").exists()
+    assert not Path("e.json").exists() and not Path("q.st").exists()
 
 
 def test_a_limit_is_for_validation_data_beside_predictions(run: Any) -> None:
     sets = ["--val", "builtin:digits/val", "--limit", "20"]
-    run("eval", "base.st", "--data", "builtin:digits/test", *sets, "--predictions", "p.st", "-o", "e.json")
+    run("eval", "base.st", "--test", "builtin:digits/test", *sets, "--predictions", "p.st", "-o", "e.json")
     run("eval", "p.st", *sets, "--temperature", "fit", "-o", "f.json")
     found = json.loads(Path("f.json").read_text())["models"][0]
     assert found["calibration"]["fitted_on"]["n"] == 20 and found["id"]["n"] == 20
@@ -112,6 +111,6 @@ def test_an_unreadable_image_is_told_of_once(run: Any, capsys: Any) -> None:
         Path(f"images/{i % 2}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(f"images/{i % 2}/{i}.png")
     Path("images/1/bad.png").write_bytes(b"")
-    sets = ["--data", "images", "--on-bad", "skip", "--corruptions", "fog,snow"]
+    sets = ["--test", "images", "--on-bad", "skip", "--corruptions", "fog,snow"]
     run("eval", "base.st", *sets, "-o", "e.json")
     assert capsys.readouterr().err.count("bad.png") == 1

@@ -18,7 +18,7 @@ from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import ood_metrics
 
 TEST = [
-    "--data",
+    "--test",
     "builtin:digits/test",
     "--ood",
     "l:near=builtin:letters",
@@ -74,7 +74,7 @@ def test_all_passes_over_what_says_nothing_of_a_single_model(
     assert row["ood"]["l"]["auroc"] is None and row["ood"]["l"]["n"] > 0 and row["ood_avg"]["auroc"] is None
     assert row["ood_score"] == "mi" and "threshold" not in row and row["curves"]["scores"] is None
     assert json.loads(Path("p.jsonl").read_text().splitlines()[0])["ood_score"] is None
-    run("eval", "--from", "e.json", "--report", "r.html")
+    run("report", "e.json", "--html", "r.html")
 
 
 def test_rows_with_scores_of_their_own_are_compared_in_pairs(answer: Callable[..., Any]) -> None:
@@ -112,27 +112,20 @@ def test_a_table_compares_the_scores(
     run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])
-    run("eval", "base.st", "hydra.st", *TEST, "--ood-score", "all", "-o", "e.json", "--report", "r.html")
+    run("eval", "base.st", "hydra.st", *TEST, "--ood-score", "all", "-o", "e.json")
+    run("report", "e.json", "--html", "r.html")
     out = capsys.readouterr().out
     assert "auroc by OOD score" in out and "maxlogit" in out
     assert "score by score" in Path("r.html").read_text()
 
 
-def test_a_stored_threshold_brings_its_score(answer: Callable[..., Any]) -> None:
-    chosen = [
-        "--ood-score",
-        "energy",
-        "--val-ood",
-        "c=builtin:letters",
-        "--threshold",
-        "ood:0.9",
-        "--calibrated",
-        "k.st",
-    ]
-    first = answer("base.st", "--data", "builtin:digits/test", *chosen)["models"][0]
-    again, other = answer("k.st", "b=base.st", "--data", "builtin:digits/test")["models"]
+def test_a_stored_threshold_brings_its_score(run: Any, answer: Callable[..., Any]) -> None:
+    chosen = ["--ood-score", "energy", "--ood-val", "c=builtin:letters", "--threshold", "ood:0.9"]
+    first = answer("base.st", "--test", "builtin:digits/test", *chosen)["models"][0]
+    run("calibrate", "base.st", *chosen, "-o", "k.st")
+    again, other = answer("k.st", "b=base.st", "--test", "builtin:digits/test")["models"]
     assert again["ood_score"] == "energy" and again["threshold"] == first["threshold"] and other["ood_score"] == "msp"
-    assert "threshold" not in answer("k.st", "--data", "builtin:digits/test", "--ood-score", "msp")["models"][0]
+    assert "threshold" not in answer("k.st", "--test", "builtin:digits/test", "--ood-score", "msp")["models"][0]
 
 
 @pytest.mark.parametrize(
@@ -153,5 +146,5 @@ def test_what_is_no_score_is_refused(
     run: Any, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
 ) -> None:
     asked = [text for one in options for text in ("--ood-score", one)]
-    run("eval", "base.st", "--data", "builtin:digits/test", *asked, code=2)
+    run("eval", "base.st", "--test", "builtin:digits/test", *asked, code=2)
     assert complaint in capsys.readouterr().err

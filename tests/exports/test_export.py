@@ -104,7 +104,7 @@ class Exported:
         targets = plan_exports(["onnx", "pt2"], folder / variant, self.plan.description, self.plan.tensors)
         self.onnx, self.pt2 = (target.path for target in targets)
         with claimed(targets, force=False) as claim:
-            self.documents = claim.write(self.model, ["a", "b"], 1, 0, Log())
+            self.documents = [record.to_json() for record in claim.write(self.model, ["a", "b"], 1, 0, Log())]
             assert claim.commit() == [self.onnx, self.pt2]
         self.inputs = inputs_of(variant)
 
@@ -247,14 +247,14 @@ def rendered(document: dict[str, Any]) -> str:
 
 
 @pytest.mark.long
-def test_exports_go_beside_the_fused_file(members: list[str]) -> None:
-    words = ["fuse", *members, "-o", "h.st", "--export", "onnx,pt2", "--json"]
+def test_several_formats_go_beside_each_other(members: list[str]) -> None:
+    words = ["export", "a.st", "-o", "h.onnx", "--format", "onnx,pt2", "--json"]
     code, planned, _ = run(*words, "--dry-run")
     assert code == 0 and files() == set()
     assert [entry["path"] for entry in json.loads(planned)["exports"]] == ["h.onnx", "h.pt2"]
     code, out, err = run(*words)
     assert code == 0, err
-    assert files() == {"h.st", "h.onnx", "h.pt2"}
+    assert files() == {"h.onnx", "h.pt2"}
     document = json.loads(out)
     assert [entry["check"]["runtime"].split()[0] for entry in document["exports"]] == ["onnxruntime", "torch"]
     table = rendered(document)
@@ -264,9 +264,9 @@ def test_exports_go_beside_the_fused_file(members: list[str]) -> None:
 @pytest.mark.long
 def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
     kinds = "onnx,onnx-int8,pt2"
-    code, _, err = run("fuse", "a.st", "--export", kinds, "-o", "h.onnx", "-q")
+    code, _, err = run("export", "a.st", "--format", kinds, "-o", "h.onnx", "-q")
     assert code == 0, err
-    again = ["-m", "hydractl", "fuse", "a.st", "--export", kinds, "-o", "again.onnx", "-q"]
+    again = ["-m", "hydractl", "export", "a.st", "--format", kinds, "-o", "again.onnx", "-q"]
     done = subprocess.run([sys.executable, *again], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().split() == ["again.onnx", "again.int8.onnx", "again.pt2"]
@@ -275,7 +275,7 @@ def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
 
 
 def test_the_plan_of_one_model_names_its_files(members: list[str]) -> None:
-    code, out, _ = run("fuse", "a.st", "--export", "onnx,pt2", "--dry-run", "--json")
+    code, out, _ = run("export", "a.st", "--format", "onnx,pt2", "--dry-run", "--json")
     document = json.loads(out)
     assert code == 0 and document["schema"] == "hydractl.export/1" and document["dry_run"]
     assert [line.split()[-1] for line in rendered(document).splitlines() if "would write" in line] == [
@@ -288,25 +288,25 @@ def test_the_plan_of_one_model_names_its_files(members: list[str]) -> None:
 def test_an_existing_file_is_refused_before_any_work(members: list[str]) -> None:
     Path("h.pt2").write_text("mine")
     for more in ([], ["--dry-run"]):
-        code, _, err = run("fuse", *members, "-o", "h.st", "--export", "pt2", *more)
+        code, _, err = run("export", "a.st", "-o", "h.pt2", *more)
         assert code == 5 and "the output exists: h.pt2" in err
     assert files() == {"h.pt2"} and Path("h.pt2").read_text() == "mine"
-    assert run("fuse", "a.st", "-o", "h", "--export", "pt2", "--force")[0] == 0
+    assert run("export", "a.st", "-o", "h", "--format", "pt2", "--force")[0] == 0
     assert files() == {"h.pt2"} and Path("h.pt2").read_bytes()[:2] == b"PK"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a.st", "--export", "pt2", "-o", "x.st"], "one MODEL with --export pt2 writes no such file"),
-        (["a.st", "--export", "pt2", "-o", "x.onnx"], "one MODEL with --export pt2 writes no such file"),
-        (["a.st", "b.st", "--export", "pt2", "-o", "x.pt2"], "--output x.pt2: the fused checkpoint is no pt2 file"),
-        (["a.st", "--export", "pt2", "--merge", "none"], "--merge has no effect with --export pt2"),
-        (["a.st", "--export", "tflite"], "--export must be one of onnx, onnx-int8, pt2, not 'tflite'"),
+        (["a.st", "-o", "x.st"], "--output x.st: export --format onnx writes no such file"),
+        (["a.st", "--format", "pt2", "-o", "x.onnx"], "export --format pt2 writes no such file"),
+        (["a.st", "-o", "-"], "--output - is for JSON, export writes weights"),
+        (["a.st", "b.st"], "export takes one MODEL, not 2"),
+        (["a.st", "--format", "tflite"], "--format must be one of onnx, onnx-int8, pt2, not 'tflite'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], message: str) -> None:
-    code, _, err = run("fuse", *words)
+    code, _, err = run("export", *words)
     assert code == 2 and message in err
     assert files() == set()
 
@@ -330,7 +330,7 @@ def test_a_missing_library_is_named(members: list[str], monkeypatch: pytest.Monk
     monkeypatch.setattr(
         export_files.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name)
     )
-    code, _, err = run("fuse", *members, "--export", "onnx")
+    code, _, err = run("export", "a.st")
     assert code == 2
     assert "error: ONNX files need onnxruntime, not installed here\nhint: pip install 'hydractl[deploy]'\n" in err
     assert files() == set()
@@ -357,7 +357,7 @@ def test_a_file_that_deviates_is_not_left_behind(
 
     original = export.traced
     monkeypatch.setattr(export, "traced", traced)
-    code, out, err = run("fuse", "a.st", "-o", "h", "--export", "pt2")
+    code, out, err = run("export", "a.st", "-o", "h.pt2")
     assert (code, out) == (1, "")
     assert "the export h.pt2 failed its check: in torch" in err and "differ from the model by" in err
     assert files() == set()
@@ -366,7 +366,7 @@ def test_a_file_that_deviates_is_not_left_behind(
 @pytest.mark.long
 def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "MOST_IN_ONE_FILE", 0)
-    code, out, err = run("fuse", "a.st", "--export", "onnx", "--json")
+    code, out, err = run("export", "a.st", "--json")
     assert code == 0, err
     assert files() == {"a.onnx", "a.onnx.data"}
     entry = json.loads(out)["exports"][0]
@@ -387,10 +387,19 @@ def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeyp
 def test_the_snippets_of_the_page(exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    image_onnx, text_onnx, image_pt2 = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    with_hydractl, image_onnx, text_onnx, image_pt2 = re.findall(
+        r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL
+    )
     Image.new("RGB", (20, 30), "red").save("cat.png")
     Path("hydra.onnx").symlink_to(exported("class-token").onnx)
     Path("hydra.pt2").symlink_to(exported("class-token").pt2)
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    labelled = (pixels, np.arange(12) % 3)
+    hydractl.calibrate(TINY, val=labelled, temperature="fit", threshold="id:0.5", output="best.st")
+    in_hydractl: dict[str, Any] = {}
+    exec(with_hydractl, in_hydractl)
+    assert in_hydractl["probabilities"].shape == (1, 3)
+    assert in_hydractl["score"].shape == in_hydractl["flagged"].shape == (1,)
     scopes: list[dict[str, Any]] = [{}, {}, {}]
     exec(image_onnx, scopes[0])
     exec(image_pt2, scopes[2])

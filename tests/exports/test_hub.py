@@ -134,7 +134,8 @@ def test_what_somebody_else_commits_meanwhile_is_not_pushed_over(hub: Hub) -> No
 
 def test_a_published_folder_and_the_card_of_an_eval(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("test.npz", x=np.zeros((6, 16, 16, 3), np.uint8), y=np.arange(6) % 5)
-    assert main(["eval", "vit.st", "--data", "test.npz", "-o", "e.json", "--card", "card.md", "-q"]) == 0
+    assert main(["eval", "vit.st", "--test", "test.npz", "-o", "e.json", "-q"]) == 0
+    assert main(["report", "e.json", "--card", "card.md", "-q"]) == 0
     zeroed = ["--layout", "zeroed", "-o", "f/", "-q"]
     assert main(["prune", "vit.st", "--method", "magnitude", "--keep", "2", *zeroed]) == 0
     assert main(["push", "f", f"hf:{REPO}", "--card", "card.md", "--dry-run", "-q"]) == 0

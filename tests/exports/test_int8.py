@@ -37,9 +37,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     labels[:20] = generator.integers(0, 3, 20)
     np.savez(folder / "data.npz", x=images, y=labels)
     np.savez(folder / "ood.npz", x=dark_images)
-    words = ["--data", folder / "data.npz", "--ood", f"dark={folder / 'ood.npz'}", "--json", "-o", folder / "h"]
+    words = ["--test", folder / "data.npz", "--ood", f"dark={folder / 'ood.npz'}", "--json", "-o", folder / "h"]
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        run("fuse", folder / "h.st", "--export", "onnx,onnx-int8,pt2", *words)
+        run("export", folder / "h.st", "--format", "onnx,onnx-int8,pt2", *words)
     return folder, json.loads(out.getvalue())
 
 
@@ -131,12 +131,12 @@ def test_what_is_no_exported_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--export", "onnx", "--data", "d.npz"], "--data has no effect with --export onnx"),
-        (["--export", "onnx-int8", "--ood", "a=o.npz"], "--ood (flag) needs --data"),
-        (["b.st", "--export", "onnx", "--data", "d.npz", "--ood", "a=o.npz"], "--ood (flag) needs --export onnx-int8"),
-        (["--export", "onnx-int8", "--data", "d", "--ood", "a=o", "--ood", "a=p"], "--ood has the name 'a' twice"),
+        (["--test", "d.npz"], "--test (flag) needs --format onnx-int8"),
+        (["--format", "onnx-int8", "--ood", "a=o.npz"], "--ood (flag) needs --test"),
+        (["-o", "h.int8.onnx", "--limit", "5"], "--limit (flag) needs --test"),
+        (["--format", "onnx-int8", "--test", "d", "--ood", "a=o", "--ood", "a=p"], "--ood has the name 'a' twice"),
     ],
 )
 def test_data_are_for_rounded_weights(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("fuse", "a.st", *words, code=2)
+    run("export", "a.st", *words, code=2)
     assert message in capsys.readouterr().err

@@ -7,6 +7,7 @@ import torch
 
 from hydractl.families.base import AttentionLayout
 from hydractl.heads.mask import Site
+from tests.pico import same_tensors
 
 SITE = Site("blocks.0.attn", heads=4, head_dim=3, d_model=12)
 LAYOUTS = {
@@ -37,5 +38,4 @@ def test_what_is_written_is_what_was_read(case: str) -> None:
     assert weights.q.shape[1:] == weights.k.shape[1:] == weights.o.mT.shape[1:] == (3, 12)
     written: dict[str, torch.Tensor] = {}
     layout.write(written, SITE, weights)
-    assert sorted(written) == sorted(tensors)
-    assert all(torch.equal(written[name], tensors[name]) for name in tensors)
+    assert same_tensors(written, tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ def reference(name: str, folder: Path, classes: int, seed: int) -> tuple[Any, se
     torch.manual_seed(seed)
     drawn = cls._from_config(config).state_dict()
     model, report = cls.from_pretrained(folder, config=config, output_loading_info=True)
-    model.load_state_dict({n: drawn[n] if n in report["missing_keys"] else t for n, t in model.state_dict().items()})
+    state = model.state_dict()
+    for missing in report["missing_keys"]:
+        state[missing] = drawn[missing]
+    model.load_state_dict(state)
     return model.eval(), report["missing_keys"]
 
 
@@ -173,7 +177,7 @@ def test_a_body_is_pruned_trained_with_a_new_classifier_and_fused(bert: Path, ca
     said = run(capsys, "prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "small.st")[1]
     assert "of another task, and left: cls.predictions." in said
     assert read_header("small.st").description["config"]["num_labels"] == 0  # type: ignore[index]
-    train = ["finetune", "small.st", "--data", "train.csv", "--device", "cpu", "--epochs", "1", "--init", "head"]
+    train = ["finetune", "small.st", "--train", "train.csv", "--device", "cpu", "--epochs", "1", "--init", "head"]
     said = run(capsys, *train, "-o", "a.st")[1]
     names = ["bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight"]
     assert f"small has no classifier; drawn by --seed 0: {', '.join(names)}" in said
@@ -185,7 +189,7 @@ def test_a_body_is_pruned_trained_with_a_new_classifier_and_fused(bert: Path, ca
 
 
 def test_the_classes_of_a_new_classifier(bert: Path, capsys: Any) -> None:
-    train = ["finetune", "bert", "--device", "cpu", "--steps", "1", "-q", "-o", "out.st", "--force", "--data"]
+    train = ["finetune", "bert", "--device", "cpu", "--steps", "1", "-q", "-o", "out.st", "--force", "--train"]
     run(capsys, *train, "numbers.csv", "--reset-head")
     assert FileTensors("out.st").info("classifier.weight").shape == (3, 24)
     assert made_by("out.st")["drawn"] == ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
@@ -206,22 +210,22 @@ def test_the_classes_of_a_new_classifier(bert: Path, capsys: Any) -> None:
 
 def test_a_body_is_probed(bert: Path, capsys: Any) -> None:
     Path("new.csv").write_text("text,label\nunkind film,bad\nso fine !,good\n")
-    run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "train.csv", "--probe", "linear", "-o", "e.json", "-q")
+    run(capsys, "eval", "bert", "--test", "new.csv", "--train", "train.csv", "--probe", "linear", "-o", "e.json", "-q")
     row = json.loads(Path("e.json").read_text())["models"][0]
     assert row["id"]["n"] == 2 and row["id"]["nll"] > 0 and row["probe"]["c"] == [1.0]
     Path("one.csv").write_text("text,label\nunkind film,bad\nso fine !,bad\n")
-    said = run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "one.csv", "--probe", "linear", code=3)[1]
-    assert "--fit one.csv has one class" in said
+    said = run(capsys, "eval", "bert", "--test", "new.csv", "--train", "one.csv", "--probe", "linear", code=3)[1]
+    assert "--train one.csv has one class" in said
 
 
 NEED_A_CLASSIFIER = {
-    "eval": ["eval", "bert", "--data", "train.csv"],
-    "finetune": ["finetune", "bert", "--data", "train.csv"],
+    "eval": ["eval", "bert", "--test", "train.csv"],
+    "finetune": ["finetune", "bert", "--train", "train.csv"],
     "score": ["score", "bert", "--data", "train.csv", "--method", "taylor"],
-    "extract-circuit": ["extract-circuit", "bert", "--data", "train.csv", "--objective", "acc", "--keep", "2"],
+    "extract-circuit": ["extract-circuit", "bert", "--val", "train.csv", "--objective", "acc", "--keep", "2"],
     "bench": ["bench", "bert"],
-    "fuse": ["fuse", "bert", "bert", "--data", "train.csv", "-o", "h.st"],
-    "export": ["fuse", "bert", "--export", "pt2", "-o", "h"],
+    "fuse": ["fuse", "bert", "bert", "--val", "train.csv", "-o", "h.st"],
+    "export": ["export", "bert", "--format", "pt2", "-o", "h"],
 }
 
 
@@ -272,7 +276,7 @@ def test_dinov3_is_the_library_s(dinov3: Any, capsys: Any) -> None:
     source = open_source("dinov3", ALLOWED)
     images = source.family.example_inputs(source.description.preprocess, 2, seed=0)
     assert source.classes == 0 and images.shape == (2, 3, 16, 24), "it takes images of any size"
-    parts = {part: sum(source.family.part(n, source.sites) == part for n in source.tensors.names()) for part in PARTS}
+    parts = Counter(source.family.part(name, source.sites) for name in source.tensors.names())
     assert parts == {"embed": 5, "norm": 14, "attention": 21, "mlp": 12, "own": 6}
     close(build_model(source).member_logits(images)[0], dinov3(images).pooler_output)
     for method in ("random", "magnitude"):
@@ -292,7 +296,7 @@ def test_dinov3_is_probed_and_gets_no_classifier(dinov3: Any, capsys: Any) -> No
     for file, samples in (("data.npz", 30), ("new.npz", 6)):
         images = generator.integers(0, 256, (samples, 20, 20, 3), np.uint8)
         np.savez(file, x=images, y=np.arange(samples) % 2)
-    run(capsys, "eval", "dinov3", "--data", "new.npz", "--fit", "data.npz", "--probe", "knn", "-o", "e.json", "-q")
+    run(capsys, "eval", "dinov3", "--test", "new.npz", "--train", "data.npz", "--probe", "knn", "-o", "e.json", "-q")
     assert json.loads(Path("e.json").read_text())["models"][0]["id"]["n"] == 6
-    train = ["finetune", "dinov3", "--data", "data.npz", "--init", "head", "-o", "a.st"]
+    train = ["finetune", "dinov3", "--train", "data.npz", "--init", "head", "-o", "a.st"]
     assert "transformers has no classifier for DINOv3" in run(capsys, *train, code=2)[1]

@@ -71,10 +71,11 @@ def test_padding_on_either_side_one_text_and_no_mask(variant: str) -> None:
     unseen = {**right, "input_ids": right["input_ids"].clamp(min=5)}  # the last token is one that the mask hides
     if "sliding_window" in HF[variant][2]:  # within the window there is nothing to see
         unseen = left
-    for batch in (left, unseen, {"input_ids": right["input_ids"]}, {k: v[1:2, :4] for k, v in right.items()}):
+    one_text = {name: rows[1:2, :4] for name, rows in right.items()}
+    for batch in (left, unseen, {"input_ids": right["input_ids"]}, one_text):
         close(model.member_logits(batch)[0], logits(reference, batch))
     # Padding behind a text changes nothing; before it the positions move, and what came before stays unseen.
-    close(model.member_logits({k: v[1:2, :4] for k, v in right.items()})[0], model.member_logits(right)[0, 1:2])
+    close(model.member_logits(one_text)[0], model.member_logits(right)[0, 1:2])
     left["input_ids"][1, 0] = 17
     close(model.member_logits(left)[0], logits(reference, left))
 

@@ -43,6 +43,7 @@ from tests.pico_hf_clip import HF_CLIP, publish_hf_clip, tokenizer_of
 from tests.spread import marked_long
 
 import transformers  # isort: skip - behind the families, which make it importable
+from tests.pico import same_tensors, tensors_of
 
 FAMILY = get_family("hf")
 
@@ -57,8 +58,7 @@ def photos() -> list[Image.Image]:
 def test_a_folder_and_its_export_are_what_the_library_makes_of_them(variant: str, tmp_path: Path) -> None:
     source = with_labels(open_source(str(published(variant, tmp_path / "one"))), LABELS, TEMPLATES)
     weights = FAMILY.export_folder(tmp_path, source.description.config, source.description.preprocess, None)
-    tensors = {name: source.tensors.read(name) for name in source.tensors.names()}
-    safetensors.torch.save_file(tensors, tmp_path / weights, {"format": "pt"})
+    safetensors.torch.save_file(tensors_of(source.tensors), tmp_path / weights, {"format": "pt"})
     padding = {"padding": "max_length" if "siglip" in variant else True, "truncation": True, "return_tensors": "pt"}
     for folder in (tmp_path / "one", tmp_path):
         library = getattr(transformers, HF_CLIP[variant][0]).from_pretrained(folder).eval()
@@ -67,7 +67,7 @@ def test_a_folder_and_its_export_are_what_the_library_makes_of_them(variant: str
         pixels = build_model(source).preprocess(photos())
         given = processor(photos(), return_tensors="pt")
         found = pixels if isinstance(pixels, dict) else {"pixel_values": pixels}
-        assert found.keys() == given.keys() and all(torch.equal(found[name], given[name]) for name in given)
+        assert same_tensors(found, given)
         one = build_model(with_labels(source, LABELS, ["a photo of a {}."]))
         tokens = tokenizer([f"a photo of a {label}." for label in LABELS], **padding)
         close(one.member_logits(pixels)[0], library(**given, **tokens).logits_per_image)
@@ -150,7 +150,7 @@ def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tm
     config = type(stock_config)(**stock_config.to_dict() | {"num_labels": 7})
     library = getattr(transformers, name)._from_config(config).eval()
     unpruned = with_drawn_head(with_new_head(zero_shot, None, 7), seed=3)
-    library.load_state_dict({tensor: unpruned.tensors.read(tensor) for tensor in unpruned.tensors.names()})
+    library.load_state_dict(tensors_of(unpruned.tensors))
     removed = [head for head in pruned.description.mask.removed_heads if head[0].startswith("vision")]
     batch = inputs(variant)
     close(build_model(classifier).member_logits(batch)[0], logits(zero_columns(library, removed), batch))

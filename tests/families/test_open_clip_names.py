@@ -16,6 +16,7 @@ from hydractl.families.open_clip import FAMILY
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from tests.families.test_open_clip import CONFIG, TINY, WEIGHTS
+from tests.pico import same_tensors, tensors_of
 from tests.pico_clip import (
     clip_config,
     pico_clip,
@@ -162,12 +163,12 @@ def test_random_weights_are_drawn_by_the_seed() -> None:
     assert torch.equal(torch.rand(3), expected), "the caller's random numbers go on"
     names = one.tensors.names()
     assert names == sorted(FAMILY.build(one.config).state_dict())
-    assert all(torch.equal(one.tensors.read(name), same.tensors.read(name)) for name in names)
+    assert same_tensors(tensors_of(one.tensors), tensors_of(same.tensors))
     drawn = "visual.transformer.resblocks.0.attn.in_proj_weight"
     assert not torch.equal(one.tensors.read(drawn), other.tensors.read(drawn))
     torch.manual_seed(1)
     reference = open_clip.CLIP(**clip_config()).state_dict()
-    assert all(torch.equal(one.tensors.read(name), reference[name]) for name in names)
+    assert same_tensors(tensors_of(one.tensors), reference)
     assert one.config == clip_config() and one.labels is None
     defaults = json.loads(json.dumps(dataclasses.asdict(PreprocessCfg(size=(16, 16)))))
     assert one.preprocess == {"kind": "image", **defaults}
@@ -245,8 +246,8 @@ def test_pretrained_weights_are_the_safetensors_of_the_hub(hub: Hub) -> None:
     loaded = FAMILY.load_name("ViT-B-32/laion2b_s34b_b79k", {}, 0)
     repo = "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
     assert hub.asked == [(repo, CONFIG), (repo, WEIGHTS)]
-    state = pico_clip().state_dict()
-    assert loaded.config == clip_config() and all(torch.equal(loaded.tensors.read(n), state[n]) for n in state)
+    assert loaded.config == clip_config()
+    assert same_tensors(tensors_of(loaded.tensors), pico_clip().state_dict())
     FAMILY.load_name("ViT-B-32/LAION2B-s34b-b79k", {"pretrained": True}, 0)  # the library folds tags too
     assert hub.asked[2:] == hub.asked[:2]
 

@@ -29,13 +29,15 @@ from hydractl.cli.app import main
 from hydractl.files.header import read_header
 from tests.forked import ROOT, Forked
 from tests.fuzz.readers import CORPUS
+from tests.running import control_characters
 
 SECONDS, MEMORY = 15, 1 << 30
 Attack = Callable[..., tuple[int, str, str]]
 PRUNE = ["--method", "magnitude", "--keep", "1", "-o", "out.st", "--force"]
 DATA = ["--data", "images.npz"]
-REPORT = ["--report", "r.html", "--allow-seen", "--force", "-q"]
-EVAL = ["eval", "vit.st", "--allow-seen", "--data"]
+MEASURE = ["--allow-seen", "--force", "-q"]
+REPORT = ["report", "e.json", "--html", "r.html", "--force", "-q"]
+EVAL = ["eval", "vit.st", "--allow-seen", "--test"]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(CORPUS / part, folder / "bert", dirs_exist_ok=True)
     assert main(["prune", str(folder / "bert"), "--dry-run", "--method", "magnitude", "--keep", "1"]) == 0
     assert (
-        main(["eval", str(folder / "vit.st"), "--allow-seen", "--data", str(folder / "images.npz"), "--dry-run"]) == 0
+        main(["eval", str(folder / "vit.st"), "--allow-seen", "--test", str(folder / "images.npz"), "--dry-run"]) == 0
     )
     return folder
 
@@ -71,7 +73,7 @@ def attack(here: Path) -> Attack:
         assert process.returncode in (0, 2, 3, 4, 5, 6), (process.returncode, err[-2000:])
         assert "internal" not in err and "Traceback" not in err
         assert "out of memory" not in err
-        assert not [c for c in out + err if ord(c) < 32 and c not in "\n\t"]
+        assert not control_characters(out + err, allowed="\n\t")
         assert max(map(len, err.splitlines()), default=0) < 3000
         assert process.returncode is not None
         return process.returncode, out, err
@@ -141,7 +143,7 @@ def test_names_without_end(attack: Attack) -> None:
     np.savez("many.npz", x=np.zeros((1000, 4, 4), np.uint8), y=np.arange(1000), classes=[f"c{i}" for i in range(1000)])
     assert attack(*EVAL, "many.npz", "-o", "e.json")[0] == 3
     described("wide.st", lambda document: document.update(labels=[f"class {i}" for i in range(100_000)]))
-    assert attack("eval", "wide.st", "--allow-seen", "--data", "images.npz", "-o", "e.json")[0] == 3
+    assert attack("eval", "wide.st", "--allow-seen", "--test", "images.npz", "-o", "e.json")[0] == 3
 
 
 def bomb_csv() -> str:
@@ -235,7 +237,7 @@ def test_a_tokenizer_that_panics_or_does_not_end(part: dict[str, Any], attack: A
     dump("bert/tokenizer.json", {**document, **part})
     attack("prune", "bert", *PRUNE)
     Path("t.csv").write_text("text,label\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa b,one\n")
-    attack("eval", "bert", "--data", "t.csv", "-o", "e.json", "--force")
+    attack("eval", "bert", "--test", "t.csv", "-o", "e.json", "--force")
 
 
 @pytest.mark.fault(26, 46)
@@ -285,11 +287,12 @@ def test_names_that_are_no_utf8(attack: Attack) -> None:
         pytest.skip("this file system wants UTF-8")
     shutil.copy("vit.st", model)
     out = os.fsdecode(b"\xfe.json")
-    assert attack("eval", model, "--data", data, "-o", out, "--predictions", "p.st", *REPORT)[0] == 0
+    assert attack("eval", model, "--test", data, "-o", out, "--predictions", "p.st", *MEASURE)[0] == 0
+    assert attack("report", out, *REPORT[2:])[0] == 0
     assert json.loads(Path(out).read_bytes())["models"][0]["id"]["n"] == 6
-    assert attack("extract-circuit", model, "--data", data, "--objective", "acc", "--budget", "1", "-q")[0] == 0
+    assert attack("extract-circuit", model, "--val", data, "--objective", "acc", "--budget", "1", "-q")[0] == 0
     assert attack("prune", model, "--method", "magnitude", "--keep", "1", "-q")[0] == 0
-    assert attack("finetune", model, "--data", data, "--steps", "1", "-o", "t.st", "-q")[0] == 0
+    assert attack("finetune", model, "--train", data, "--steps", "1", "-o", "t.st", "-q")[0] == 0
 
 
 @pytest.mark.fault(8, 51)
@@ -330,7 +333,7 @@ def test_logits_that_overflow(attack: Attack) -> None:
     tensors["head.weight"].fill_(3e38)
     save_file(tensors, "big.st", read_header(Path("vit.st")).metadata)
     assert attack("fuse", "big.st", "vit.st", "-o", "f.st")[0] == 6
-    assert attack("eval", "big.st", "--allow-seen", "--data", "images.npz", "-o", "e.json")[0] == 6
+    assert attack("eval", "big.st", "--allow-seen", "--test", "images.npz", "-o", "e.json")[0] == 6
 
 
 # --- odds and ends ----------------------------------------------------------------------------------------------------
@@ -347,7 +350,7 @@ def test_logits_that_overflow(attack: Attack) -> None:
         [*EVAL, "images.npz", "--labels", "~nosuchuser/x"],
         ["prune", "timm:vit_tiny_patch16_224?pretrained=0&depth=2020-13-45", *PRUNE],
         ["prune", "timm:vit_tiny_patch16_224?pretrained=0&depth=1000000", *PRUNE],
-        ["eval", "vit.st", "--data", "images.npz", "--seed", "x" * 5000],
+        ["eval", "vit.st", "--test", "images.npz", "--seed", "x" * 5000],
         ["prune", "vit.st", "--config", "long.yaml", "--dry-run"],
     ],
     ids=lambda words: " ".join(words)[:40],
@@ -363,7 +366,7 @@ def test_one_line_for_what_makes_no_sense(words: list[str], attack: Attack) -> N
 def test_preprocessing_of_another_model(attack: Attack) -> None:
     for change in ({"mean": ["a"]}, {"mean": [10**400]}, {"input_size": [3, 4, 4]}, {"mean": "x"}, {"std": [0]}):
         described("x.st", lambda document, change=change: document["preprocess"].update(change))
-        assert attack("eval", "x.st", "--allow-seen", "--data", "images.npz", "-o", "e.json", "--force")[0] in (3, 6), (
+        assert attack("eval", "x.st", "--allow-seen", "--test", "images.npz", "-o", "e.json", "--force")[0] in (3, 6), (
             change
         )
 
@@ -389,8 +392,9 @@ def test_standard_input_that_is_closed(here: Path) -> None:
 @pytest.mark.fault(57)
 def test_a_name_of_five_hundred_characters(attack: Attack) -> None:
     name = "n" * 500
-    assert attack("eval", f"={name}=vit.st", *DATA, "-o", "e.json", *REPORT)[0] == 3
-    assert attack("eval", f"{name}=vit.st", *DATA, "-o", "e.json", *REPORT)[0] == 0
+    assert attack("eval", f"={name}=vit.st", "--test", "images.npz", "-o", "e.json", *MEASURE)[0] == 3
+    assert attack("eval", f"{name}=vit.st", "--test", "images.npz", "-o", "e.json", *MEASURE)[0] == 0
+    assert attack(*REPORT)[0] == 0
 
 
 # --- descriptions of much ---------------------------------------------------------------------------------------------
@@ -455,10 +459,10 @@ def test_masks_and_circuits_of_much(flags: list[str], attack: Attack) -> None:
     steps = [{"site": f"b{index % 4000}", "head": index % 16} for index in range(8000)]
     documents = [
         {"schema": "hydractl.mask/1", "sites": mask},
-        {"schema": "hydractl.circuit/1", "sites": {f"b{index}": 16 for index in range(4000)}, "removed": steps},
-        {"schema": "hydractl.circuit/1", "sites": {"b": 4}, "removed": [{"site": ["b"], "head": [1]}]},
+        {"schema": "hydractl.circuit/2", "sites": {f"b{index}": 16 for index in range(4000)}, "removed": steps},
+        {"schema": "hydractl.circuit/2", "sites": {"b": 4}, "removed": [{"site": ["b"], "head": [1]}]},
         {"schema": "hydractl.mask/1", "sites": {}, "source": [1] * 100_000},
-        {"schema": "hydractl.eval/1", "models": [{"name": "x" * 400_000}]},
+        {"schema": "hydractl.eval/2", "models": [{"name": "x" * 400_000}]},
     ]
     for document in documents:
         assert attack("--info", dump("m.json", document), *flags)[0] == 0

@@ -1,6 +1,6 @@
 """Exported files that would run code, or read other files, when a library opens them: one line, and nothing happens.
 
-Each attack is a file of ``fuse --export`` of which one thing is another.
+Each attack is a file of ``export`` of which one thing is another.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def test_a_pt2_that_would_run_code(
     (said,) = refusals(attacked(exported, attack), capsys)
     start = "error: evil.pt2 is not opened, for it holds what hydractl never exports and what could run: "
     assert said.startswith(start + ATTACKS[attack]), said
-    assert "\nhint: export its checkpoint again: hydractl fuse FILE.st --export pt2\n" in said
+    assert "\nhint: export its checkpoint again: hydractl export FILE.st --format pt2\n" in said
     assert not Path("pwned").exists()
 
 

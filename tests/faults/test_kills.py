@@ -25,18 +25,20 @@ KILLS = int(os.environ.get("KILLS", "16"))
 """Of all verbs together."""
 OLD = b"an older result"
 DATA = ["--data", "set.npz", "-q"]
-SEARCH = [*DATA, "--objective", "acc", "--budget", "4"]
+TRAIN = ["--train", "set.npz", "-q"]
+TEST = ["--test", "set.npz", "-q"]
+SEARCH = ["--val", "set.npz", "-q", "--objective", "acc", "--budget", "4"]
 VERBS = {
     "score": ["score", "vit.st", "--method", "taylor", *DATA, "--force", "-o", "out.json"],
     "extract-circuit": ["extract-circuit", "vit.st", *SEARCH, "--resume", "-o", "out.json"],
     "prune": ["prune", "vit.st", "--method", "taylor", "--keep", "1", *DATA, "--force", "-o", "out.st"],
     "folder": ["prune", "vit.st", "--method", "random", "--keep", "1", "-q", "--force", "-o", "out/"],
-    "finetune": ["finetune", "vit.st", *DATA, "--epochs", "2", "--save-every", "3", "--resume", "-o", "out.st"],
+    "finetune": ["finetune", "vit.st", *TRAIN, "--epochs", "2", "--save-every", "3", "--resume", "-o", "out.st"],
     "fuse": ["fuse", "vit.st", "b.st", "-q", "--force", "-o", "out.st"],
-    "eval": ["eval", "vit.st", "b=b.st", *DATA, "--predictions", "out.st", "--resume", "-o", "out.json"],
+    "eval": ["eval", "vit.st", "b=b.st", *TEST, "--predictions", "out.st", "--resume", "-o", "out.json"],
     "bench": ["bench", "vit.st", "--rounds", "2", "-q", "--force", "-o", "out.json"],
 }
-EXPORT = ["fuse", "vit.st", "b.st", "-q", "--force", "-o", "out.st", "--export", "pt2,onnx"]
+EXPORT = ["export", "vit.st", "-q", "--force", "-o", "out.pt2", "--format", "pt2,onnx"]
 
 
 @pytest.fixture(scope="module")

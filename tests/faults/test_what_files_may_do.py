@@ -15,6 +15,7 @@ from hydractl.cli.app import main
 from hydractl.errors import InputError, OutputError
 from hydractl.files.state_dict import StateDict
 from tests.fuzz.readers import CORPUS
+from tests.spread import spread
 
 BENCH = next((CORPUS / "bench").iterdir())
 
@@ -30,7 +31,7 @@ def test_a_matplotlibrc_of_the_working_folder_changes_nothing(monkeypatch: pytes
     """matplotlib has TeX draw the texts where such a file says so."""
     import matplotlib
 
-    plot = ["bench", "--from", str(BENCH), "--plot"]
+    plot = ["report", str(BENCH), "--plots"]
     assert main([*plot, "a.svg"]) == 0
     Path("latex").write_text("#!/bin/sh\ntouch pwned\n")
     Path("latex").chmod(0o755)
@@ -54,9 +55,10 @@ ELSEWHERE = [
 
 
 @pytest.mark.fault(58)
-@pytest.mark.parametrize("place", ELSEWHERE)
-@pytest.mark.parametrize("form", ["text", "list", "splits", "alias", "yaml", "folder"])
-def test_a_local_set_that_sends_elsewhere(place: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "place"), spread(["text", "list", "splits", "alias", "yaml", "folder"], ELSEWHERE, each=2)
+)
+def test_a_local_set_that_sends_elsewhere(form: str, place: str) -> None:
     datasets = pytest.importorskip("datasets")
     del datasets
     from hydractl.data.opening import open_data
@@ -139,9 +141,12 @@ def test_tensors_without_numbers_in_a_state_dict() -> None:
 
 
 @pytest.mark.fault(70)
-@pytest.mark.parametrize("key", ["mean", "std"])
-@pytest.mark.parametrize("value", [7, True, "x", {"a": 1}, ["a"], [None], [10**400]], ids=lambda value: str(value)[:9])
-def test_a_timm_configuration_of_other_types(key: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("value", "key"),
+    spread([7, True, "x", {"a": 1}, ["a"], [None], [10**400]], ["mean", "std"]),
+    ids=lambda value: str(value)[:9],
+)
+def test_a_timm_configuration_of_other_types(value: Any, key: str, capsys: pytest.CaptureFixture[str]) -> None:
     made = ["prune", "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=6&depth=1&num_heads=3"]
     if not Path("f").exists():
         words = [*made, "--method", "magnitude", "--keep", "3", "--layout", "zeroed", "-o", "f/", "-q"]

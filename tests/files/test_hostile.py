@@ -20,7 +20,7 @@ MODEL = (
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model that knows its class names."""
     path = tmp_path_factory.mktemp("model") / "vit.st"
-    assert main(["finetune", MODEL, "--data", "builtin:digits/val", "--steps", "1", "-q", "-o", str(path)]) == 0
+    assert main(["finetune", MODEL, "--train", "builtin:digits/val", "--steps", "1", "-q", "-o", str(path)]) == 0
     return path
 
 
@@ -45,9 +45,9 @@ PRUNE = ["prune", "vit.st", "--method", "random", "--keep", "1"]
         PRUNE,
         ["score", "vit.st", "--method", "random"],
         ["fuse", "vit.st", "vit.st"],
-        ["finetune", "vit.st", "--data", "builtin:digits/val", "--steps", "1"],
-        ["extract-circuit", "vit.st", "--data", "builtin:digits/val", "--objective", "acc", "--budget", "1"],
-        ["eval", "vit.st", "--data", "builtin:digits/val"],
+        ["finetune", "vit.st", "--train", "builtin:digits/val", "--steps", "1"],
+        ["extract-circuit", "vit.st", "--val", "builtin:digits/val", "--objective", "acc", "--budget", "1"],
+        ["eval", "vit.st", "--test", "builtin:digits/val"],
         ["bench", "vit.st", "--rounds", "1"],
     ],
     ids=lambda command: command[0],
@@ -69,14 +69,14 @@ def test_an_output_that_can_only_be_a_folder(
 
 
 def test_predictions_of_several_models_need_a_file_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["eval", "vit.st", "b=vit.st", "--data", "builtin:digits/val", "--predictions", "."]
+    command = ["eval", "vit.st", "b=vit.st", "--test", "builtin:digits/val", "--predictions", "."]
     assert main(command) in (2, 5)
     assert "internal" not in capsys.readouterr().err
     assert files(here) == ["vit.st"]
 
 
 def test_a_misspelt_requirement_is_found_before_the_work(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["eval", "vit.st", "--data", "builtin:digits/val", "--ood", "l:near=builtin:letters", "--require"]
+    command = ["eval", "vit.st", "--test", "builtin:digits/val", "--ood", "l:near=builtin:letters", "--require"]
     for expression in ("id.acuracy>=0", "ood.m.auroc>=0", "other:id.accuracy>=0"):
         assert main([*command, expression]) == 2
         said = capsys.readouterr()
@@ -89,7 +89,7 @@ def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.Captur
     from hydractl.metrics.rows import row_keys
     from hydractl.verbs.requirements import lookup
 
-    command = ["eval", "vit.st", "--data", "builtin:digits/test", "--ood", "l.1:near=builtin:letters", "--json"]
+    command = ["eval", "vit.st", "--test", "builtin:digits/test", "--ood", "l.1:near=builtin:letters", "--json"]
     assert main(command) == 0
     row = json.loads(capsys.readouterr().out)["models"][0]
     keys = row_keys(["l.1"])
@@ -104,6 +104,6 @@ def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.Captur
 
 @pytest.mark.fault(24)
 def test_a_budget_is_called_by_its_option(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["extract-circuit", "vit.st", "--data", "builtin:digits/val", "--objective", "acc", "--budget", "10"]
+    command = ["extract-circuit", "vit.st", "--val", "builtin:digits/val", "--objective", "acc", "--budget", "10"]
     assert main(command) == 2
     assert "--budget 10 is outside 0..9" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-EVAL = "eval vit.st --data t.npz"
+EVAL = "eval vit.st --test t.npz"
 REFUSED = {
     "t.npz": [
         f"{EVAL} -o t.npz",
@@ -57,10 +57,10 @@ REFUSED = {
         f"{EVAL}?limit=3 -o t.npz",
         "score vit.st --method taylor --data t.npz -o t.npz",
         "bench vit.st --data t.npz -o t.npz --batch-size 2",
-        "finetune vit.st --data t.npz --steps 1 -o link",
-        "finetune vit.st --data o.npz --val t.npz --steps 1 -o hard",
-        "extract-circuit vit.st --data t.npz --objective acc --budget 1 -o t.npz",
-        "fuse m0.st m1.st --data t.npz -o link",
+        "finetune vit.st --train t.npz --steps 1 -o link",
+        "finetune vit.st --train o.npz --val t.npz --steps 1 -o hard",
+        "extract-circuit vit.st --val t.npz --objective acc --budget 1 -o t.npz",
+        "fuse m0.st m1.st --val t.npz -o link",
     ],
     "o.npz": [
         f"{EVAL} --ood other:far=o.npz -o o.npz",
@@ -72,9 +72,8 @@ REFUSED = {
         "bench NAME=vit.st m0.st -o vit.st",
         "score vit.st --method random -o vit.st",
         f"{EVAL} --predictions vit.st",
-        f"{EVAL} --calibrated out.st --temperature fit --val o.npz -o vit.st",
     ],
-    "m1.st": ["eval m0.st+m1.st --data t.npz -o m1.st"],
+    "m1.st": ["eval m0.st+m1.st --test t.npz -o m1.st"],
     "m0.mask.json": ["prune vit.st --mask m0.mask.json -o m0.st"],
     "labels.txt": [f"{EVAL} --labels labels.txt -o labels.txt"],
     "map.json": [f"{EVAL} --label-map map.json -o map.json"],
@@ -121,5 +120,5 @@ def test_a_model_may_be_replaced_by_what_is_made_of_it(here: Path) -> None:
     assert main(["fuse", "m0.st", "m1.st", "-o", "m0.st", "--force", "-q"]) == 0
     assert main(["prune", "m1.st", "--method", "random", "--keep", "1", "-o", "m1.st", "-q"]) == 5  # but not unasked
     hydractl.prune("m1.st", method="random", keep=1, output="m1.st", force=True)
-    with pytest.raises(OutputError, match="is the input of data"):
-        hydractl.evaluate("vit.st", data="t.npz", output="t.npz", force=True)
+    with pytest.raises(OutputError, match="is the input of test"):
+        hydractl.evaluate("vit.st", test="t.npz", output="t.npz", force=True)

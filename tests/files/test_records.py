@@ -18,7 +18,6 @@ from hydractl.files.records import (
     described,
     inline,
     json_fields,
-    lists_differ,
     needed,
 )
 
@@ -58,7 +57,9 @@ class Lengths(Record):
 
     @classmethod
     def problem(cls, values: Mapping[str, Any]) -> str | None:
-        return lists_differ({name: values[name] for name in ("edges", "counts")})
+        if len(values["edges"]) != len(values["counts"]) + 1:
+            return "has lists that differ in length"
+        return None
 
 
 BICYCLE = {

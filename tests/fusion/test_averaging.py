@@ -115,7 +115,7 @@ def test_averaging_that_destroys_answers_is_said(members: None, capsys: pytest.C
 
 
 def test_accuracy_before_and_after_averaging(members: None, capsys: pytest.CaptureFixture[str]) -> None:
-    document, err = fuse(capsys, "a.st", "b.st", "--merge", "mlp", "--data", "d.npz", "--limit", "16")
+    document, err = fuse(capsys, "a.st", "b.st", "--merge", "mlp", "--val", "d.npz", "--limit", "16")
     data = np.load("d.npz")
     labels = torch.from_numpy(data["y"][:16])
 
@@ -145,7 +145,7 @@ def test_members_that_do_not_differ_are_said(members: None, capsys: pytest.Captu
     (warning,) = document["warnings"]
     assert warning.startswith("members hardly differ on 4 random inputs, seed 0: disagreement 0, mutual information")
     assert warning in err
-    assert main(["eval", "h.st", "a.st", "--data", "d.npz", "--json", "--device", "cpu"]) == 0
+    assert main(["eval", "h.st", "a.st", "--test", "d.npz", "--json", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     (warning,) = json.loads(out)["warnings"]
     assert (

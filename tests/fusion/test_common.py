@@ -166,8 +166,9 @@ def test_a_head_that_differs_is_kept_by_its_member() -> None:
             close(member, build_model(model).member_logits(inputs("qk-norm"))[0])
 
 
-@pytest.mark.parametrize("variant", ["class-token", "qk-norm", "bert", "clip"])
-@pytest.mark.parametrize("case", ["at-once", "second", "empty-in-all"])
+@pytest.mark.parametrize(
+    ("variant", "case"), spread(["class-token", "qk-norm", "bert", "clip"], ["at-once", "second", "empty-in-all"])
+)
 @torch.no_grad()
 def test_through_a_file_and_back_to_single_members(variant: str, case: str, tmp_path: Path) -> None:
     members, expected = of_one_checkpoint(variant, MASKS[case])

@@ -64,10 +64,11 @@ class Watch:
         if event in _FORBIDDEN:
             self.seen.append(f"{event} {arguments!r}"[:300])
         elif event == "open" and isinstance(arguments[0], (str, bytes)):
-            path, writes = os.path.abspath(os.fsdecode(arguments[0])), (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
-            inside = path.startswith((self.folder, _TEMPORARY, "/dev/null"))
-            code = path.startswith((sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/", str(CORPUS.parents[2])))
-            if not inside and (writes or not code):
+            path = os.path.abspath(os.fsdecode(arguments[0]))
+            writes = (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+            is_inside = path.startswith((self.folder, _TEMPORARY, "/dev/null"))
+            is_code = path.startswith((sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/", str(CORPUS.parents[2])))
+            if not is_inside and (writes or not is_code):
                 self.seen.append(f"open {path} {arguments[1:]}"[:300])
 
 

@@ -52,19 +52,20 @@ def _unfinished_training(words: list[str]) -> None:
 def _results() -> None:
     images = np.random.default_rng(0).integers(0, 256, (6, 4, 4), np.uint8)
     np.savez("images.npz", x=images, y=np.arange(6) % 2, classes=np.array(["zero", "one"]))
-    data = ["--data", "images.npz"]
-    _run("finetune", MODEL, *data, "--steps", "1", "--batch-size", "2", "-o", "vit.st")
+    search = ["--val", "images.npz"]
+    train = ["--train", "images.npz"]
+    _run("finetune", MODEL, *train, "--steps", "1", "--batch-size", "2", "-o", "vit.st")
     _run("score", "vit.st", "--method", "magnitude", "-o", "s.scores.json")
     _run("prune", "vit.st", "--method", "random", "--keep", "2", "-o", "pruned.st")
     _run("fuse", "pruned.st", "vit.st", "-o", "fused.st")
-    _run("extract-circuit", "vit.st", *data, "--objective", "acc", "--budget", "2", "-o", "c.circuit.json")
-    _run("extract-circuit", "vit.st", *data, "--objective", "acc", "--budget", "2", "-o", "c.json")
+    _run("extract-circuit", "vit.st", *search, "--objective", "acc", "--budget", "2", "-o", "c.circuit.json")
+    _run("extract-circuit", "vit.st", *search, "--objective", "acc", "--budget", "2", "-o", "c.json")
     _keep("journal", "c.json.journal")
-    _unfinished_training(["finetune", "vit.st", *data, "--steps", "3", "--save-every", "1", "-o", "t.st"])
-    _run("eval", "fused.st", *data, "--allow-seen", "--predictions", "p.pred.st", "-o", "e.eval.json")
+    _unfinished_training(["finetune", "vit.st", *train, "--steps", "3", "--save-every", "1", "-o", "t.st"])
+    _run("eval", "fused.st", "--test", "images.npz", "--allow-seen", "--predictions", "p.pred.st", "-o", "e.eval.json")
     _run("prune", f"{MODEL}&depth=1", "--method", "random", "--keep", "1", "-o", "small.st")
     for kind in ("pt2", "onnx"):
-        _run("fuse", "small.st", "--export", kind, "-o", f"small.{kind}")
+        _run("export", "small.st", "--format", kind, "-o", f"small.{kind}")
         _keep(kind, f"small.{kind}")
     _run("bench", "vit.st", "--rounds", "1", "--warmup", "1", "-o", "b.bench.json")
     _keep("checkpoint", "vit.st", "pruned.st", "fused.st")

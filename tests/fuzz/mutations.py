@@ -16,7 +16,8 @@ from random import Random
 from typing import Any
 
 # Numbers at the edges of what programs and formats hold, and things of another type than expected.
-NUMBERS = [0, -1, 1, 2, 7, 255, 65536, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63)]
+NUMBERS = [0, -1, 1, 2, 7, 255, 65536]
+NUMBERS += [2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63)]
 NUMBERS += [0.5, -0.0, 1e-320, 1e308, float("nan"), float("inf"), float("-inf")]  # type: ignore[list-item]
 TEXTS = ["", " ", "a", "\x00", "\x1b[31mred\x1b[0m", "\u202eright", "../../etc/passwd", "/etc/passwd", "~nosuchuser/x"]
 TEXTS += ["http://127.0.0.1:9/x", "hf://a/b", "=1+1", "<script>alert(1)</script>", "a" * 5000, "\ud800", "\u00e9\u4e2d"]
@@ -144,7 +145,8 @@ def _safetensors(data: bytes, draw: Random) -> bytes:
     header, tensors = data[8 : 8 + length], data[8 + length :]
     kind = draw.randint(0, 9)
     if kind == 0:
-        return struct.pack("<Q", draw.choice([0, 1, length - 1, length + 1, 2**24 + 1, 2**63])) + data[8:]
+        wrong_length = draw.choice([0, 1, length - 1, length + 1, 2**24 + 1, 2**63])
+        return struct.pack("<Q", wrong_length) + data[8:]
     if kind == 1 and tensors:
         place = draw.randint(0, len(tensors) - 1) // 4 * 4
         number = struct.pack("<f", draw.choice([float("nan"), float("inf"), 3e38, 1e-45, -0.0]))
@@ -170,11 +172,13 @@ def _npz(data: bytes, draw: Random) -> bytes:
     elif kind == 2:
         arrays[name] = _bytes(arrays[name], draw)
     else:
-        length = struct.unpack("<H", arrays[name][8:10])[0]
-        header = arrays[name][10 : 10 + length].decode("latin-1")
+        array = arrays[name]  # a magic number of eight bytes, the length of the header, the header, numbers
+        length = struct.unpack("<H", array[8:10])[0]
+        header = array[10 : 10 + length].decode("latin-1")
+        numbers = array[10 + length :]
         before, after = draw.choice(_ARRAY_HEADERS)
         header = header.replace(before, after, 1).rstrip() + " " * (-len(header) % 16) + "\n"
-        arrays[name] = arrays[name][:8] + struct.pack("<H", len(header)) + header.encode() + arrays[name][10 + length :]
+        arrays[name] = array[:8] + struct.pack("<H", len(header)) + header.encode() + numbers
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
         for name, content in arrays.items():
@@ -225,11 +229,14 @@ def _tar(data: bytes, draw: Random) -> bytes:
 
 def _png(data: bytes, draw: Random) -> bytes:
     """The fields of the header chunk, under a checksum that fits; or a chunk left out or doubled."""
-    chunks, place = [], 8
-    while place < len(data):
+    chunks = []
+    place = 8
+    while place < len(data):  # length, kind, content, checksum
         length = struct.unpack(">I", data[place : place + 4])[0]
-        chunks.append((data[place + 4 : place + 8], data[place + 8 : place + 8 + length]))
-        place += 12 + length
+        start = place + 8
+        stop = start + length
+        chunks.append((data[place + 4 : start], data[start:stop]))
+        place = stop + 4
     chosen = draw.randint(0, len(chunks) - 1)
     kind, content = chunks[chosen]
     match draw.randint(0, 4):

@@ -13,12 +13,13 @@ from typing import Any
 
 from hydractl.cli.app import main
 from hydractl.cli.failures import failure_of, say_failure
+from tests.running import control_characters
 
 CORPUS = Path(__file__).parent / "corpus"
 
 CASE = "{case}"
 _PRUNE = ["--method", "magnitude", "--keep", "1", "-o", "out.st", "--force"]
-_SEARCH = ["--data", "images.npz", "--objective", "acc", "--budget", "2", "--resume", "--force"]
+_SEARCH = ["--val", "images.npz", "--objective", "acc", "--budget", "2", "--resume", "--force"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class Reader:
     function: Callable[[Path], object] | None = field(default=None)
 
 
-def _rows(path: Path) -> object:
+def _rows(spec: object) -> object:
     """Every sample of a data set, as ``eval`` reads it."""
     from hydractl.data.opening import open_data
 
-    data = open_data(str(path), labels=["zero", "one"], ignore_labels=True)
+    data = open_data(str(spec), labels=["zero", "one"], ignore_labels=True)
     return [data[i] for i in range(min(len(data), 8))], data.fingerprint()
 
 
@@ -151,77 +152,160 @@ def _label_map(path: Path) -> None:
     open_data("images.npz", labels=["zero", "one"], label_map=_label_map(str(path)))
 
 
+def _data_set(form: str, name: str, spec_of: Callable[[Path], object] = str) -> Reader:
+    """A file of samples, which no command reads without a model.
+
+    Args:
+        form, name: as of :class:`Reader`.
+        spec_of: from the path of the file to the SPEC of the data set that it belongs to.
+    """
+    return Reader(form=form, name=name, commands=[], function=lambda path: _rows(spec_of(path)))
+
+
+def _folder_of_classes(path: Path) -> Path:
+    """The folder of the folders of classes, in one of which an image lies."""
+    return path.parents[1]
+
+
+def _shards(path: Path) -> str:
+    return f"wds:{path}"
+
+
 READERS: dict[str, Reader] = {
     "checkpoint": Reader(
-        "st",
-        [["--info", CASE], ["prune", CASE, *_PRUNE], ["fuse", CASE, "vit.st", "-o", "out.st", "--force"]],
-        "case.st",
-        _model,
+        form="st",
+        name="case.st",
+        commands=[["--info", CASE], ["prune", CASE, *_PRUNE], ["fuse", CASE, "vit.st", "-o", "out.st", "--force"]],
+        function=_model,
     ),
-    "state-dict": Reader("zip", [["prune", CASE, "--arch", "torchvision:vit_b_16", *_PRUNE]], "case.pth", _state_dict),
-    "pt2": Reader("zip", [["--info", CASE]], "case.pt2", _exported),
-    "onnx": Reader("bytes", [["--info", CASE]], "case.onnx", _exported),
+    "state-dict": Reader(
+        form="zip",
+        name="case.pth",
+        commands=[["prune", CASE, "--arch", "torchvision:vit_b_16", *_PRUNE]],
+        function=_state_dict,
+    ),
+    "pt2": Reader(
+        form="zip",
+        name="case.pt2",
+        commands=[["--info", CASE]],
+        function=_exported,
+    ),
+    "onnx": Reader(
+        form="bytes",
+        name="case.onnx",
+        commands=[["--info", CASE]],
+        function=_exported,
+    ),
     "mask": Reader(
-        "json",
-        [["--info", CASE], ["prune", "vit.st", "--mask", CASE, "--dry-run"]],
-        "case.mask.json",
-        _heads("mask_from_json"),
+        form="json",
+        name="case.mask.json",
+        commands=[["--info", CASE], ["prune", "vit.st", "--mask", CASE, "--dry-run"]],
+        function=_heads("mask_from_json"),
     ),
     "scores": Reader(
-        "json",
-        [["--info", CASE], ["prune", "vit.st", "--scores", CASE, "--remove", "1", "--dry-run"]],
-        "case.scores.json",
-        _heads("scores_from_json"),
+        form="json",
+        name="case.scores.json",
+        commands=[["--info", CASE], ["prune", "vit.st", "--scores", CASE, "--remove", "1", "--dry-run"]],
+        function=_heads("scores_from_json"),
     ),
     "circuit": Reader(
-        "json",
-        [["--info", CASE], ["prune", "vit.st", "--circuit", CASE, "--remove", "1", "--dry-run"]],
-        "case.circuit.json",
-        _heads("ranking_from_json"),
+        form="json",
+        name="case.circuit.json",
+        commands=[["--info", CASE], ["prune", "vit.st", "--circuit", CASE, "--remove", "1", "--dry-run"]],
+        function=_heads("ranking_from_json"),
     ),
-    "eval": Reader("json", [["--info", CASE], ["eval", "--from", CASE]], "case.eval.json", _document("Eval")),
-    "bench": Reader("json", [["--info", CASE], ["bench", "--from", CASE]], "case.bench.json", _document("Bench")),
-    "predictions": Reader("st", [["--info", CASE], ["eval", CASE]], "case.pred.st", _predictions),
+    "eval": Reader(
+        form="json",
+        name="case.eval.json",
+        commands=[["--info", CASE], ["report", CASE]],
+        function=_document("Eval"),
+    ),
+    "bench": Reader(
+        form="json",
+        name="case.bench.json",
+        commands=[["--info", CASE], ["report", CASE]],
+        function=_document("Bench"),
+    ),
+    "predictions": Reader(
+        form="st",
+        name="case.pred.st",
+        commands=[["--info", CASE], ["eval", CASE]],
+        function=_predictions,
+    ),
     "journal": Reader(
-        "lines",
-        [
+        form="lines",
+        name="c.json.journal",
+        commands=[
             ["extract-circuit", "vit.st", *_SEARCH, "-o", "c.json", "--dry-run"],
             ["extract-circuit", "vit.st", *_SEARCH, "-o", "c.json"],
         ],
-        "c.json.journal",
-        _journal,
+        function=_journal,
     ),
     "training": Reader(
-        "st",
-        [["--info", CASE], ["finetune", "vit.st", "--data", "images.npz", "--steps", "3", "--resume", "-o", "t.st"]],
-        "t.st.state",
-        _training,
+        form="st",
+        name="t.st.state",
+        commands=[
+            ["--info", CASE],
+            ["finetune", "vit.st", "--train", "images.npz", "--steps", "3", "--resume", "-o", "t.st"],
+        ],
+        function=_training,
     ),
-    "config": Reader("yaml", [["prune", "vit.st", "--config", CASE, "--dry-run"]], "case.yaml", _settings),
+    "config": Reader(
+        form="yaml",
+        name="case.yaml",
+        commands=[["prune", "vit.st", "--config", CASE, "--dry-run"]],
+        function=_settings,
+    ),
     "labels": Reader(
-        "bytes", [["eval", "vit.st", "--data", "images.npz", "--labels", CASE, "--dry-run"]], "case.txt", _labels
+        form="bytes",
+        name="case.txt",
+        commands=[["eval", "vit.st", "--test", "images.npz", "--labels", CASE, "--dry-run"]],
+        function=_labels,
     ),
     "label-map": Reader(
-        "json", [["eval", "vit.st", "--data", "images.npz", "--label-map", CASE, "--dry-run"]], "case.json", _label_map
+        form="json",
+        name="case.json",
+        commands=[["eval", "vit.st", "--test", "images.npz", "--label-map", CASE, "--dry-run"]],
+        function=_label_map,
     ),
-    "npz": Reader("npz", [], "case.npz", _rows),
-    "csv": Reader("csv", [], "case.csv", _rows),
-    "tsv": Reader("tsv", [], "case.tsv", _rows),
-    "jsonl": Reader("lines", [], "case.jsonl", _rows),
-    "gz": Reader("gz", [], "case.jsonl.gz", _rows),
-    "parquet": Reader("bytes", [], "case.parquet", _rows),
-    "image-parquet": Reader("bytes", [], "case.parquet", _rows),
-    "png": Reader("png", [], "zero/case.png", lambda path: _rows(path.parents[1])),
-    "jpg": Reader("bytes", [], "zero/case.jpg", lambda path: _rows(path.parents[1])),
-    "gif": Reader("bytes", [], "zero/case.gif", lambda path: _rows(path.parents[1])),
-    "webp": Reader("bytes", [], "zero/case.webp", lambda path: _rows(path.parents[1])),
-    "tiff": Reader("bytes", [], "zero/case.tiff", lambda path: _rows(path.parents[1])),
-    "shards": Reader("tar", [], "case.tar", lambda path: _rows(Path(f"wds:{path}"))),
-    "list": Reader("lines", [], "case.txt", _rows),
-    "hf-config": Reader("json", [["prune", "bert", *_PRUNE]], "bert/config.json", _folder),
-    "hf-tokenizer": Reader("json", [["prune", "bert", *_PRUNE]], "bert/tokenizer.json", _folder),
-    "hf-tokenizer-config": Reader("json", [["prune", "bert", *_PRUNE]], "bert/tokenizer_config.json", _folder),
-    "hf-weights": Reader("st", [["prune", "bert", *_PRUNE]], "bert/model.safetensors", _folder),
+    "npz": _data_set("npz", "case.npz"),
+    "csv": _data_set("csv", "case.csv"),
+    "tsv": _data_set("tsv", "case.tsv"),
+    "jsonl": _data_set("lines", "case.jsonl"),
+    "gz": _data_set("gz", "case.jsonl.gz"),
+    "parquet": _data_set("bytes", "case.parquet"),
+    "image-parquet": _data_set("bytes", "case.parquet"),
+    "png": _data_set("png", "zero/case.png", spec_of=_folder_of_classes),
+    "jpg": _data_set("bytes", "zero/case.jpg", spec_of=_folder_of_classes),
+    "gif": _data_set("bytes", "zero/case.gif", spec_of=_folder_of_classes),
+    "webp": _data_set("bytes", "zero/case.webp", spec_of=_folder_of_classes),
+    "tiff": _data_set("bytes", "zero/case.tiff", spec_of=_folder_of_classes),
+    "shards": _data_set("tar", "case.tar", spec_of=_shards),
+    "list": _data_set("lines", "case.txt"),
+    "hf-config": Reader(
+        form="json",
+        name="bert/config.json",
+        commands=[["prune", "bert", *_PRUNE]],
+        function=_folder,
+    ),
+    "hf-tokenizer": Reader(
+        form="json",
+        name="bert/tokenizer.json",
+        commands=[["prune", "bert", *_PRUNE]],
+        function=_folder,
+    ),
+    "hf-tokenizer-config": Reader(
+        form="json",
+        name="bert/tokenizer_config.json",
+        commands=[["prune", "bert", *_PRUNE]],
+        function=_folder,
+    ),
+    "hf-weights": Reader(
+        form="st",
+        name="bert/model.safetensors",
+        commands=[["prune", "bert", *_PRUNE]],
+        function=_folder,
+    ),
 }
 
 
@@ -241,8 +325,9 @@ def read(reader: Reader, folder: Path, way: int) -> str | None:
     Returns:
         What is wrong with how that went, or None.
     """
-    command = [*reader.commands, None][way]
-    out, err = io.StringIO(), io.StringIO()
+    command = reader.commands[way] if way < len(reader.commands) else None
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         if command is None:
             code = _call(reader.function, folder / reader.name)  # type: ignore[arg-type]
@@ -253,11 +338,13 @@ def read(reader: Reader, folder: Path, way: int) -> str | None:
         return f"exit {code}: {said[-2000:]}"
     if "memory" in said and "out of" in said:
         return f"memory: {said[-500:]}"
-    raw = [c for c in said + out.getvalue() if (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0]
+    raw = control_characters(said + out.getvalue(), allowed="\n\t")
     if raw:
         return f"control characters {raw[:3]!r} in its messages: {said[-500:]!r}"
     longest = max(map(len, said.splitlines()), default=0)
-    return f"a message of {longest} characters: {said[:300]}" if longest > 3000 else None
+    if longest > 3000:
+        return f"a message of {longest} characters: {said[:300]}"
+    return None
 
 
 def _call(function: Callable[[Path], object], path: Path) -> int:

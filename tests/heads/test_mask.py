@@ -340,7 +340,7 @@ def test_scores_of_a_mask_file_are_refused() -> None:
 
 def circuit(*steps: Any, **more: Any) -> dict[str, Any]:
     removed = [{"site": s[0], "head": s[1]} if isinstance(s, tuple) else s for s in steps]
-    return {"schema": "hydractl.circuit/1", "removed": removed, **more}
+    return {"schema": "hydractl.circuit/2", "removed": removed, **more}
 
 
 def test_a_ranking_keeps_its_order() -> None:

@@ -8,15 +8,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from hydractl.errors import InputError
-from hydractl.methods import METHODS, MethodOption
+from hydractl.methods import METHODS, ensemble_kinds, read_ensemble
+from hydractl.methods.lora import LoraOptions
+from hydractl.methods.packed import PackedOptions
 from hydractl.model.loading import build_model
-from hydractl.settings.finetuning import with_method_options
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
 from tests.pico import source_of, stock
@@ -25,13 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
 (METHOD,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 (PACKAGE,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+ON_CPU = ["--device", "cpu", "--batch-size", "8"]
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
-DATA = ["--data", "train.npz", "--device", "cpu", "--batch-size", "8"]
-STUDY = ["--val", "val.npz", "--ood-val", "seen.npz", "--test", "test.npz", "--ood", "noise:far=noise.npz"]
+DATA = ["--train", "train.npz"]
+STUDY = [*DATA, "--val", "val.npz", "--ood-val", "seen.npz", "--test", "test.npz", "--ood", "noise:far=noise.npz"]
 COMMANDS: list[list[str]] = [
     ["finetune", "--help"],
-    ["finetune", MODEL, *DATA, "--epochs", "1", "--lr", "0.01", "--bias-only", "-o", "tuned.st"],
-    ["study", MODEL, *DATA, *STUDY, "--rows", "bias-only", "--dry-run", "--json"],
+    ["finetune", MODEL, *DATA, *ON_CPU, "--epochs", "1", "--lr", "0.01", "--ensemble", "bias-only", "-o", "tuned.st"],
+    ["study", MODEL, *STUDY, *ON_CPU, "--rows", "bias-only", "--dry-run", "--json"],
 ]
 # In a process of its own: settings and rows read the methods when they are imported.
 PROCESS = """
@@ -78,32 +79,64 @@ def test_its_flag_its_training_and_its_row_of_a_study(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROCESS, json.dumps(COMMANDS), MODEL]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "--bias-only" in done.stdout and "Train only the biases and the classifier" in done.stdout
+    assert "bias-only[:M]" in done.stdout and "Train only the biases and the classifier" in done.stdout
     changed = done.stdout.rpartition("changed: ")[2].split()
     assert "blocks.0.mlp.fc1.bias" in changed and "head.weight" in changed
     assert all(name.endswith("bias") or name.startswith("head.") for name in changed)
-    assert "--bias-only" in done.stdout.partition("changed: ")[0].rpartition("study-plan")[2]
+    assert '"bias-only"' in done.stdout.partition("changed: ")[0].rpartition("study-plan")[2]
 
 
 def test_what_is_trained_is_what_the_page_says() -> None:
     reference = stock("class-token")
     model = build_model(source_of(reference, "class-token"))
-    adapter = method_of_the_page().METHOD.adapter({"bias_only": True})
+    adapter = method_of_the_page().METHOD.options().adapter()
     adapter.add(model, 0)
     trained = trainable(model, WeightOptions(adapter=adapter))
     biases = sum(p.numel() for name, p in reference.named_parameters() if name.endswith("bias"))
     assert sum(p.numel() for p in trained.values()) == biases + reference.head.weight.numel()
 
 
-def test_an_option_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = SimpleNamespace(name="toy", options=[MethodOption("epochs", int, "Taken")])
-    monkeypatch.setattr("hydractl.settings.finetuning.all_methods", lambda: [toy])
-    with pytest.raises(InputError, match="the method toy declares the option 'epochs', which is taken"):
-        with_method_options(type("Settings", (), {"epochs": 1, "__annotations__": {}}))  # type: ignore[type-var]
+@pytest.mark.parametrize("kind", ensemble_kinds())
+def test_what_a_kind_is_asked_for_is_written_as_it_is_read(kind: str) -> None:
+    example = ensemble_kinds()[kind].example
+    options = read_ensemble(f"{kind}:{example}")
+    assert type(options) is ensemble_kinds()[kind] and read_ensemble(str(options)) == options
+    assert str(options) == f"{kind}:{example}"
+    declared = options.to_json()
+    assert declared is None if kind == "deep" else json.loads(json.dumps(declared))["kind"] == kind
 
 
-def test_every_method_says_where_it_comes_from() -> None:
-    for name in METHODS.names:
-        method = METHODS.get(name)
-        assert method is not None and method.__doc__
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "must begin with one of deep, snapshots, "),
+        ("pakced:3,2", "not 'pakced'; did you mean packed?"),
+        ("packed", "must be packed:M,ALPHA[,GAMMA], such as packed:3,2, not 'packed'"),
+        ("packed:3,2,1,1", "must be packed:M,ALPHA[,GAMMA], such as packed:3,2, not 'packed:3,2,1,1'"),
+        ("packed:1,2", "packed: M must be at least 2, not 1; such as packed:3,2"),
+        ("packed:3,x", "packed: ALPHA must be a number or a fraction such as 9/4, not 'x'; such as packed:3,2"),
+        ("lora:4.5,8", "lora: RANK must be a whole number, not '4.5'"),
+        ("lora:4", "must be lora:RANK,ALPHA[,M]"),
+        ("batch-ensemble:-0.1", "batch-ensemble: STD must be a number, not '-0.1'"),
+        ("swa:1", "swa: START must be less than 1, not 1.0"),
+        ("deep:0", "deep: M must be at least 1, not 0"),
+        ("mimo:3,1.5", "mimo: RHO must be at most 1, not 1.5"),
+    ],
+)
+def test_what_is_wrong_with_a_kind_is_told_with_an_example(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        read_ensemble(text)
+
+
+def test_options_of_a_method_made_in_python_are_checked() -> None:
+    assert str(LoraOptions(4, 8, members=3)) == "lora:4,8,3"
+    assert PackedOptions(3, 2).together() == read_ensemble("packed:3,2").together()
+    with pytest.raises(ValueError, match="M must be at least 2, not 1"):
+        PackedOptions(1, 2)
+    with pytest.raises(ValueError, match="RANK must be a whole number, not '4'"):
+        LoraOptions("4", 8)  # type: ignore[arg-type]
+
+
+def test_every_method_trains_or_has_a_row_of_a_study() -> None:
+    for method in METHODS.all():
         assert method.options or method.rows

@@ -19,7 +19,7 @@ from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.methods.swa.averaging import AverageOptions, Averaging
 from hydractl.model.runtime import HydraModel
-from hydractl.report.run_tables import finetune_table
+from hydractl.report.terminal import render
 from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import Training, TrainingContext
@@ -41,7 +41,7 @@ def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypa
 
     monkeypatch.setattr(Training, "_collect", listed)
     source = source_of(stock("class-token"), "class-token")
-    s = settings(swa="0.25,4", swag=f"2,{RANK}", schedule="constant", steps=13, lr=0.02, optimizer="sgd")
+    s = settings(ensemble=f"swag:2,{RANK},0.25,4", schedule="constant", steps=13, lr=0.02, optimizer="sgd")
     model = HydraModel(source.description, source.tensors)
     training = Training(model, training_data(), train_options(s), 0.02, TrainingContext(Log()))
     assert training.run().kept_epoch is None
@@ -76,7 +76,7 @@ def test_when_it_collects_and_at_which_rate() -> None:
     for wrong, complaint in (
         (AverageOptions(start=0.75), "collect weights 1 times: too few for an average"),
         (AverageOptions(start=0.5, count=7), "collect weights 7 times in 6 steps"),
-        (AverageOptions(start=0.5, count=4, members=2, rank=5), "4 times: too few for --swag of rank 5"),
+        (AverageOptions(start=0.5, count=4, members=2, rank=5), "4 times: too few for a Gaussian of rank 5"),
     ):
         with pytest.raises(UsageError, match=complaint):
             Averaging(length, ScheduleOptions(), wrong)
@@ -84,23 +84,22 @@ def test_when_it_collects_and_at_which_rate() -> None:
 
 def test_what_an_average_has_no_use_for_is_refused() -> None:
     for more, complaint in (
-        ({}, "--swa needs the learning rate while it averages"),
-        ({"schedule": "linear"}, "--schedule has no effect with --swa 0.5"),
-        ({"schedule": "constant", "patience": 2}, "--patience has no effect with --swa 0.5"),
-        ({"lr_floor": 0.5, "lr": [0.1, 0.2]}, "--swa takes one value of --lr, not 2"),
-        ({"lr_floor": 0.5, "snapshots": 2}, "give only one of --snapshots, --swa"),
-        ({"swa": None, "swag": "3"}, "--swag needs --swa"),
+        ({}, "--ensemble swa needs the learning rate while it averages"),
+        ({"schedule": "linear"}, "--schedule has no effect with --ensemble swa:0.5"),
+        ({"schedule": "constant", "patience": 2}, "--patience has no effect with --ensemble swa:0.5"),
+        ({"lr_floor": 0.5, "lr": [0.1, 0.2]}, "--ensemble swa takes one value of --lr, not 2"),
     ):
         with pytest.raises(UsageError, match=complaint):
-            settings(**{"swa": "0.5", "val": "v.npz", **more})  # type: ignore[arg-type]
+            settings(**{"ensemble": "swa:0.5", "val": "v.npz", **more})  # type: ignore[arg-type]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
-TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
-         "--epochs", "3", "--lr", "0.01", "--dropout", "0.2", "--swa", "0.5,4", "--schedule", "constant"]  # fmt: skip
-SWAG = [*TRAIN, "--swag", "2,3"]
+TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
+         "--epochs", "3", "--lr", "0.01", "--dropout", "0.2", "--schedule", "constant"]  # fmt: skip
+SWA = [*TRAIN, "--ensemble", "swa:0.5,4"]
+SWAG = [*TRAIN, "--ensemble", "swag:2,3,0.5,4"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
         pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
         np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
     with contextlib.chdir(path):
-        run(*TRAIN, "-o", "swa.st", "-q")
+        run(*SWA, "-o", "swa.st", "-q")
         run(*SWAG, "-o", "whole.st", "-q")
         yield path
 
@@ -122,7 +121,8 @@ def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.Captur
     assert [(one["output"], one["draw"]) for one in found["snapshots"]] == [("whole.1.st", 1), ("whole.2.st", 2)]
     assert (found["output"], found["kept_epoch"]) == ("whole.2.st", None) and "val_accuracy" in found["epochs"][0]
     made = read_header("whole.2.st").description["provenance"]["settings"]  # type: ignore[index]
-    assert (made["swa"], made["swag"], made["averaged"], made["draw"]) == ("0.5,4", "2,3", 4, 2)
+    assert made["ensemble"] == {"kind": "swag", "members": 2, "rank": 3, "start": 0.5, "count": 4}
+    assert (made["averaged"], made["draw"]) == (4, 2)
     run("--info", "swa.st")
     assert "weights of several steps, 18 steps" in capsys.readouterr().out
     mean, one, two = tensors("swa.st"), tensors("whole.1.st"), tensors("whole.2.st")
@@ -131,9 +131,9 @@ def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.Captur
     run(*SWAG, "-o", "t.st", "--dry-run")
     assert "would write t.1.st, t.2.st" in " ".join(capsys.readouterr().out.split())
     console = Console(record=True, width=80, file=io.StringIO())
-    console.print(finetune_table(found, 80))
+    console.print(render(found, 80))
     assert ["2", "whole.2.st"] in [line.split() for line in console.export_text().splitlines()]
-    run(*[{"0.5,4": "0.9,9"}.get(word, word) for word in TRAIN], "-o", "t.st", "--dry-run", code=2)
+    run(*TRAIN, "--ensemble", "swa:0.9,9", "-o", "t.st", "--dry-run", code=2)
     assert "collect weights 9 times in 2 steps" in capsys.readouterr().err
 
 
@@ -147,7 +147,7 @@ def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         before(self)
 
-    for command, outputs in ((TRAIN, {"part.st": "swa.st"}), (SWAG, {f"part.{i}.st": f"whole.{i}.st" for i in (1, 2)})):
+    for command, outputs in ((SWA, {"part.st": "swa.st"}), (SWAG, {f"part.{i}.st": f"whole.{i}.st" for i in (1, 2)})):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop.Training, "_save_or_stop", signalled)
             run(*command, "-o", "part.st", code=130)

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.methods.batch_ensemble.factors import BatchEnsemble
@@ -173,8 +172,8 @@ def test_training_equals_a_plain_training_of_the_factors_on_the_stock_model() ->
     reference = stock("class-token")
     source = source_of(reference, "class-token")
     s = settings(
-        batch_ensemble=STD, optimizer="sgd", steps=4, lr=0.02, clip=0.0, weight_decay=0.1, momentum=0.9, warmup=0,
-        schedule="constant",
+        ensemble=f"batch-ensemble:{STD}", optimizer="sgd", steps=4, lr=0.02, clip=0.0, weight_decay=0.1, momentum=0.9,
+        warmup=0, schedule="constant",
     )  # fmt: skip
     model = HydraModel(source.description, source.tensors)
     prepare(model, s)
@@ -217,7 +216,7 @@ def test_training_equals_a_plain_training_of_the_factors_on_the_stock_model() ->
 
 def names_of(**options: Any) -> tuple[HydraModel, set[str]]:
     model = build_model(source_of(shared_stock("class-token"), "class-token"))
-    s = settings(batch_ensemble=STD, **options)
+    s = settings(ensemble=f"batch-ensemble:{STD}", **options)
     prepare(model, s)
     trained = trainable(model, train_options(s).weights)
     return model, {name.removeprefix("networks.0.") for name in trained}
@@ -248,18 +247,11 @@ def test_what_is_not_trained_has_no_factors() -> None:
 
 def test_one_tower_can_be_trained() -> None:
     model = build_model(source_of(shared_stock("clip"), "clip"))
-    prepare(model, settings(batch_ensemble=STD, tower="visual"))
+    prepare(model, settings(ensemble=f"batch-ensemble:{STD}", tower="visual"))
     whole = build_model(source_of(shared_stock("clip"), "clip")).stock_tensors()
     changed = {n for n, t in model.stock_tensors().items() if not torch.equal(t, whole[n])}
     assert changed and all(n.startswith("visual.transformer.resblocks.") for n in changed)
     assert {n.split("resblocks.")[1].split(".")[1] for n in changed} == {"attn", "mlp"}
-
-
-def test_lora_and_batch_ensemble_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="give only one of --lora, --batch-ensemble"):
-        settings(batch_ensemble=0.1, lora="2,4")
-    with pytest.raises(UsageError, match="--batch-ensemble must be at least 0"):
-        settings(batch_ensemble=-0.1)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -277,7 +269,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def finetune(model: str, *more: str, code: int = 0) -> None:
-    base = ["--data", "d.npz", "--device", "cpu", "-q", "--batch-ensemble", "0.2"]
+    base = ["--train", "d.npz", "--device", "cpu", "-q", "--ensemble", "batch-ensemble:0.2"]
     assert main(["finetune", model, *base, *more]) == code
 
 
@@ -289,7 +281,8 @@ def test_what_comes_out_is_an_ordinary_checkpoint(folder: Path) -> None:
     library = timm.create_model("local-dir:one", pretrained=True).eval()
     file = FileTensors("one.st")
     assert all(torch.equal(file.read(name), tensor) for name, tensor in library.state_dict().items())
-    assert read_header("one.st").description["provenance"]["settings"]["batch_ensemble"] == 0.2  # type: ignore[index]
+    made = read_header("one.st").description["provenance"]["settings"]  # type: ignore[index]
+    assert made["ensemble"] == {"kind": "batch-ensemble", "std": 0.2, "members": 1}
     assert main(["prune", "one.st", "--method", "magnitude", "--keep", "2", "-o", "cut.st", "-q"]) == 0
     finetune("cut.st", "--steps", "2", "-o", "again.st")
     finetune("cut.st", "--steps", "2", "-o", "again/")

@@ -83,9 +83,9 @@ def stored_once(models: list[Any]) -> int:
 @pytest.mark.parametrize(
     ("variant", "what", "merge"),
     [
-        ("class-token", ["--lora", "4,8"], None),
-        ("clip", ["--lora", "4,8", "--tower", "visual"], None),
-        ("bert", ["--batch-ensemble", "0.1"], "norm,embed"),
+        ("class-token", ["--ensemble", "lora:4,8"], None),
+        ("clip", ["--ensemble", "lora:4,8", "--tower", "visual"], None),
+        ("bert", ["--ensemble", "batch-ensemble:0.1"], "norm,embed"),
     ],
 )
 def test_the_fused_model_is_its_members(
@@ -93,7 +93,7 @@ def test_the_fused_model_is_its_members(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     publish_base(variant)
-    train = ["finetune", "base", "--data", write_data(variant), "--steps", "2", "--lr", "0.01", "--batch-size", "8"]
+    train = ["finetune", "base", "--train", write_data(variant), "--steps", "2", "--lr", "0.01", "--batch-size", "8"]
     for seed in SEEDS:
         assert main([*train, *what, "--seed", str(seed), "-o", f"m{seed}/", "--device", "cpu", "-q"]) == 0
     flags = [] if merge is None else ["--merge", merge]
@@ -114,7 +114,8 @@ def test_averaging_what_differs_is_no_batch_ensemble(tmp_path: Path, monkeypatch
     """The MLPs of its members differ: with the default of --merge they are averaged, and the members are others."""
     monkeypatch.chdir(tmp_path)
     publish_base("class-token")
-    train = ["finetune", "base", "--data", write_data("class-token"), "--steps", "2", "--batch-ensemble", "0.3", "-q"]
+    data = write_data("class-token")
+    train = ["finetune", "base", "--train", data, "--steps", "2", "--ensemble", "batch-ensemble:0.3", "-q"]
     for seed in (1, 2):
         assert main([*train, "--seed", str(seed), "-o", f"m{seed}/", "--device", "cpu"]) == 0
     assert main(["fuse", "m1/", "m2/", "-o", "fused.st", "-q"]) == 0

@@ -97,7 +97,7 @@ def fused(data: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("laplace")
     members = [hydractl.prune(f"{VIT}", method="random", keep=2, seed=seed) for seed in range(2)]
     hydractl.fuse(members, output=str(folder / "plain.st"))
-    hydractl.laplace(folder / "plain.st", data=data[0], prior=0.01, output=str(folder / "with.st"))
+    hydractl.laplace(folder / "plain.st", train=data[0], prior=0.01, output=str(folder / "with.st"))
     return folder
 
 
@@ -132,9 +132,9 @@ def test_every_pass_uses_the_posterior_of_each_member(fused: Path) -> None:
 
 def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[Any, Any], tmp_path: Path) -> None:
     kept = tmp_path / "kept.st"
-    told = hydractl.evaluate(fused / "with.st", data=(data[0][:9], data[1][:9]), allow_seen=True,
-                             fit=(data[0], data[1]), ood_score="mahalanobis", ood={"o": data[0][20:]},
-                             calibrated=str(kept))  # fmt: skip
+    told = hydractl.evaluate(fused / "with.st", test=(data[0][:9], data[1][:9]), allow_seen=True,
+                             train=(data[0], data[1]), ood_score="mahalanobis", ood={"o": data[0][20:]})  # fmt: skip
+    hydractl.calibrate(fused / "with.st", train=(data[0], data[1]), ood_score="mahalanobis", output=str(kept))
     model = hydractl.load(fused / "with.st", device="cpu")
     batch = model.preprocess([Image.fromarray(one) for one in data[0][:9]])
     p = naive(fused, batch).mean(dim=0)
@@ -148,7 +148,7 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
             assert again.ood_score(batch).shape == (9,)
     # What was fitted to these logits is not kept beside another posterior.
     with pytest.warns(UserWarning, match="left out, as fitted to the logits.*: ood_score"):
-        hydractl.laplace(kept, data=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
+        hydractl.laplace(kept, train=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
     info = describe(tmp_path / "anew.st")
     assert info["laplace"]["prior"] == [{"main": 3.0}] * 2 and "ood_score" not in info
     assert not [name for name in read_header(tmp_path / "anew.st").tensors if name.startswith("hydractl.ood")]
@@ -187,8 +187,8 @@ def test_weights_that_would_change_are_refused(fused: Path, capsys: pytest.Captu
 
 def test_the_prior_is_that_of_the_best_nll_or_of_the_evidence(fused: Path, data: tuple[Any, Any]) -> None:
     """Validation labels that are noise want the widest posterior, and say so."""
-    found = hydractl.laplace(fused / "plain.st", data=data[0][20:], val=(data[0][:20], data[1][:20]))
-    each = [hydractl.laplace(fused / "plain.st", data=data[0][20:], prior=prior) for prior in (1e-4, 1.0, 1e6)]
+    found = hydractl.laplace(fused / "plain.st", train=data[0][20:], val=(data[0][:20], data[1][:20]))
+    each = [hydractl.laplace(fused / "plain.st", train=data[0][20:], prior=prior) for prior in (1e-4, 1.0, 1e6)]
 
     def nll(model: Any) -> list[float]:
         run = hydractl.load(model, device="cpu")
@@ -199,7 +199,7 @@ def test_the_prior_is_that_of_the_best_nll_or_of_the_evidence(fused: Path, data:
     best = nll(found)
     assert all(best[m] <= nll(other)[m] + 1e-6 for other in each for m in range(2))
     assert found.result["chosen_by"] == "nll"
-    evidence = hydractl.laplace(fused / "plain.st", data=data[0][20:]).result
+    evidence = hydractl.laplace(fused / "plain.st", train=data[0][20:]).result
     assert evidence["chosen_by"] == "marginal likelihood" and len(evidence["prior"]) == 2
 
 
@@ -290,7 +290,7 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
         Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"{i}.png")
         rows.append({"image": f"{i}.png", "caption": f"picture {i * i}"})
     Path("pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    quiet("laplace", "clip", "--data", "captions:pairs.jsonl", "--prior", "0.05", "--pseudo-data", "40", "-o", "b.st")
+    quiet("laplace", "clip", "--train", "captions:pairs.jsonl", "--prior", "0.05", "--pseudo-data", "40", "-o", "b.st")
     plain, model = (hydractl.load(ref, device="cpu").zero_shot(["cat", "dog"]) for ref in ("clip", "b.st"))
     with torch.no_grad():
         batch = plain.preprocess([Image.open(f"{i}.png") for i in range(3)])
@@ -327,10 +327,10 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
         precision = covariance(posterior_of(FileTensors(Path("b.st")), 0, "text")).inverse()
         assert float((precision - expected).abs().max() / expected.abs().max()) < 1e-3
     with pytest.raises(HydraError, match="pairs"):
-        hydractl.laplace("clip", data=[Image.new("RGB", (16, 16))])
+        hydractl.laplace("clip", train=[Image.new("RGB", (16, 16))])
     # With two templates and validation data the prior is one for both towers.
     for name in ("cat", "dog"):
         Path("val", name).mkdir(parents=True)
         Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"val/{name}/0.png")
-    told = hydractl.laplace("clip", data="captions:pairs.jsonl", val="val", prompt=["{label}", "a {label}"]).result
+    told = hydractl.laplace("clip", train="captions:pairs.jsonl", val="val", prompt=["{label}", "a {label}"]).result
     assert told["prior"][0]["visual"] == told["prior"][0]["text"]

@@ -56,7 +56,7 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
     reference = stock("class-token")
     source = source_of(reference, "class-token")
     s = settings(
-        lora=f"{R},{ALPHA}",
+        ensemble=f"lora:{R},{ALPHA}",
         seed=5,
         optimizer="sgd",
         steps=4,
@@ -117,16 +117,18 @@ def test_what_comes_out_is_an_ordinary_checkpoint(
     model = (
         "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
     )
-    command = ["finetune", model, "--data", "d.npz", "--steps", "3", "--lr", "0.01", "--device", "cpu", "-q"]
+    command = ["finetune", model, "--train", "d.npz", "--steps", "3", "--lr", "0.01", "--device", "cpu", "-q"]
     for name, more, numbers in (
-        ("lora", ["--lora", "4,8"], 2 * 4 * 4 * (24 + 24) + 5 * 24 + 5),  # A and B of four matrices in two blocks
+        # A and B of four matrices in two blocks
+        ("lora", ["--ensemble", "lora:4,8"], 2 * 4 * 4 * (24 + 24) + 5 * 24 + 5),
         ("plain", [], None),
     ):
         assert main([*command, *more, "-o", f"{name}.st", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert answer["trained_params"] == numbers if numbers else answer["trained_params"] == answer["cost"]["params"]
     assert FileTensors("lora.st").names() == FileTensors("plain.st").names()
-    assert read_header("lora.st").description["provenance"]["settings"]["lora"] == "4,8"  # type: ignore[index]
+    made = read_header("lora.st").description["provenance"]["settings"]  # type: ignore[index]
+    assert made["ensemble"] == {"kind": "lora", "rank": 4, "alpha": 8.0, "members": 1}
     assert main(["prune", "lora.st", "--method", "magnitude", "--keep", "2", "-o", "cut.st"]) == 0
-    assert main(["finetune", "cut.st", *command[2:], "--lora", "2,2", "-o", "again.st"]) == 0
-    assert main([*command, "--lora", "4", "-o", "no.st"]) == 2
+    assert main(["finetune", "cut.st", *command[2:], "--ensemble", "lora:2,2", "-o", "again.st"]) == 0
+    assert main([*command, "--ensemble", "lora:4", "-o", "no.st"]) == 2

@@ -24,7 +24,7 @@ from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.methods.snapshots import Cycles
 from hydractl.model.runtime import HydraModel
-from hydractl.report.run_tables import finetune_table
+from hydractl.report.terminal import render
 from hydractl.training import loop
 from hydractl.training.course import Length, ScheduleOptions
 from hydractl.training.loop import TrainingContext
@@ -57,8 +57,8 @@ def test_training_equals_a_plain_loop_with_the_rate_of_the_paper(warmup: int) ->
     reference = stock("class-token")
     source = source_of(reference, "class-token")
     s = settings(
-        snapshots=3, steps=12, lr=0.02, optimizer="sgd", momentum=0.9, weight_decay=0.0, clip=0.0, lr_floor=0.0,
-        warmup=warmup,
+        ensemble="snapshots:3", steps=12, lr=0.02, optimizer="sgd", momentum=0.9, weight_decay=0.0, clip=0.0,
+        lr_floor=0.0, warmup=warmup,
     )  # fmt: skip
     model = HydraModel(source.description, source.tensors)
     run = loop.Training(model, training_data(), train_options(s), 0.02, TrainingContext(Log()))
@@ -93,8 +93,8 @@ def test_training_equals_a_plain_loop_with_the_rate_of_the_paper(warmup: int) ->
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 # 44 samples are 6 steps an epoch: 18 steps, cycles of 5 that end within epochs, the last one of 3.
-TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
-         "--epochs", "3", "--lr", "0.01", "--dropout", "0.2", "--snapshots", "4"]  # fmt: skip
+TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
+         "--epochs", "3", "--lr", "0.01", "--dropout", "0.2", "--ensemble", "snapshots:4"]  # fmt: skip
 ENDS = [5, 10, 15, 18]
 
 
@@ -134,7 +134,8 @@ def test_each_cycle_leaves_an_ordinary_checkpoint(capsys: pytest.CaptureFixture[
     assert len({one["sha256"] for one in answer["snapshots"]}) == 4
     for name, number, end in zip(names, (1, 2, 3, 4), ENDS, strict=True):
         made = provenance(name)
-        assert (made["snapshots"], made["cycle"], made["cycle_end"]) == (4, number, end)
+        assert made["ensemble"] == {"kind": "snapshots", "cycles": 4}
+        assert (made["cycle"], made["cycle_end"]) == (number, end)
         assert [epoch["steps"] for epoch in made["history"]] == [steps for steps in (6, 12, 18) if steps <= end]
         assert "val_accuracy" in answer["epochs"][0]
     events = [json.loads(line) for line in Path("s.log.jsonl").read_text().splitlines()]
@@ -155,7 +156,7 @@ def test_each_cycle_leaves_an_ordinary_checkpoint(capsys: pytest.CaptureFixture[
 def test_a_snapshot_is_what_a_training_of_its_own_would_give() -> None:
     """The first cycle is an ordinary training of as many steps."""
     short = [{"3": "5", "--epochs": "--steps"}.get(argument, argument) for argument in TRAIN[:-2]]
-    run(*short, "--warmup", "1", "-o", "one.st", "-q")  # 0.05 of 18 steps are one step, of 5 as well
+    run(*short, "--config", "{warmup: 1}", "-o", "one.st", "-q")  # 0.05 of 18 steps are one step, of 5 as well
     one, snapshot = FileTensors("one.st"), FileTensors("whole.1.st")
     assert all(torch.equal(one.read(name), snapshot.read(name)) for name in one.names())
 
@@ -163,9 +164,11 @@ def test_a_snapshot_is_what_a_training_of_its_own_would_give() -> None:
 def test_a_person_is_told_of_each() -> None:
     ends = [{"output": f"s.{number}.st", "cycle": number, "steps": 4 * number} for number in (1, 2)]
     epoch = {"epoch": 1, "steps": 8, "loss": 0.5}
-    document = {"epochs": [epoch], "kept_epoch": None, "snapshots": ends, "loss_curve": [0.6, 0.5]}
+    plan = {"output": "s.2.st", "model": "s", "samples": 8, "steps": 8, "cost": {}, "snapshots": ends}
+    course = {"epochs": [epoch], "kept_epoch": None, "stopped_early": False, "lr": 0.1, "loss_curve": [0.6, 0.5]}
+    document = {"schema": "hydractl.finetune/1", **plan, **course, "sha256": "ab"}
     console = Console(record=True, width=80, file=io.StringIO())
-    console.print(finetune_table(document, 80))
+    console.print(render(document, 80))
     told = [line.split() for line in console.export_text().splitlines()]
     assert ["1", "4", "s.1.st"] in told and ["2", "8", "s.2.st"] in told
     assert not [line for line in told if "kept" in line]
@@ -247,7 +250,7 @@ def test_killed_while_it_writes_it_writes_all_anew(capsys: pytest.CaptureFixture
     found = capsys.readouterr()
     assert "the training of s.1.st s.2.st s.3.st s.4.st is finished: nothing to do" in found.err
     assert [one["cycle"] for one in json.loads(found.out)["snapshots"]] == [1, 2, 3, 4]
-    run(*TRAIN, "-o", "s.st", "--resume", "--clip", "2", code=3)
+    run(*TRAIN, "-o", "s.st", "--resume", "--config", "{label_smoothing: 0.2}", code=3)
     Path("s.2.st").unlink()
     run(*TRAIN, "-o", "s.st", "--resume", "-q", code=5)  # not finished, and some of its outputs are in the way
 
@@ -259,7 +262,7 @@ def test_of_weights_that_are_not_finite_nothing_is_written(capsys: pytest.Captur
     def wild(self: Any, offset: int = 0) -> float:
         return math.inf if self.history.steps == 17 else before(self, offset)
 
-    command = [*TRAIN, "--optimizer", "sgd", "--clip", "0", "-o", "s.st", "-q"]
+    command = [*TRAIN, "--optimizer", "sgd", "--config", "{finetune: {clip: 0}}", "-o", "s.st", "-q"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Training, "_rate", wild)
         run(*command, code=6)
@@ -272,18 +275,16 @@ def test_of_weights_that_are_not_finite_nothing_is_written(capsys: pytest.Captur
 
 def test_what_chooses_among_weights_is_refused() -> None:
     for more, complaint in (
-        ({"patience": 2}, "--patience has no effect with --snapshots 3"),
-        ({"min_delta": 0.1}, "--min-delta has no effect with --snapshots 3"),
-        ({"schedule": "linear"}, "--schedule has no effect with --snapshots 3"),
-        ({"lr": [0.1, 0.2]}, "--snapshots takes one value of --lr, not 2"),
+        ({"patience": 2}, "--patience has no effect with --ensemble snapshots:3"),
+        ({"min_delta": 0.1}, "min_delta has no effect with --ensemble snapshots:3"),
+        ({"schedule": "linear"}, "--schedule has no effect with --ensemble snapshots:3"),
+        ({"lr": [0.1, 0.2]}, "--ensemble snapshots takes one value of --lr, not 2"),
     ):
         with pytest.raises(UsageError, match=complaint):
-            settings(snapshots=3, val="v.npz", **more)
-    with pytest.raises(UsageError, match="--snapshots must be at least 2"):
-        settings(snapshots=1)
-    assert settings(snapshots=3, schedule="cosine", lr_floor=0.1).lr_floor == 0.1
+            settings(ensemble="snapshots:3", val="v.npz", **more)
+    assert settings(ensemble="snapshots:3", schedule="cosine", lr_floor=0.1).lr_floor == 0.1
 
 
 def test_what_only_a_recipe_says_gives_way() -> None:
-    made = settings(snapshots=3, val="v.npz", recipe="sst2", lr_floor=0.1)
+    made = settings(ensemble="snapshots:3", val="v.npz", recipe="sst2", lr_floor=0.1)
     assert (made.schedule, made.patience, made.min_delta, made.epochs) == ("cosine", None, 0.0, 7)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import hydractl
 from hydractl.errors import UsageError
 from hydractl.log import Log
-from hydractl.methods import METHODS
+from hydractl.methods import read_ensemble
 from hydractl.methods.mimo.many_inputs import Mimo
 from hydractl.model.loading import build_model
 from hydractl.model.source import Source, open_source
@@ -34,18 +34,16 @@ from tests.training.test_loop import BATCH, SIZE, sample, settings, training_dat
 PLAIN = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
 
 
-def make_method(option: str, value: Any) -> MemberMaker:
-    """What makes the members that an option asks for."""
-    method = METHODS.get(option)
-    assert method is not None
-    maker = method.together({option: value})
+def make_method(ensemble: str) -> MemberMaker:
+    """What makes the members that ``--ensemble`` asks for."""
+    maker = read_ensemble(ensemble).together()
     assert maker is not None
     return maker
 
 
-def together(source: Source, option: str, value: Any, seed: int = 3) -> Together:
+def together(source: Source, ensemble: str, seed: int = 3) -> Together:
     """As the verb makes it."""
-    method = make_method(option, value)
+    method = make_method(ensemble)
     return method.model([build_model(one) for one in method.sources(source, seed)], source, seed)
 
 
@@ -139,7 +137,7 @@ class PackedViT(nn.Module):
 
 @pytest.mark.parametrize(("gamma", "optimizer"), [(1, "sgd"), (2, "adamw")])
 def test_packed_members_are_the_network_of_grouped_convolutions(gamma: int, optimizer: str) -> None:
-    model = together(source_of(stock("class-token"), "class-token"), "packed", f"3,2,{gamma}")
+    model = together(source_of(stock("class-token"), "class-token"), f"packed:3,2,{gamma}")
     packed = PackedViT(state_of(model), 2, gamma)
     x = images()
     assert packed.at("pos_embed").shape[-1] == 3 * 16  # alpha times the width of 24
@@ -168,7 +166,7 @@ def test_a_packed_member_of_given_weights_has_neighbouring_parts_of_them() -> No
     source = replace(source_of(stock("class-token"), "class-token"), drawn_by=None)
     first, second, third = (
         {name: one.tensors.read(name) for name in one.tensors.names()}
-        for one in make_method("packed", "3,2").sources(source, 0)
+        for one in make_method("packed:3,2").sources(source, 0)
     )
     wide = stock("class-token").state_dict()
     cls, channels = wide["cls_token"][0, 0], torch.arange(24)
@@ -190,7 +188,7 @@ def test_a_packed_text_classifier(tmp_path: Path) -> None:
              "intermediate_size": 48, "max_position_embeddings": 20}  # fmt: skip
     BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    model = together(open_source(str(tmp_path)), "packed", "3,2,2")
+    model = together(open_source(str(tmp_path)), "packed:3,2,2")
     narrow = BertForSequenceClassification(
         BertConfig(**{**sizes, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32})
     ).eval()
@@ -212,7 +210,7 @@ def test_what_cannot_be_packed_is_told() -> None:
         (source_of(stock("modernbert"), "modernbert"), "3,2", "layers of several sizes"),
     ):
         with pytest.raises(UsageError, match=complaint):
-            make_method("packed", value).sources(model, 0)
+            make_method(f"packed:{value}").sources(model, 0)
 
 
 # --- MIMO -------------------------------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ def dealt(model: Any, count: int) -> Tensor:
 
 @pytest.mark.parametrize("variant", ["class-token", "hf-vit"])
 def test_mimo_is_the_library_model_of_three_images_at_once(variant: str) -> None:
-    model = together(replace(source_of(stock(variant), variant), drawn_by=None), "mimo", "3,0.5,2")
+    model = together(replace(source_of(stock(variant), variant), drawn_by=None), "mimo:3,0.5,2")
     x, y = sample()
     rows = dealt(model, SIZE)
     logits, labels = model.answers(x, y)
@@ -293,7 +291,7 @@ def three_at_once(variant: str, model: Together) -> Any:
 
 def test_mimo_of_texts_adds_the_words_up() -> None:
     variant = "roberta"  # whose positions go by which words pad
-    model: Any = together(source_of(stock(variant), variant), "mimo", "3,0,1")
+    model: Any = together(source_of(stock(variant), variant), "mimo:3,0,1")
     batch = inputs(variant)
     count = len(batch["input_ids"])
     labels = torch.arange(count) % 2
@@ -314,14 +312,14 @@ def test_mimo_of_texts_adds_the_words_up() -> None:
 def test_one_stem_is_needed() -> None:
     source = source_of(stock("hybrid"), "hybrid")
     with pytest.raises(UsageError, match="no single convolution"):
-        together(source, "mimo", "3")
+        together(source, "mimo:3")
 
 
 # --- several classifiers ----------------------------------------------------------------------------------------------
 
 
 def test_classifiers_are_trained_as_in_a_plain_loop() -> None:
-    model = together(source_of(stock("class-token"), "class-token"), "classifiers", 3)
+    model = together(source_of(stock("class-token"), "class-token"), "classifiers:3")
     body, heads = stock("class-token"), nn.ModuleList()
     for state in state_of(model):
         heads.append(nn.Linear(24, 5))
@@ -346,9 +344,13 @@ def test_classifiers_are_trained_as_in_a_plain_loop() -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
-TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
+TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
          "--epochs", "2", "--lr", "0.01", "--dropout", "0.2"]  # fmt: skip
-OPTIONS_OF = {"h": ["--classifiers", "3"], "m": ["--mimo", "3"], "p": ["--packed", "3,2,2", "--init", "random"]}
+OPTIONS_OF = {
+    "h": ["--ensemble", "classifiers:3"],
+    "m": ["--ensemble", "mimo:3"],
+    "p": ["--ensemble", "packed:3,2,2", "--init", "random"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +396,7 @@ def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.C
         (str(p), n) for n, p in enumerate(parts, 1)
     ]
     assert found["sha256"] == found["snapshots"][-1]["sha256"]
-    run(*command, "--resume", "--clip", "2", code=3)
+    run(*command, "--resume", "--config", "{label_smoothing: 0.2}", code=3)
 
 
 @pytest.mark.usefixtures("folder")
@@ -423,19 +425,15 @@ def test_zeros_between_groups_stay_in_a_second_training(capsys: pytest.CaptureFi
         assert not same or torch.equal(tensor == 0, before[name] == 0), name
         assert not same or (tensor == 0).sum() * 2 == tensor.numel()
         assert not torch.equal(tensor, before[name])
-    run(*again, "--lora", "2,2", "-o", "third.st", code=2)
+    run(*again, "--ensemble", "lora:2,2", "-o", "third.st", code=2)
     assert "pruned weights, which an adapter would fill" in capsys.readouterr().err
 
 
 def test_what_does_not_go_together_is_refused() -> None:
     for more, complaint in (
-        ({"packed": "3,2", "mimo": "3"}, "give only one of --mimo, --packed"),
-        ({"classifiers": 3, "snapshots": 2}, "give only one of --snapshots, --classifiers"),
-        ({"mimo": "3", "members": 2}, "--mimo makes several members already"),
-        ({"mimo": "3", "compile": True}, "--mimo does not go with --compile"),
-        ({"classifiers": 3, "freeze": ["head"]}, "without --freeze head"),
-        ({"packed": "3"}, "--packed"),
+        ({"ensemble": "mimo:3", "compile": True}, "--ensemble mimo does not go with --compile"),
+        ({"ensemble": "classifiers:3", "freeze": ["head"]}, "without --freeze head"),
     ):
         with pytest.raises(UsageError, match=complaint):
             settings(**more)
-    assert settings(packed="10,9/4").outputs == 10
+    assert settings(ensemble="packed:10,9/4").outputs == 10

@@ -13,17 +13,20 @@ from hydractl.metrics.samples import Samples, samples_of
 
 
 def predictions(confidence: np.ndarray, correct: np.ndarray) -> Samples:
-    """Samples of a given confidence [N] whose label is predicted where ``correct`` [N]."""
-    n, labels = len(confidence), np.zeros(len(confidence), dtype=np.int64)
+    """Samples of a given confidence [N] whose label is predicted where ``correct`` [N]; all else of them is 0."""
+    n = len(confidence)
     assert len(correct) == n
-    values: dict[str, Any] = dict.fromkeys(("entropy", "mi", "score", "label_log_probs", "brier_terms"), np.zeros(n))
     return Samples(
         predicted=np.where(correct, 0, 1),
         confidence=np.asarray(confidence, dtype=np.float64),
+        entropy=np.zeros(n),
+        mi=np.zeros(n),
+        score=np.zeros(n),
         votes=np.zeros((1, n), dtype=np.int32),
         pair_mi=np.zeros(0),
-        labels=labels,
-        **values,
+        labels=np.zeros(n, dtype=np.int64),
+        label_log_probs=np.zeros(n),
+        brier_terms=np.zeros(n),
     )
 
 
@@ -41,7 +44,7 @@ class ById:
         return id_block(samples_of(logits, other))[self.key]
 
 
-accuracy, brier, nll, ece, aece, aurc, accuracy_at = (ById(one.key) for one in metrics("id"))
+accuracy, brier, nll, ece, aece, aurc, accuracy_at = (ById(metric.key) for metric in metrics("id"))
 
 
 class ByScores:
@@ -54,7 +57,7 @@ class ByScores:
         return ood_metrics(id_scores, ood_scores)[self.key]
 
 
-auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid, aupr_in = (ByScores(one.key) for one in metrics("ood"))
+auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid, aupr_in = (ByScores(metric.key) for metric in metrics("ood"))
 
 
 def mi(member_logits: np.ndarray) -> Any:

@@ -48,7 +48,7 @@ def install(folder: Path, module: str, entry: str) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path; the registry looks anew, before and afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    caches = (declaration.metrics, declaration._installed)
+    caches = (declaration.metrics, declaration._declared_by_plugins)
     for cache in caches:
         cache.cache_clear()
     yield tmp_path
@@ -112,23 +112,25 @@ def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
 
     def run(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-c", EVAL, "eval", *arguments]
+        command = [sys.executable, "-c", EVAL, *arguments]
         found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         return found.returncode, found.stdout + found.stderr
 
     require = ["--require", "id.overconfidence>=2"]
-    code, text = run("p.st", "--bootstrap", "20", *require, "-o", "e.json", "--report", "r.html")
+    code, text = run("eval", "p.st", "--bootstrap", "20", *require, "-o", "e.json")
+    assert code == 4 and "over" in text, text
+    code, text = run("report", "e.json", *require, "--html", "r.html")
     assert code == 4, text
     document: Any = json.loads((tmp_path / "e.json").read_text())
     row = document["models"][0]
     assert row["ci"]["id.overconfidence"][0] <= row["id"]["overconfidence"] <= row["ci"]["id.overconfidence"][1]
     assert "too sure of itself" in document["conventions"]["overconfidence"]
     assert "over" in text and "overconfidence" in (tmp_path / "r.html").read_text()
-    code, text = run("--from", "e.json", "--require", "id.overconfidence<=1")
+    code, text = run("report", "e.json", "--require", "id.overconfidence<=1")
     assert code == 0 and "over" in text
     row["id"]["overconfidence"] = "much"
     (tmp_path / "e.json").write_text(json.dumps(document))
-    code, text = run("--from", "e.json")
+    code, text = run("report", "e.json")
     assert code == 3 and "models[0].id.overconfidence is 'much', not a number" in text
 
 

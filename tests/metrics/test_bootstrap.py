@@ -13,25 +13,22 @@ from hydractl.metrics.bootstrap import Resampled, draw, intervals, paired_differ
 from hydractl.metrics.rows import row_blocks, row_keys
 from hydractl.metrics.samples import Samples, samples_of
 
+GROUPS = {"n": "near", "f.1": "far", "other": None}
 Case = tuple[tuple[np.ndarray, np.ndarray], dict[str, np.ndarray]]
 
 
 def case(kind: str, seed: int = 0, members: int = 3) -> Case:
+    """Logits and labels of ID samples, and the logits of three OOD sets by name."""
     rng = np.random.default_rng(seed)
-    sizes = {"few": (4, 3), "one": (1, 1)}.get(kind, (120, 70))
-    logits = rng.normal(size=(members, sizes[0], 5)) * 3
-    outside = {name: rng.normal(size=(members, sizes[1] + i, 5)) * 2 for i, name in enumerate(("n", "f.1", "other"))}
-    if kind == "tied":
-        logits, outside = logits.round(), {name: values.round() for name, values in outside.items()}
-    if kind == "equal":
-        logits, outside = logits * 0, {name: values * 0 for name, values in outside.items()}
-    if kind == "sure":
-        logits, outside = logits * 50, {name: values * 50 for name, values in outside.items()}
-    return (logits, rng.integers(0, 5, sizes[0])), outside
+    n, n_outside = {"few": (4, 3), "one": (1, 1)}.get(kind, (120, 70))
+    logits = rng.normal(size=(members, n, 5)) * 3
+    outside = {name: rng.normal(size=(members, n_outside + i, 5)) * 2 for i, name in enumerate(GROUPS)}
+    change = {"tied": np.round, "equal": np.zeros_like, "sure": lambda values: 50 * values}.get(kind, np.copy)
+    changed = {name: change(values) for name, values in outside.items()}
+    return (change(logits), rng.integers(0, 5, n)), changed
 
 
 BIASED = ("id.ece", "id.aece")
-GROUPS = {"n": "near", "f.1": "far", "other": None}
 
 
 def lookup(row: dict, key: str) -> object:
@@ -46,10 +43,17 @@ def lookup(row: dict, key: str) -> object:
 
 def run(data: Case, **options: Any) -> Resampled:
     (logits, labels), outside = data
-    return resample(samples_of(logits, labels), {k: samples_of(v) for k, v in outside.items()}, GROUPS, **options)
+    outside_samples = {name: samples_of(values) for name, values in outside.items()}
+    return resample(samples_of(logits, labels), outside_samples, GROUPS, **options)
 
 
-METRICS = [key for key in row_keys(GROUPS) if key not in ("id.n", *(f"ood.{name}.n" for name in GROUPS))]
+COUNTS = ["id.n", *(f"ood.{name}.n" for name in GROUPS)]
+METRICS = [key for key in row_keys(GROUPS) if key not in COUNTS]
+
+
+def repeated(counts: np.ndarray) -> np.ndarray:
+    """The place of each sample as often as it is drawn."""
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 @pytest.mark.parametrize("kind", ["random", "tied", "equal", "sure", "few", "one"])
@@ -57,15 +61,15 @@ def test_each_round_is_the_metric_of_the_repeated_samples(kind: str) -> None:
     data = case(kind)
     (logits, labels), outside = data
     got = run(data, rounds=25, seed=3)
-    sizes = {"id": len(labels), **{name: values.shape[1] for name, values in outside.items()}}
-    draws = {name: draw(3, name, n) for name, n in sizes.items()}
+    id_draws = draw(3, "id", len(labels))
+    ood_draws = {name: draw(3, name, values.shape[1]) for name, values in outside.items()}
     for i in range(25):
-        rows = {name: np.repeat(np.arange(sizes[name]), next(counts)) for name, counts in draws.items()}
-        row = row_blocks(
-            samples_of(logits[:, rows["id"]], labels[rows["id"]]),
-            {name: samples_of(values[:, rows[name]]) for name, values in outside.items()},
-            GROUPS,
-        )
+        rows = repeated(next(id_draws))
+        inside_drawn = samples_of(logits[:, rows], labels[rows])
+        outside_drawn = {}
+        for name, values in outside.items():
+            outside_drawn[name] = samples_of(values[:, repeated(next(ood_draws[name]))])
+        row = row_blocks(inside_drawn, outside_drawn, GROUPS)
         for key in METRICS:
             assert got.rounds[key][i] == pytest.approx(lookup(row, key), rel=1e-12, abs=1e-12), key
 
@@ -76,8 +80,7 @@ def test_exact_metrics_are_equal_to_the_last_bit() -> None:
     got = run(data, rounds=10)
     generator = draw(0, "id", len(labels))
     for i in range(10):
-        counts = next(generator)
-        rows = np.repeat(np.arange(len(counts)), counts)
+        rows = repeated(next(generator))
         literal = row_blocks(samples_of(logits[:, rows], labels[rows]), {}, {})["id"]
         for metric in ("accuracy", "ece", "aece", "aurc"):
             assert got.rounds[f"id.{metric}"][i] == literal[metric]
@@ -87,23 +90,26 @@ def test_all_metrics_have_an_interval_and_values_of_the_row() -> None:
     data = case("random")
     (logits, labels), outside = data
     got = run(data, rounds=200)
-    row = row_blocks(samples_of(logits, labels), {k: samples_of(v) for k, v in outside.items()}, GROUPS)
-    assert set(got.values) == set(METRICS)
-    assert all(value == lookup(row, key) for key, value in got.values.items())
+    outside_samples = {name: samples_of(values) for name, values in outside.items()}
+    row = row_blocks(samples_of(logits, labels), outside_samples, GROUPS)
+    assert got.values == {key: lookup(row, key) for key in METRICS}
     for key, interval in intervals(got, 0.9).items():
         low, high = np.percentile(got.rounds[key], [5, 95])
         if key in BIASED:
             above = np.median(got.rounds[key]) - got.values[key]
             low, high = max(low - above, 0), high - above
         assert interval == pytest.approx([low, high], abs=1e-14)
-    wide, narrow = intervals(got, 0.99), intervals(got, 0.5)
-    assert all(wide[k][0] <= narrow[k][0] <= narrow[k][1] <= wide[k][1] for k in wide)
+    wide = intervals(got, 0.99)
+    narrow = intervals(got, 0.5)
+    for key, (low, high) in wide.items():
+        assert low <= narrow[key][0] <= narrow[key][1] <= high
 
 
 def test_the_interval_of_the_accuracy_is_that_of_the_binomial() -> None:
     rng = np.random.default_rng(8)
     labels = (rng.random(2000) < 0.3).astype(int)
-    got = resample(samples_of(np.tile([[[1.0, 0.0]]], (1, 2000, 1)), labels), {}, {}, rounds=2000)
+    always_class_0 = np.tile([1.0, 0.0], (1, 2000, 1))
+    got = resample(samples_of(always_class_0, labels), {}, {}, rounds=2000)
     p = 1 - labels.mean()
     low, high = intervals(got)["id.accuracy"]
     spread = 1.96 * np.sqrt(p * (1 - p) / 2000)
@@ -111,13 +117,21 @@ def test_the_interval_of_the_accuracy_is_that_of_the_binomial() -> None:
 
 
 def test_the_same_draws_for_every_model_and_none_for_another_seed() -> None:
-    first, other = draw(1, "id", 50), draw(1, "id", 50)
-    seen = [next(first) for _ in range(5)]
-    assert all(np.array_equal(counts, next(other)) and counts.sum() == 50 for counts in seen)
-    assert len({tuple(counts) for counts in seen}) == 5
-    assert not np.array_equal(next(draw(1, "id", 50)), next(draw(2, "id", 50)))
-    assert not np.array_equal(next(draw(1, "id", 50)), next(draw(1, "ID", 50)))
-    # A data set more, or another order, leaves the draws of the others alone.
+    first = draw(1, "id", 50)
+    other = draw(1, "id", 50)
+    different = set()
+    for _ in range(5):
+        counts = next(first)
+        assert np.array_equal(counts, next(other))
+        assert counts.sum() == 50
+        different.add(tuple(counts))
+    assert len(different) == 5
+    counts = next(draw(1, "id", 50))
+    assert not np.array_equal(counts, next(draw(2, "id", 50)))
+    assert not np.array_equal(counts, next(draw(1, "ID", 50)))
+
+
+def test_another_data_set_or_order_leaves_the_draws_of_the_others_alone() -> None:
     data = case("random")
     whole = run(data, rounds=5)
     inside, outside = data
@@ -140,7 +154,8 @@ def test_differences_are_paired() -> None:
     assert accuracy["ci"] == pytest.approx(np.percentile(apart, [2.5, 97.5]).tolist(), abs=1e-15)
     unpaired = intervals(other)["id.accuracy"][1] - intervals(first)["id.accuracy"][0]
     assert accuracy["ci"][1] < unpaired
-    assert all(one["value"] == 0 and one["ci"] == [0, 0] for one in paired_differences(first, first).values())
+    for same in paired_differences(first, first).values():
+        assert same == {"value": 0, "ci": [0, 0]}
     with pytest.raises(ValueError, match="different numbers of rounds"):
         paired_differences(first, run(data, rounds=99))
 
@@ -219,11 +234,15 @@ def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bi
 
 def test_some_metrics_have_the_rounds_that_they_have_among_all() -> None:
     data = case("random")
-    every, some = run(data, rounds=5), run(data, rounds=5, names={"accuracy", "nll", "auroc"})
-    assert {"id.accuracy", "id.nll", "ood.n.auroc", "near_avg.auroc", "ood_avg.auroc"} <= {*some.values}
-    assert len(some.values) == 2 + 3 + 3 and {*some.rounds} == {*some.values}
+    every = run(data, rounds=5)
+    some = run(data, rounds=5, names={"accuracy", "nll", "auroc"})
+    of_sets = [f"ood.{name}.auroc" for name in GROUPS]
+    averages = ["near_avg.auroc", "far_avg.auroc", "ood_avg.auroc"]
+    assert set(some.values) == {"id.accuracy", "id.nll", *of_sets, *averages}
+    assert set(some.rounds) == set(some.values)
     for key, value in some.values.items():
-        assert value == every.values[key] and some.rounds[key].tolist() == every.rounds[key].tolist()
+        assert value == every.values[key]
+        assert some.rounds[key].tolist() == every.rounds[key].tolist()
 
 
 def run_alone(inside: Samples, outside: dict[str, Samples], key: str) -> list[float]:
@@ -236,8 +255,9 @@ def run_alone(inside: Samples, outside: dict[str, Samples], key: str) -> list[fl
 def test_the_aurocs_of_many_rounds_do_not_depend_on_how_many_are_counted_together(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draws = np.random.default_rng(0)
-    inside, outside = {"s": draws.normal(size=60).round(1)}, {"far": {"s": draws.normal(size=45).round(1)}}
+    rng = np.random.default_rng(0)
+    inside = {"s": rng.normal(size=60).round(1)}
+    outside = {"far": {"s": rng.normal(size=45).round(1)}}
     together = resample_aurocs(inside, outside, rounds=21, seed=1)["s"]
     monkeypatch.setattr(bootstrap, "_BLOCK", block)
     apart = resample_aurocs(inside, outside, rounds=21, seed=1)["s"]
@@ -247,6 +267,7 @@ def test_the_aurocs_of_many_rounds_do_not_depend_on_how_many_are_counted_togethe
 
 def test_an_auroc_without_samples_on_a_side_has_no_value() -> None:
     some, none = np.arange(3.0), np.zeros(0)
-    assert resample_aurocs({"s": some}, {"far": {"s": none}}, rounds=2)["s"].values == {"far": None}
-    empty = resample_aurocs({"s": none}, {"far": {"s": some}}, rounds=2)["s"]
-    assert empty.values == {"far": None} and empty.rounds == {}
+    for inside, outside in ((some, none), (none, some)):
+        empty = resample_aurocs({"s": inside}, {"far": {"s": outside}}, rounds=2)["s"]
+        assert empty.values == {"far": None}
+        assert empty.rounds == {}

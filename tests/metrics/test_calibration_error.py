@@ -9,6 +9,7 @@ import pytest
 
 from hydractl.metrics.samples import bin_edges, bin_of
 from tests.metrics.arrays import aece, ece
+from tests.spread import spread
 
 
 def naive_bins(groups: list[list[int]], conf: np.ndarray, correct: np.ndarray) -> float:
@@ -23,7 +24,8 @@ def naive_ece(conf: np.ndarray, correct: np.ndarray) -> float:
     edges = np.linspace(0, 1, 16)
     groups: list[list[int]] = [[] for _ in range(15)]
     for i, value in enumerate(conf):
-        groups[max(k for k in range(15) if edges[k] <= value)].append(i)
+        last_edge_below = max(k for k in range(15) if edges[k] <= value)
+        groups[last_edge_below].append(i)
     return naive_bins(groups, conf, correct)
 
 
@@ -98,15 +100,14 @@ def test_aece_ties_stay_in_data_order() -> None:
     assert aece(conf, np.arange(30) % 2 == 0) == 0.0
 
 
-@pytest.mark.parametrize("samples", [1, 2, 14, 15, 16, 29, 500])
-@pytest.mark.parametrize("kind", ["random", "tied", "edges"])
+@pytest.mark.parametrize(("samples", "kind"), spread([1, 2, 14, 15, 16, 29, 500], ["random", "tied", "edges"], each=2))
 def test_against_naive_loops(samples: int, kind: str) -> None:
     rng = np.random.default_rng(samples)
-    conf = {
-        "random": rng.random(samples),
-        "tied": rng.integers(0, 5, samples) / 4,
-        "edges": rng.integers(0, 16, samples) / 15,
-    }[kind]
+    conf = rng.random(samples)
+    if kind == "tied":
+        conf = rng.integers(0, 5, samples) / 4
+    if kind == "edges":
+        conf = rng.integers(0, 16, samples) / 15
     correct = rng.random(samples) < conf
     assert ece(conf, correct) == pytest.approx(naive_ece(conf, correct), abs=1e-14)
     assert aece(conf, correct) == pytest.approx(naive_aece(conf, correct), abs=1e-14)

@@ -22,7 +22,8 @@ def case(seed: int, n: int, classes: int, sharper: float) -> tuple[np.ndarray, n
 
 
 def nll(scaled: np.ndarray, labels: np.ndarray) -> float:
-    return float(-special.log_softmax(scaled, axis=1)[np.arange(len(labels)), labels].mean())
+    log_p = special.log_softmax(scaled, axis=1)
+    return float(-log_p[np.arange(len(labels)), labels].mean())
 
 
 CASES = [(0, 500, 5, 4.0), (1, 800, 10, 0.3), (2, 60, 3, 1.0), (3, 400, 40, 2.0)]
@@ -31,16 +32,17 @@ CASES = [(0, 500, 5, 4.0), (1, 800, 10, 0.3), (2, 60, 3, 1.0), (3, 400, 40, 2.0)
 @pytest.mark.parametrize("parameters", CASES)
 def test_the_temperature_is_that_of_a_bounded_search(parameters: tuple[int, int, int, float]) -> None:
     log_p, labels = case(*parameters)
-    got = fit_temperature(log_p, labels)
-    found = optimize.minimize_scalar(
-        lambda log_scale: nll(log_p * np.exp(log_scale), labels),
-        bounds=(np.log(0.01), np.log(100)),
-        method="bounded",
-        options={"xatol": 1e-10},
-    )
-    assert got.temperature == pytest.approx(np.exp(-found.x), rel=1e-6)
-    assert nll(log_p / got.temperature, labels) <= found.fun + 1e-14
-    assert nll(got.apply(log_p), labels) == pytest.approx(nll(log_p / got.temperature, labels), rel=1e-12)
+    fitted = fit_temperature(log_p, labels)
+
+    def objective(log_scale: float) -> float:
+        return nll(log_p * np.exp(log_scale), labels)
+
+    bounds = (np.log(0.01), np.log(100))
+    best = optimize.minimize_scalar(objective, bounds=bounds, method="bounded", options={"xatol": 1e-10})
+    assert fitted.temperature == pytest.approx(np.exp(-best.x), rel=1e-6)
+    reached = nll(log_p / fitted.temperature, labels)
+    assert reached <= best.fun + 1e-14
+    assert nll(fitted.apply(log_p), labels) == pytest.approx(reached, rel=1e-12)
 
 
 def test_the_temperature_is_scikit_learns() -> None:
@@ -56,56 +58,76 @@ def test_the_temperature_is_scikit_learns() -> None:
 def test_vector_scaling_is_the_minimum_that_bfgs_finds(parameters: tuple[int, int, int, float]) -> None:
     log_p, labels = case(*parameters)
     classes = log_p.shape[1]
-    got = fit_vector(log_p, labels)
-    centre = np.r_[np.full(classes, fit_temperature(log_p, labels).scale[0]), np.zeros(classes)]
+    fitted = fit_vector(log_p, labels)
+    by_temperature = fit_temperature(log_p, labels)
+    centre = np.concatenate([np.full(classes, by_temperature.scale[0]), np.zeros(classes)])
 
     def objective(point: np.ndarray) -> float:
+        scale, bias = np.split(point, 2)
         ridge = RIDGE / 2 * ((point - centre) ** 2).sum()
-        return nll(log_p * point[:classes] + point[classes:], labels) + ridge
+        return nll(log_p * scale + bias, labels) + ridge
 
-    ours = np.r_[got.scale, got.bias]
-    assert np.abs(optimize.approx_fprime(ours, objective, 1e-7)).max() < 1e-6
+    ours = np.concatenate([fitted.scale, fitted.bias])
+    gradient = optimize.approx_fprime(ours, objective, 1e-7)
+    assert np.abs(gradient).max() < 1e-6
     theirs = optimize.minimize(objective, centre, method="L-BFGS-B", options={"maxfun": 10**6, "maxiter": 200})
     assert objective(ours) <= theirs.fun + 1e-12
-    assert nll(got.apply(log_p), labels) <= nll(log_p / fit_temperature(log_p, labels).temperature, labels) + 1e-12
+    assert nll(fitted.apply(log_p), labels) <= nll(by_temperature.apply(log_p), labels) + 1e-12
 
 
 def test_the_size_of_the_blocks_hardly_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     log_p, labels = case(*CASES[2])
-    whole, vector = fit_temperature(log_p, labels), fit_vector(log_p, labels)
-    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 20)
+    whole = fit_temperature(log_p, labels)
+    vector = fit_vector(log_p, labels)
+    monkeypatch.setattr(probabilities, "BLOCK_VALUES", 20)
     assert fit_temperature(log_p, labels).temperature == pytest.approx(whole.temperature, rel=1e-10)
     assert fit_vector(log_p, labels).scale == pytest.approx(vector.scale, rel=1e-4)
 
 
 SURE = special.log_softmax(np.random.default_rng(4).normal(size=(40, 4)) * 3, axis=1)
-DEGENERATE = {
-    "all right": (SURE, SURE.argmax(axis=1), 0.01),
-    "all wrong": (SURE, SURE.argmin(axis=1), 100.0),
-    "one class": (np.zeros((3, 1)), np.zeros(3, dtype=int), 1.0),
-    "one sample, right": (SURE[:1], SURE[:1].argmax(axis=1), 0.01),
-    "one sample, wrong": (SURE[:1], SURE[:1].argmin(axis=1), 100.0),
-    "uniform": (np.log(np.full((5, 4), 0.25)), np.zeros(5, dtype=int), 1.0),
-    "uniform but for rounding": (np.log(np.full((5, 3), 1 / 3)) + 1e-16 * np.arange(3), np.arange(5) % 3, 1.0),
-    "certain": (np.array([[0.0, -1e290], [-2e300, 0.0]]), np.array([0, 1]), 1.0),
-    "certain and wrong": (np.array([[0.0, -1e290], [-2e300, 0.0]]), np.array([1, 0]), 100.0),
-}
+CERTAIN = np.array([[0.0, -1e290], [-2e300, 0.0]])
 
 
-@pytest.mark.parametrize("name", DEGENERATE)
-def test_degenerate_data_give_the_documented_answer(name: str) -> None:
-    log_p, labels, temperature = DEGENERATE[name]
-    assert fit_temperature(log_p, labels).temperature == temperature
-    vector = fit_vector(log_p, labels)
-    assert np.isfinite([*vector.scale, *vector.bias]).all() and np.isfinite(vector.apply(log_p)).all()
-    assert np.abs([*vector.scale, *vector.bias]).max() < 1e4
+def check_degenerate(log_p: np.ndarray, labels: list[int], temperature: float) -> None:
+    """The temperature is the documented one, and vector scaling stays finite and moderate."""
+    fitted = fit_temperature(log_p, np.array(labels))
+    assert fitted.temperature == temperature
+    vector = fit_vector(log_p, np.array(labels))
+    numbers = np.array([*vector.scale, *vector.bias])
+    assert np.abs(numbers).max() < 1e4  # which no NaN is
+    assert np.isfinite(vector.apply(log_p)).all()
+
+
+@pytest.mark.parametrize("samples", [1, 40])
+def test_all_right_is_the_lowest_temperature_and_all_wrong_the_highest(samples: int) -> None:
+    log_p = SURE[:samples]
+    check_degenerate(log_p, log_p.argmax(axis=1).tolist(), 0.01)
+    check_degenerate(log_p, log_p.argmin(axis=1).tolist(), 100.0)
+
+
+def test_one_class_has_no_temperature() -> None:
+    check_degenerate(np.zeros((3, 1)), [0, 0, 0], 1.0)
+
+
+def test_uniform_predictions_have_no_temperature() -> None:
+    check_degenerate(np.log(np.full((5, 4), 0.25)), [0] * 5, 1.0)
+    rounded = np.log(np.full((5, 3), 1 / 3)) + 1e-16 * np.arange(3)
+    check_degenerate(rounded, [0, 1, 2, 0, 1], 1.0)
+
+
+def test_certain_predictions_have_no_temperature_where_they_are_right() -> None:
+    check_degenerate(CERTAIN, [0, 1], 1.0)
+    check_degenerate(CERTAIN, [1, 0], 100.0)
 
 
 def test_a_class_without_samples_keeps_the_common_temperature() -> None:
     log_p, labels = case(5, 600, 4, 3.0)
-    log_p = special.log_softmax(np.c_[log_p, np.full(600, -60.0)], axis=1)
-    got, common = fit_vector(log_p, labels), fit_temperature(log_p, labels)
-    assert got.scale[4] == pytest.approx(common.scale[0], abs=0.05) and abs(got.bias[4]) < 0.05
+    improbable = np.full((600, 1), -60.0)
+    log_p = special.log_softmax(np.concatenate([log_p, improbable], axis=1), axis=1)
+    common = fit_temperature(log_p, labels)
+    fitted = fit_vector(log_p, labels)
+    assert fitted.scale[4] == pytest.approx(common.scale[0], abs=0.05)
+    assert fitted.bias[4] == pytest.approx(0, abs=0.05)
 
 
 def test_no_sample_and_wrong_labels_are_refused() -> None:
@@ -116,15 +138,13 @@ def test_no_sample_and_wrong_labels_are_refused() -> None:
             fit_calibration(kind, SURE, np.full(40, 4))
 
 
-@pytest.mark.parametrize("kind", ["temperature", "vector"])
-def test_json_and_back(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "null"), [("temperature", ["scale", "bias"]), ("vector", ["temperature"])])
+def test_json_and_back(kind: str, null: list[str]) -> None:
     fitted = fit_calibration(kind, *case(*CASES[0]))
     document = json.loads(json.dumps({**fitted.to_json(), "fitted_on": {"n": 500}}))
     assert Calibration.from_json(document) == fitted
     assert list(document) == ["kind", "temperature", "scale", "bias", "fitted_on"]
-    assert [name for name in ("temperature", "scale", "bias") if document[name] is None] == (
-        ["scale", "bias"] if kind == "temperature" else ["temperature"]
-    )
+    assert [name for name, value in document.items() if value is None] == null
 
 
 def test_a_temperature_is_the_same_again_and_again() -> None:

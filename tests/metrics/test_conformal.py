@@ -15,8 +15,10 @@ from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.conformal import Conformal, SetCounts, fit_conformal, nonconformity, quantile
 
 
-def counted(fitted: Conformal, logits: np.ndarray, labels: np.ndarray, **given: Any) -> dict[str, Any]:
-    counts = SetCounts(fitted, **given)
+def counted(
+    fitted: Conformal, logits: np.ndarray, labels: np.ndarray, calibration: Calibration | None = None
+) -> dict[str, Any]:
+    counts = SetCounts(fitted, calibration)
     counts.add(logits, labels)
     return counts.to_json()
 
@@ -29,8 +31,9 @@ def test_scores_by_hand() -> None:
 
 
 def naive_aps(row: np.ndarray, k: int) -> float:
-    before = [j for j in range(len(row)) if row[j] > row[k] or (row[j] == row[k] and j <= k)]
-    return math.fsum(row[j] for j in before)
+    """The sum of p over class k and those before it, of which ties come in the order of their index."""
+    up_to_k = [p for j, p in enumerate(row) if p > row[k] or (p == row[k] and j <= k)]
+    return math.fsum(up_to_k)
 
 
 def test_aps_against_a_sum_over_the_classes_before() -> None:
@@ -64,11 +67,7 @@ def test_sets_by_hand() -> None:
     share = np.array([0.95, 0.75, 0.5, 0.2])
     test = np.log(np.stack([share, 1 - share], axis=1))[None]
     got = counted(fitted, test, np.array([0, 1, 0, 1]))
-    assert {name: got[name] for name in ("coverage", "mean_size", "empty")} == {
-        "coverage": 0.5,
-        "mean_size": 0.75,
-        "empty": 0.25,
-    }
+    assert (got["coverage"], got["mean_size"], got["empty"]) == (0.5, 0.75, 0.25)
     assert list(got) == ["method", "alpha", "qhat", "n_val", "coverage", "mean_size", "empty"]
 
 
@@ -88,7 +87,8 @@ def test_the_coverage_holds_over_many_draws(method: str, alpha: float) -> None:
     coverages = []
     for _ in range(300):
         right = rng.normal(size=(160, 6)) * 2
-        labels = np.array([rng.choice(6, p=row) for row in np.exp(right) / np.exp(right).sum(axis=1, keepdims=True)])
+        p = np.exp(right) / np.exp(right).sum(axis=1, keepdims=True)
+        labels = np.array([rng.choice(6, p=row) for row in p])
         wrong = (right * 2.5 + rng.normal(size=right.shape))[None]  # a badly calibrated model: the guarantee is free
         fitted = fit_conformal(wrong[:, :60], labels[:60], method=method, alpha=alpha)
         coverages.append(counted(fitted, wrong[:, 60:], labels[60:])["coverage"])
@@ -107,7 +107,7 @@ def test_blocks_and_memory_maps_do_not_show(method: str, tmp_path: Path, monkeyp
     whole = counted(fitted, logits, labels)
     logits.tofile(tmp_path / "logits")
     mapped = np.memmap(tmp_path / "logits", dtype=np.float32, mode="r", shape=logits.shape)
-    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 40)
+    monkeypatch.setattr(probabilities, "BLOCK_VALUES", 40)
     assert fit_conformal(mapped, labels, method=method) == fitted
     assert counted(fitted, mapped, labels) == whole
     parts = SetCounts(fitted)

@@ -22,8 +22,12 @@ def naive_mi(member_logits: np.ndarray) -> np.ndarray:
 
 
 def naive_disagreement(votes: np.ndarray, classes: int) -> float:
-    members = len(votes)
-    values = [1 - sum(comb(int((v == k).sum()), 2) for k in range(classes)) / comb(members, 2) for v in votes.T]
+    """Of votes [M, N]: one minus the share of pairs of members that agree, sample by sample."""
+    all_pairs = comb(len(votes), 2)
+    values = []
+    for votes_of_sample in votes.T.tolist():
+        agreeing_pairs = sum(comb(votes_of_sample.count(k), 2) for k in range(classes))
+        values.append(1 - agreeing_pairs / all_pairs)
     return float(np.mean(values))
 
 

@@ -21,53 +21,70 @@ STATISTICS = [name for name in FEATURE_SCORES if name != "vilu"]  # which is tra
 def case(n: int = 300) -> tuple[MemberTraining, np.ndarray, np.ndarray]:
     """Training data, and features [50, D] and logits of samples that are partly like them."""
     rng = np.random.default_rng(3)
-    means, mixing = rng.normal(size=(CLASSES, WIDTH)) * 2, rng.normal(size=(WIDTH, WIDTH))
+    means = rng.normal(size=(CLASSES, WIDTH)) * 2
+    mixing = rng.normal(size=(WIDTH, WIDTH))
     labels = rng.integers(0, CLASSES, n)
-    weight, bias = rng.normal(size=(CLASSES, WIDTH)), rng.normal(size=CLASSES)
+    weight = rng.normal(size=(CLASSES, WIDTH))
+    bias = rng.normal(size=CLASSES)
     features = means[labels] + rng.normal(size=(n, WIDTH)) @ mixing
+    highest = (features @ weight.T + bias).max(axis=1)
+    data = MemberTraining(features, labels, highest, weight, bias, neighbours=7)
     samples = rng.normal(size=(50, WIDTH)) * 3
-    data = MemberTraining(features, labels, (features @ weight.T + bias).max(axis=1), weight, bias, neighbours=7)
     return data, samples, samples @ weight.T + bias
 
 
 def ours(name: str, data: MemberTraining, samples: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    return FEATURE_SCORES[name].score(FEATURE_SCORES[name].fit(data), samples, logits)
+    score = FEATURE_SCORES[name]
+    return score.score(score.fit(data), samples, logits)
 
 
 def naive(name: str, data: MemberTraining, samples: np.ndarray) -> list[float]:
     """Each definition, sample by sample."""
     x, y, w, b = data.features, data.labels, data.weight, data.bias
     assert y is not None
-    means = [x[y == c].mean(axis=0) for c in range(CLASSES)]
-    within = np.linalg.pinv(sum((v - means[c])[:, None] * (v - means[c]) for v, c in zip(x, y, strict=True)) / len(x))
+    class_means = np.array([x[y == c].mean(axis=0) for c in range(CLASSES)])
+    apart_from_mean = x - class_means[y]
+    within = np.linalg.pinv(apart_from_mean.T @ apart_from_mean / len(x))
     total = np.linalg.pinv(np.cov(x.T, bias=True))
     origin = -np.linalg.pinv(w) @ b
-    space = np.linalg.svd(x - origin)[2][: WIDTH // 2]
+    _, _, directions = np.linalg.svd(x - origin)
+    principal = directions[: WIDTH // 2]
     clip = np.percentile(x, 90)
 
+    def distance(v: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float:
+        return float((v - mean) @ precision @ (v - mean))
+
+    def apart(u: np.ndarray, v: np.ndarray) -> float:
+        return float(np.linalg.norm(u / np.linalg.norm(u) - v / np.linalg.norm(v)))
+
     def residual(v: np.ndarray) -> float:
-        return float(np.linalg.norm((v - origin) - (v - origin) @ space.T @ space))
+        shifted = v - origin
+        return float(np.linalg.norm(shifted - shifted @ principal.T @ principal))
 
     def energy(v: np.ndarray) -> float:
         return -float(np.log(np.exp(v @ w.T + b).sum()))
 
-    def one(v: np.ndarray) -> float:
-        nearest = min((v - mean) @ within @ (v - mean) for mean in means)
+    def score(v: np.ndarray) -> float:
         if name == "mahalanobis":
-            return float(nearest)
+            return min(distance(v, mean, within) for mean in class_means)
         if name == "rmd":
-            return float(nearest - (v - x.mean(axis=0)) @ total @ (v - x.mean(axis=0)))
+            nearest = min(distance(v, mean, within) for mean in class_means)
+            return nearest - distance(v, x.mean(axis=0), total)
         if name == "knn":
-            return sorted(float(np.linalg.norm(v / np.linalg.norm(v) - u / np.linalg.norm(u))) for u in x)[6]
+            rising = sorted(apart(u, v) for u in x)
+            return rising[6]
         if name == "vim":
-            alpha = np.mean([max(u @ w.T + b) for u in x]) / np.mean([residual(u) for u in x])
-            return float(alpha * residual(v)) + energy(v)
+            highest = [max(u @ w.T + b) for u in x]
+            residuals = [residual(u) for u in x]
+            return float(np.mean(highest) / np.mean(residuals) * residual(v)) + energy(v)
         if name == "react":
             return energy(np.minimum(v, clip))
-        kept = np.where(v >= sorted(v)[round(WIDTH * 0.65)], v, 0)
+        assert name == "ash"
+        lowest_kept = sorted(v)[round(WIDTH * 0.65)]
+        kept = np.where(v >= lowest_kept, v, 0)
         return energy(kept * np.exp(v.sum() / kept.sum()))
 
-    return [one(v) for v in samples]
+    return [score(v) for v in samples]
 
 
 def test_the_names_of_help_are_those_that_are_declared() -> None:
@@ -104,12 +121,13 @@ def test_against_pytorch_ood(name: str) -> None:
         return maps.flatten(1) @ w.T + b
 
     found: Any
-    if name in ("mahalanobis", "rmd"):
-        found = (
-            {"mahalanobis": theirs.Mahalanobis, "rmd": theirs.RMD}[name](None).fit_features(x, y).predict_features(z)
-        )
-        # Theirs is of the sum of products, not of the mean; and of Mahalanobis one half.
-        scale = len(x) * (2 if name == "mahalanobis" else 1)
+    # Theirs of Gaussians are of the sum of products, not of the mean; and of Mahalanobis one half.
+    if name == "mahalanobis":
+        found = theirs.Mahalanobis(None).fit_features(x, y).predict_features(z)
+        scale = 2 * len(x)
+    elif name == "rmd":
+        found = theirs.RMD(None).fit_features(x, y).predict_features(z)
+        scale = len(x)
     elif name == "knn":
         found = theirs.KNN(None, k=7, normalize=True).fit_features(x, y).predict_features(z)
     elif name == "vim":
@@ -136,16 +154,22 @@ def test_against_pytorch_ood(name: str) -> None:
 def test_directions_without_spread_and_absent_classes_do_not_count() -> None:
     data, samples, logits = case()
     assert data.labels is not None
-    wide = np.concatenate([data.features, data.features[:, :3].sum(axis=1, keepdims=True), np.ones((300, 1))], axis=1)
-    more = np.concatenate([samples, samples[:, :3].sum(axis=1, keepdims=True), np.ones((50, 1))], axis=1)
-    sparse = MemberTraining(wide, data.labels * 5, data.highest, data.weight, data.bias)
+
+    def widened(features: np.ndarray) -> np.ndarray:
+        """The features, a sum of some of them, and one that is always 1."""
+        total = features[:, :3].sum(axis=1)
+        return np.column_stack([features, total, np.ones(len(features))])
+
+    labels_with_gaps = data.labels * 5
+    sparse = MemberTraining(widened(data.features), labels_with_gaps, data.highest, data.weight, data.bias)
     for name in ("mahalanobis", "rmd"):
-        assert ours(name, sparse, more, logits) == pytest.approx(ours(name, data, samples, logits), rel=1e-6, abs=1e-6)
+        expected = ours(name, data, samples, logits)
+        assert ours(name, sparse, widened(samples), logits) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     data, _, _ = case(5)
-    with pytest.raises(InputError, match="nearest neighbour 7, and --fit has 5 samples"):
+    with pytest.raises(InputError, match="nearest neighbour 7, and --train has 5 samples"):
         FEATURE_SCORES["knn"].fit(data)
     still = MemberTraining(np.ones((5, 3)), np.zeros(5, dtype=np.int64), data.highest, data.weight[:, :3], data.bias)
     with pytest.raises(InputError, match="the same for every sample"):

@@ -35,7 +35,7 @@ def test_any_float_type_is_computed_in_float64(dtype: type) -> None:
 def test_blocks_and_memory_layout_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.random.default_rng(1).normal(size=(2, 23, 9)).astype(np.float32)
     whole = pooled_probabilities(logits), pooled_log_probs(logits)
-    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 2 * 9 * 5)
+    monkeypatch.setattr(probabilities, "BLOCK_VALUES", 2 * 9 * 5)
     assert [block.logits.shape[1] for _, block in probabilities.blocks(logits)] == [5, 5, 5, 5, 3]
     for same in (logits, np.asfortranarray(logits)):
         assert np.array_equal(pooled_probabilities(same), whole[0])

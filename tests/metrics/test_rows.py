@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,25 +20,32 @@ OOD_KEYS = ["n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "a
 
 
 def random_case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [3, 101, 6] and labels."""
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(3, 101, 6)) * 3).astype(np.float32), rng.integers(0, 6, 101)
+    logits = (rng.normal(size=(3, 101, 6)) * 3).astype(np.float32)
+    return logits, rng.integers(0, 6, 101)
 
 
 def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = random_case()
     whole = rows.id_metrics(logits, labels)
-    p, log_p = arrays.pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
-    conf, correct = p.max(axis=1), p.argmax(axis=1) == labels
-    expected = {
+    p = arrays.pooled_probabilities(logits)
+    log_p = probabilities.pooled_log_probs(logits)
+    confidence = p.max(axis=1)
+    correct = p.argmax(axis=1) == labels
+    squared_errors = np.square(p - np.eye(6)[labels])
+    assert list(whole) == ID_KEYS
+    assert whole == {
         "n": 101,
         "accuracy": correct.mean(),
-        "brier": np.square(p - np.eye(6)[labels]).sum(axis=1).mean(),
+        "brier": squared_errors.sum(axis=1).mean(),
         "nll": 0.0 - log_p[np.arange(101), labels].mean(),
-        **{key: getattr(arrays, key)(conf, correct) for key in ("ece", "aece", "aurc", "accuracy_at")},
+        "ece": arrays.ece(confidence, correct),
+        "aece": arrays.aece(confidence, correct),
+        "aurc": arrays.aurc(confidence, correct),
+        "accuracy_at": arrays.accuracy_at(confidence, correct),
     }
-    assert list(whole) == ID_KEYS
-    assert whole == expected
-    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 3 * 6 * 10)
+    monkeypatch.setattr(probabilities, "BLOCK_VALUES", 3 * 6 * 10)
     assert rows.id_metrics(logits, labels) == whole
 
 
@@ -47,18 +55,16 @@ def test_id_metrics_by_hand() -> None:
     got = rows.id_metrics(logits, np.array([0, 1]))
     # Equal confidences stay in data order; 80 % of two samples, rounded up, are both.
     assert got.pop("accuracy_at") == {"0.80": 0.5, "0.90": 0.5, "0.95": 0.5}
-    assert got == pytest.approx(
-        {
-            "n": 2,
-            "accuracy": 0.5,
-            "brier": (2 * 0.375**2 + 2 * 0.625**2) / 2,
-            "nll": -(np.log(0.625) + np.log(0.375)) / 2,
-            "ece": 0.125,
-            "aece": (0.375 + 0.625) / 2,
-            "aurc": 0.25,
-        },
-        abs=1e-15,
-    )
+    expected = {
+        "n": 2,
+        "accuracy": 0.5,
+        "brier": (2 * 0.375**2 + 2 * 0.625**2) / 2,
+        "nll": -(np.log(0.625) + np.log(0.375)) / 2,
+        "ece": 0.125,
+        "aece": (0.375 + 0.625) / 2,
+        "aurc": 0.25,
+    }
+    assert got == pytest.approx(expected, abs=1e-15)
 
 
 def test_id_metrics_of_huge_logits() -> None:
@@ -70,7 +76,8 @@ def test_id_metrics_of_huge_logits() -> None:
 def test_calibrated_log_p_goes_in_as_one_member() -> None:
     logits, labels = random_case(1)
     log_p = probabilities.pooled_log_probs(logits)
-    alone, whole = rows.id_metrics(log_p[None], labels), rows.id_metrics(logits, labels)
+    alone = rows.id_metrics(log_p[None], labels)
+    whole = rows.id_metrics(logits, labels)
     assert alone.pop("accuracy_at") == whole.pop("accuracy_at")
     assert alone == pytest.approx(whole, rel=1e-12)
 
@@ -104,72 +111,86 @@ def test_bad_inputs_are_errors() -> None:
 
 def test_ood_metrics_are_those_of_the_single_functions() -> None:
     rng = np.random.default_rng(4)
-    id_scores, ood_scores = rng.normal(size=50), rng.normal(size=33) + 1
+    id_scores = rng.normal(size=50)
+    ood_scores = rng.normal(size=33) + 1
     got = rows.ood_metrics(id_scores, ood_scores)
     assert list(got) == OOD_KEYS
-    assert got == {"n": 33, **{name: getattr(arrays, name)(id_scores, ood_scores) for name in OOD_KEYS[1:]}}
+    assert got.pop("n") == 33
+    for key, value in got.items():
+        metric = getattr(arrays, key)
+        assert value == metric(id_scores, ood_scores)
 
 
-def row(group: str | None, value: float | None) -> dict[str, object]:
-    return {"group": group, "n": 10, **dict.fromkeys(OOD_KEYS[1:], value)}
+def every_metric(value: float) -> dict[str, float | None]:
+    return dict.fromkeys(OOD_KEYS[1:], value)
 
 
 def test_group_averages_are_unweighted_and_ood_avg_is_over_all_sets() -> None:
-    sets = {"a": row("near", 0.5), "b": row("far", 0.25), "c": row("far", 0.75), "d": row(None, 0.9)}
-    sets["b"]["n"] = 1000
-    got = rows.group_averages(sets)
-    assert {name: list(means) for name, means in got.items()} == dict.fromkeys(
-        ["near_avg", "far_avg", "ood_avg"], OOD_KEYS[1:]
-    )
-    assert set(got["near_avg"].values()) == {0.5}
-    assert set(got["far_avg"].values()) == {0.5}
+    sets = {"a": every_metric(0.5), "b": every_metric(0.25), "c": every_metric(0.75), "d": every_metric(0.9)}
+    averages = rows.group_averages(sets, {"a": "near", "b": "far", "c": "far", "d": None})
+    assert list(averages) == ["near_avg", "far_avg", "ood_avg"]
+    assert averages["near_avg"] == every_metric(0.5)
+    assert averages["far_avg"] == every_metric(0.5)
     # Over all four sets, not over the means of the two groups.
-    assert list(got["ood_avg"].values()) == pytest.approx([0.6] * 6)
+    assert averages["ood_avg"] == pytest.approx(every_metric(0.6))
 
 
 def test_group_averages_without_a_value() -> None:
-    sets = {"a": row("near", 0.5), "b": {**row("near", 0.7), "auroc": None}}
-    got = rows.group_averages(sets)
-    assert got["near_avg"]["auroc"] is None and got["ood_avg"]["auroc"] is None
-    assert got["near_avg"]["fpr95"] == pytest.approx(0.6)
-    assert set(got["far_avg"].values()) == {None}
-    assert set(rows.group_averages({})["ood_avg"].values()) == {None}
+    sets = {"a": every_metric(0.5), "b": {**every_metric(0.7), "auroc": None}}
+    averages = rows.group_averages(sets, {"a": "near", "b": "near"})
+    assert averages["near_avg"]["auroc"] is None
+    assert averages["ood_avg"]["auroc"] is None
+    assert averages["near_avg"]["fpr95"] == pytest.approx(0.6)
+    assert set(averages["far_avg"].values()) == {None}
+
+
+def test_group_averages_without_a_set() -> None:
+    averages = rows.group_averages({}, {})
+    assert set(averages["ood_avg"].values()) == {None}
 
 
 def test_every_name_has_a_convention_and_all_is_json() -> None:
     logits, labels = random_case(3)
+    scores = ood.OOD_SCORES["msp"](logits)
     document = {
         **rows.id_metrics(logits, labels),
-        **rows.ood_metrics(ood.OOD_SCORES["msp"](logits), ood.OOD_SCORES["msp"](logits)),
-        **rows.group_averages({"a": row("near", 0.5)}),
+        **rows.ood_metrics(scores, scores),
+        **rows.group_averages({"a": every_metric(0.5)}, {"a": "near"}),
         **rows.diversity_block(samples_of(logits)),
     }
-    assert set(document) <= set(sentences())
-    assert all(text.endswith(".") and len(text) > 20 for text in sentences().values())
-    assert json.loads(json.dumps([document, sentences()], allow_nan=False)) == [document, sentences()]
+    conventions = sentences()
+    assert set(document) <= set(conventions)
+    for sentence in conventions.values():
+        assert sentence.endswith(".")
+        assert len(sentence) > 20
+    assert json.loads(json.dumps([document, conventions], allow_nan=False)) == [document, conventions]
 
 
-def flat(row: dict, prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
+def dotted_keys(row: dict) -> Iterator[str]:
     for key, value in row.items():
-        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return found
+        if not isinstance(value, dict):
+            yield key
+            continue
+        for inner_key in dotted_keys(value):
+            yield f"{key}.{inner_key}"
 
 
 def test_the_keys_of_a_row_are_those_of_its_numbers() -> None:
     logits, labels = random_case(5)
-    inside, outside = samples_of(logits, labels), samples_of(logits[:, :40] / 3)
+    inside = samples_of(logits, labels)
+    outside = samples_of(logits[:, :40] / 3)
     row = rows.row_blocks(inside, {"a.b": outside, "c": outside}, {"a.b": "near", "c": None})
-    numbers = {key for key in flat(row) if not key.endswith((".group", ".pairs"))}
-    assert set(rows.row_keys(["a.b", "c"])) == numbers
+    of_numbers = {key for key in dotted_keys(row) if not key.endswith((".group", ".pairs"))}
+    assert set(rows.row_keys(["a.b", "c"])) == of_numbers
     assert row["id"] == rows.id_metrics(logits, labels)
     assert row["ood"]["c"] == {"group": None, **rows.ood_metrics(inside.score, outside.score)}
-    assert row["near_avg"] == {key: row["ood"]["a.b"][key] for key in OOD_KEYS[1:]}
+    assert row["ood"]["a.b"] == {**row["near_avg"], "group": "near", "n": 40}
     assert set(row["far_avg"].values()) == {None}
-    for name, part in (("id", logits), ("c", logits[:, :40] / 3)):
-        spread = row["diversity"][name]
-        assert {key: spread[key] for key in ("mi", "disagreement")} == rows.diversity_block(samples_of(part))
-        assert [(pair["a"], pair["b"]) for pair in spread["pairs"]] == [(0, 1), (0, 2), (1, 2)]
+    for name, samples in (("id", inside), ("c", outside)):
+        diversity = row["diversity"][name]
+        pairs = diversity.pop("pairs")
+        assert diversity == rows.diversity_block(samples)
+        assert [(pair["a"], pair["b"]) for pair in pairs] == [(0, 1), (0, 2), (1, 2)]
 
 
 def test_data_without_labels_have_their_number_alone() -> None:
@@ -177,8 +198,10 @@ def test_data_without_labels_have_their_number_alone() -> None:
 
 
 def test_every_block_of_a_row_has_a_convention() -> None:
-    inside, outside = samples_of(*random_case(7)), samples_of(random_case(8)[0])
+    inside = samples_of(*random_case(7))
+    outside = samples_of(random_case(8)[0])
     row = rows.row_blocks(inside, {"a": outside}, {"a": "far"})
-    named = {*row, *row["id"], *row["ood"]["a"], *row["diversity"]["a"], *curves.curves(inside, {"a": outside})}
-    named |= {"ci", "difference", "calibration", "conformal", "threshold"}
+    named = {"ci", "difference", "calibration", "conformal", "threshold"}
+    for block in (row, row["id"], row["ood"]["a"], row["diversity"]["a"], curves.curves(inside, {"a": outside})):
+        named.update(block)
     assert named - set(sentences()) == {"id", "ood", "diversity", "group"}

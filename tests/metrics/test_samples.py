@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +34,30 @@ def naive_softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def equal(one: Samples, other: Samples) -> bool:
-    return all(np.array_equal(getattr(one, name.name), getattr(other, name.name)) for name in fields(Samples))
+def equal(first: Samples, second: Samples) -> bool:
+    names = [field.name for field in fields(Samples)]
+    return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in names)
 
 
-@pytest.mark.parametrize(("score", "shape"), spread(OOD_SCORES, SHAPES, each=2))
+def entropy(p: np.ndarray) -> np.ndarray:
+    """In nats over the last axis; a p of 0 adds 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return -np.nan_to_num(p * np.log(p)).sum(axis=-1)
+
+
+def brier_terms(p: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of p [N, C], [N]."""
+    return ((p - np.eye(p.shape[1])[labels]) ** 2).sum(axis=1)
+
+
+@pytest.mark.parametrize(("score", "shape"), spread(OOD_SCORES, SHAPES))
 def test_samples_are_what_the_single_functions_give(shape: tuple[int, int, int], score: str) -> None:
     logits, labels = case(shape)
     got = samples_of(logits, labels, score=score)
-    p, log_p = pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
-    assert np.array_equal(got.predicted, p.argmax(axis=1)) and np.array_equal(got.confidence, p.max(axis=1))
+    p = pooled_probabilities(logits)
+    log_p = probabilities.pooled_log_probs(logits)
+    assert np.array_equal(got.predicted, p.argmax(axis=1))
+    assert np.array_equal(got.confidence, p.max(axis=1))
     assert np.array_equal(got.correct, p.argmax(axis=1) == labels)
     assert np.array_equal(got.entropy, OOD_SCORES["entropy"](logits))
     assert np.array_equal(got.mi, OOD_SCORES["mi"](logits))
@@ -50,7 +65,8 @@ def test_samples_are_what_the_single_functions_give(shape: tuple[int, int, int],
         assert got.score is None
     else:
         assert np.array_equal(got.score, OOD_SCORES[score](logits))
-    assert np.array_equal(got.votes, logits.argmax(axis=2)) and got.votes.dtype == np.int32
+    assert np.array_equal(got.votes, logits.argmax(axis=2))
+    assert got.votes.dtype == np.int32
     assert got.label_log_probs is not None
     assert np.array_equal(got.label_log_probs, log_p[np.arange(len(labels)), labels])
 
@@ -60,12 +76,11 @@ def test_samples_against_naive_formulas(shape: tuple[int, int, int]) -> None:
     logits, labels = case(shape)
     got = samples_of(logits, labels)
     p = naive_softmax(logits.astype(np.float64)).mean(axis=0)
-    index = np.arange(len(labels))
+    of_labels = p[np.arange(len(labels)), labels]
     assert got.confidence == pytest.approx(p.max(axis=1), rel=1e-13)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        assert got.entropy == pytest.approx(-np.nan_to_num(p * np.log(p)).sum(axis=1), abs=1e-12)
-    assert got.brier_terms == pytest.approx(((p - np.eye(shape[2])[labels]) ** 2).sum(axis=1), abs=1e-13)
-    assert np.exp(got.label_log_probs) == pytest.approx(p[index, labels], rel=1e-12, abs=1e-300)
+    assert got.entropy == pytest.approx(entropy(p), abs=1e-12)
+    assert got.brier_terms == pytest.approx(brier_terms(p, labels), abs=1e-13)
+    assert np.exp(got.label_log_probs) == pytest.approx(of_labels, rel=1e-12, abs=1e-300)
 
 
 @pytest.mark.parametrize(("shape", "values"), spread(SHAPES, [1, 37, 300]))
@@ -74,7 +89,7 @@ def test_the_size_of_the_blocks_does_not_show(
 ) -> None:
     logits, labels = case(shape)
     whole = samples_of(logits, labels, score="energy")
-    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", values)
+    monkeypatch.setattr(probabilities, "BLOCK_VALUES", values)
     blocks = samples_of(logits, labels, score="energy")
     assert blocks.pair_mi == pytest.approx(whole.pair_mi, rel=1e-13)
     assert equal(replace(blocks, pair_mi=whole.pair_mi), whole)
@@ -105,7 +120,10 @@ def test_data_without_labels() -> None:
 
 def test_no_sample() -> None:
     got = samples_of(np.zeros((3, 0, 4)), np.zeros(0, dtype=int), score="variance")
-    assert len(got) == 0 and got.votes.shape == (3, 0) and not got.pair_mi.any() and got.correct.shape == (0,)
+    assert len(got) == 0
+    assert got.votes.shape == (3, 0)
+    assert got.correct.shape == (0,)
+    assert not got.pair_mi.any()
 
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +136,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         samples_of(logits.astype(bool), labels)
     # Two blocks hold such logits; the numbers are those of the whole array.
     logits[2, 100, 5], logits[1, 3, 2] = np.nan, np.inf
-    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 3 * 6 * 10)
+    monkeypatch.setattr(probabilities, "BLOCK_VALUES", 3 * 6 * 10)
     with pytest.raises(NonFiniteError, match=r"member 1 are not finite at sample 3 \(2 of 101 samples"):
         samples_of(logits, labels)
 
@@ -129,27 +147,26 @@ def test_integer_logits_are_taken_as_floats() -> None:
 
 
 CALIBRATED = {"msp", "entropy", "margin", "gen"}
+CALIBRATIONS = {
+    "temperature": Calibration.of_temperature(2.5),
+    "vector": Calibration("vector", (0.5, 0.8, 1.1, 1.4, 1.7, 2.0), (3.0, 1.8, 0.6, -0.6, -1.8, -3.0)),
+}
 
 
 @pytest.mark.parametrize(("score", "kind"), spread(OOD_SCORES, ["temperature", "vector"]))
 def test_a_calibration_acts_on_the_averaged_prediction_alone(score: str, kind: str) -> None:
     logits, labels = case((3, 101, 6))
-    calibration = (
-        Calibration.of_temperature(2.5)
-        if kind == "temperature"
-        else Calibration("vector", tuple(np.linspace(0.5, 2, 6).tolist()), tuple(np.linspace(3, -3, 6).tolist()))
-    )
-    plain, got = (
-        samples_of(logits, labels, score=score),
-        samples_of(logits, labels, score=score, calibration=calibration),
-    )
+    calibration = CALIBRATIONS[kind]
+    plain = samples_of(logits, labels, score=score)
+    got = samples_of(logits, labels, score=score, calibration=calibration)
     log_p = np.log(naive_softmax(logits.astype(np.float64)).mean(axis=0).clip(1e-320))
     exact = probabilities.pooled_log_probs(logits)
     log_p = np.where(log_p > -600, log_p, exact)  # the naive logarithm underflows
     p = naive_softmax(log_p * np.array(calibration.scale) + np.array(calibration.bias or 0.0))
+    of_labels = p[np.arange(101), labels]
     assert got.confidence == pytest.approx(p.max(axis=1), rel=1e-12)
-    assert got.brier_terms == pytest.approx(((p - np.eye(6)[labels]) ** 2).sum(axis=1), abs=1e-12)
-    assert np.exp(got.label_log_probs) == pytest.approx(p[np.arange(101), labels], rel=1e-10, abs=1e-200)
+    assert got.brier_terms == pytest.approx(brier_terms(p, labels), abs=1e-12)
+    assert np.exp(got.label_log_probs) == pytest.approx(of_labels, rel=1e-10, abs=1e-200)
     assert np.array_equal(got.predicted, p.argmax(axis=1))
     assert np.array_equal(got.predicted, plain.predicted) == (kind == "temperature")
     for name in ("mi", "votes", "pair_mi"):
@@ -159,16 +176,16 @@ def test_a_calibration_acts_on_the_averaged_prediction_alone(score: str, kind: s
         assert np.array_equal(got.score, -got.confidence)
     if score == "entropy":
         assert np.array_equal(got.score, got.entropy)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            assert got.entropy == pytest.approx(-np.nan_to_num(p * np.log(p)).sum(axis=1), abs=1e-10)
+        assert got.entropy == pytest.approx(entropy(p), abs=1e-10)
 
 
 def test_extreme_logits_stay_finite_with_an_extreme_temperature() -> None:
     logits = np.array([[[1e300, -1e300], [0.0, 0.0]], [[-1e300, 1e300], [1.0, 1.0]]])
     for temperature in (0.01, 100.0):
-        got = samples_of(logits, np.array([0, 1]), score="entropy", calibration=Calibration.of_temperature(temperature))
-        values = [got.confidence, got.entropy, got.mi, got.score, got.label_log_probs, got.brier_terms]
-        assert all(np.isfinite(value).all() for value in values)
+        calibration = Calibration.of_temperature(temperature)
+        got = samples_of(logits, np.array([0, 1]), score="entropy", calibration=calibration)
+        for values in (got.entropy, got.mi, got.score, got.label_log_probs, got.brier_terms):
+            assert np.isfinite(values).all()
         assert got.confidence.tolist() == [0.5, 0.5]
 
 
@@ -188,16 +205,15 @@ def test_a_temperature_changes_no_prediction_where_two_classes_are_all_but_tied(
 def test_pairs_are_the_members_two_by_two(members: int) -> None:
     logits = np.random.default_rng(members).normal(size=(members, 80, 4)) * 3
     got = samples_of(logits)
-    found = pairs(got)
-    expected = [(a, b) for a in range(members) for b in range(a + 1, members)]
-    assert [(pair["a"], pair["b"]) for pair in found] == expected
-    for pair in found:
+    every_pair = pairs(got)
+    assert [(pair["a"], pair["b"]) for pair in every_pair] == list(combinations(range(members), 2))
+    for pair in every_pair:
         both = logits[[pair["a"], pair["b"]]]
-        assert pair["disagreement"] == np.mean(both[0].argmax(axis=1) != both[1].argmax(axis=1))
+        first_votes, second_votes = both.argmax(axis=2)
+        assert pair["disagreement"] == np.mean(first_votes != second_votes)
         p = naive_softmax(both)
-        entropies = [-(q * np.log(q)).sum(axis=-1) for q in (p.mean(axis=0), p[0], p[1])]
-        naive = (entropies[0] - (entropies[1] + entropies[2]) / 2).mean()
-        assert pair["mi"] == pytest.approx(naive, abs=1e-13)
+        mi = entropy(p.mean(axis=0)) - entropy(p).mean(axis=0)
+        assert pair["mi"] == pytest.approx(mi.mean(), abs=1e-13)
         assert pair["mi"] == pytest.approx(samples_of(both).mi.mean(), rel=1e-12)
 
 

@@ -21,7 +21,8 @@ def case(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     nearest = rng.integers(0, CLASSES, n)
     marks = rng.normal(size=(n, WIDTH - CLASSES))
     wrong = marks[:, -1] > 0.8
-    features = np.concatenate([2 * np.eye(CLASSES)[nearest] + 0.1 * rng.normal(size=(n, CLASSES)), marks], axis=1)
+    near_text = 2 * np.eye(CLASSES)[nearest] + 0.1 * rng.normal(size=(n, CLASSES))
+    features = np.concatenate([near_text, marks], axis=1)
     return features, (nearest + wrong) % CLASSES, texts
 
 
@@ -34,25 +35,43 @@ def test_the_network_is_a_cross_attention_and_an_mlp(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(vilu, "_FEWEST_STEPS", 3)
     features, labels, texts = case(60, 0)
     fitted = fitted_to(features, labels, texts)
-    own = {name: torch.from_numpy(value) for name, value in fitted.items()}
+    weights = {name: torch.from_numpy(value) for name, value in fitted.items()}
     attention = nn.MultiheadAttention(WIDTH, 1, bias=False, dtype=torch.float64)
-    linear = [nn.Linear(*own[f"weight.{i}"].shape[::-1], dtype=torch.float64) for i in range(len(vilu.HIDDEN) + 1)]
-    mlp = nn.Sequential(*[part for layer in linear for part in (layer, nn.ReLU())][:-1])
+    image = torch.from_numpy(WIDTH**0.5 * unit(features))
+    text = torch.from_numpy(WIDTH**0.5 * unit(texts))
     with torch.no_grad():
-        attention.in_proj_weight.copy_(torch.cat([own["query"], own["key"], own["value"]]))
+        attention.in_proj_weight.copy_(torch.cat([weights["query"], weights["key"], weights["value"]]))
         attention.out_proj.weight.copy_(torch.eye(WIDTH))
-        for i, layer in enumerate(linear):
-            layer.weight.copy_(own[f"weight.{i}"])
-            layer.bias.copy_(own[f"bias.{i}"])
-        image, text = (torch.from_numpy(WIDTH**0.5 * unit(part)) for part in (features, texts))
         weighed, _ = attention(image, text, text)
         nearest = text[(image @ text.T).argmax(dim=1)]
-        expected = mlp(torch.cat([image, weighed, nearest], dim=1)).sigmoid()[:, 0]
-    found = FEATURE_SCORES["vilu"].score(fitted, features, features @ texts.T)
-    assert found == pytest.approx(expected.numpy(), rel=1e-9, abs=1e-12)
+        expected = mlp_of(weights)(torch.cat([image, weighed, nearest], dim=1)).sigmoid()
+    score = FEATURE_SCORES["vilu"].score(fitted, features, features @ texts.T)
+    assert score == pytest.approx(expected.squeeze(1).numpy(), rel=1e-9, abs=1e-12)
+
+
+def mlp_of(weights: dict[str, torch.Tensor]) -> nn.Sequential:
+    """Torch's own layers with these weights."""
+    last = len(vilu.HIDDEN)
+    mlp = nn.Sequential()
+    for i in range(last + 1):
+        outputs, inputs = weights[f"weight.{i}"].shape
+        layer = nn.Linear(inputs, outputs, dtype=torch.float64)
+        layer.weight.copy_(weights[f"weight.{i}"])
+        layer.bias.copy_(weights[f"bias.{i}"])
+        mlp.append(layer)
+        if i < last:
+            mlp.append(nn.ReLU())
+    return mlp
+
+
+def test_it_is_fitted_in_inference_mode_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vilu, "_FEWEST_STEPS", 3)
+    fitted = fitted_to(*case(60, 0))
     with torch.inference_mode():  # in which eval fits it
-        again = fitted_to(features, labels, texts)
-    assert all(np.array_equal(fitted[name], again[name]) for name in fitted)
+        again = fitted_to(*case(60, 0))
+    assert list(again) == list(fitted)
+    for name, values in fitted.items():
+        assert np.array_equal(again[name], values)
 
 
 def test_it_finds_errors_that_confidence_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +90,17 @@ def test_it_finds_errors_that_confidence_does_not_show(monkeypatch: pytest.Monke
 def test_without_errors_there_is_nothing_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vilu, "_FEWEST_STEPS", 3)
     features, _, texts = case(20, 0)
-    right = (features @ texts.T).argmax(axis=1)
-    for labels, share in ((right, 0), ((right + 1) % CLASSES, 1)):
-        assert set(FEATURE_SCORES["vilu"].score(fitted_to(features, labels, texts), features, texts)) == {share}
+    predicted = (features @ texts.T).argmax(axis=1)
+    all_right = fitted_to(features, predicted, texts)
+    assert set(vilu.vilu_score(all_right, features)) == {0}
+    all_wrong = fitted_to(features, (predicted + 1) % CLASSES, texts)
+    assert set(vilu.vilu_score(all_wrong, features)) == {1}
+
+
+def test_weights_of_another_shape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vilu, "_FEWEST_STEPS", 3)
+    features, labels, texts = case(60, 0)
+    fitted = fitted_to(features, labels, texts)
+    fitted["key"] = np.zeros((3, 3))
     with pytest.raises(ValueError, match="shape"):
-        vilu.vilu_score({**fitted_to(*case(60, 0)), "key": np.zeros((3, 3))}, features)
+        vilu.vilu_score(fitted, features)

@@ -248,8 +248,7 @@ COUNTS = {"one": [4], "single-head": [1], "equal": [2, 2], "unequal": [1, 4, 2],
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("case", list(COUNTS))
+@pytest.mark.parametrize(("case", "bias"), spread(COUNTS, [True, False]))
 def test_members_attend_side_by_side_as_alone(case: str, bias: bool) -> None:
     members = [weights(n, seed, bias=bias) for seed, n in enumerate(COUNTS[case])]
     module = attention(members)

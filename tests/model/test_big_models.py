@@ -197,7 +197,8 @@ def files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # --- headers first ----------------------------------------------------------------------------------------------------
 
-VAL, TRAIN = ["--data", "data.npz"], ["--data", "data.npz", "--epochs", "1"]
+VAL, TRAIN = ["--data", "data.npz"], ["--train", "data.npz", "--epochs", "1"]
+SEARCH = ["--val", "data.npz", "--budget", "1"]
 MAGNITUDE = ["--method", "magnitude", "--keep", "2"]
 
 
@@ -222,10 +223,10 @@ def unread(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["prune", "base.st", "--mask", "m0.mask.json", "-o", "n.st"],
         ["finetune", "base.st", *TRAIN, "-o", "n.st"],
         ["finetune", "base.st", "m0.st", *TRAIN, "-o", "n/"],
-        ["finetune", "base.st", *TRAIN, "--members", "2", "-o", "n.st"],
+        ["finetune", "base.st", *TRAIN, "--ensemble", "deep:2", "-o", "n.st"],
         ["fuse", "base.st", "m0.st", "m1.st", "-o", "n.st"],
-        ["fuse", "base.st", "--export", "pt2", "-o", "n.pt2"],
-        ["eval", "base.st", "both=m0.st+m1.st", *VAL, "--ood", "o=ood.npz", "-o", "n.json"],
+        ["export", "base.st", "-o", "n.pt2"],
+        ["eval", "base.st", "both=m0.st+m1.st", "--test", "data.npz", "--ood", "o=ood.npz", "-o", "n.json"],
         ["bench", "base.st", "m0.st", "-o", "n.json"],
     ],
     ids=lambda command: " ".join(command[:2]),
@@ -247,13 +248,12 @@ def test_dry_runs_read_no_weights(command: list[str], unread: Path) -> None:
         ["prune", "base.st", *MAGNITUDE, "-o", "m0.new.st", "--mask", "taken"],
         ["finetune", "base.st", *TRAIN, "-o", "taken"],
         ["finetune", "base.st", *TRAIN, "-o", "begun.st"],
-        ["finetune", "base.st", *TRAIN, "--members", "2", "-o", "n.st"],
-        ["extract-circuit", "base.st", *VAL, "--objective", "acc", "--budget", "1", "-o", "taken"],
-        ["extract-circuit", "base.st", *VAL, "--objective", "acc", "--budget", "1", "-o", "begun"],
+        ["finetune", "base.st", *TRAIN, "--ensemble", "deep:2", "-o", "n.st"],
+        ["extract-circuit", "base.st", *SEARCH, "--objective", "acc", "-o", "taken"],
+        ["extract-circuit", "base.st", *SEARCH, "--objective", "acc", "-o", "begun"],
         ["fuse", "m0.st", "m1.st", "-o", "taken"],
-        ["fuse", "m0.st", "m1.st", "-o", "h.st", "--export", "pt2"],
-        ["fuse", "m0.st", "--export", "pt2", "-o", "h.pt2"],
-        ["eval", "base.st", *VAL, "-o", "taken"],
+        ["export", "m0.st", "-o", "h.pt2"],
+        ["eval", "base.st", "--test", "data.npz", "-o", "taken"],
         ["bench", "base.st", "-o", "taken"],
     ],
     ids=lambda command: " ".join([command[0], *command[-3:]]),
@@ -275,12 +275,12 @@ def test_a_taken_output_is_refused_before_weights_are_read(command: list[str], u
         ["prune", "base.st", "--method", "taylor", "--keep", "2", "--data", "none.npz"],
         ["finetune", "base.st", *TRAIN, "--val", "none.npz"],
         ["finetune", "base.st", "none.st", *TRAIN, "-o", "./"],
-        ["extract-circuit", "base.st", *VAL, "--ood", "none.npz", "--budget", "1"],
-        ["extract-circuit", "base.st", *VAL, "--ood", "ood.npz", "--budget", "1", "--check-against", "none.json"],
+        ["extract-circuit", "base.st", *SEARCH, "--ood-val", "none.npz"],
+        ["extract-circuit", "base.st", *SEARCH, "--ood-val", "ood.npz", "--check-against", "none.json"],
         ["fuse", "m0.st", "m1.st", "none.st"],
         ["fuse", f"{TINY}", "m1.st", "none.st"],
-        ["eval", "base.st", "m0.st+none.st", *VAL],
-        ["eval", "base.st", *VAL, "--ood", "o=none.npz"],
+        ["eval", "base.st", "m0.st+none.st", "--test", "data.npz"],
+        ["eval", "base.st", "--test", "data.npz", "--ood", "o=none.npz"],
         ["bench", "base.st", "m0.st", "none.st"],
     ],
     ids=lambda command: " ".join([command[0], *command[-2:]]),

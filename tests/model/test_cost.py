@@ -233,7 +233,7 @@ def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.
     runs = []
     count = module._count
     monkeypatch.setattr(module, "_count", lambda run: runs.append(run) or count(run))
-    monkeypatch.setattr(module, "_counted_before", {})
+    monkeypatch.setattr(module, "_macs_of_call", {})
     source = source_of(shared_stock("class-token"), "class-token")
     site_heads = {"the same": [[0, 1, 2], [0, 1, 2]], "one each": [[0, 1], [1, 2]]}
     fused = {}

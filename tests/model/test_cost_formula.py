@@ -40,10 +40,14 @@ UNKNOWN = {"map-pooling", "hf-siglip", "hf-siglip-images", "swin", "swinv2", "de
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one block runs: the heads of each run, how many attend once for all (None: each its own), and who asks.
+class BlockRun:
+    """What one block runs.
 
-    Of heads that share keys and values, also how many of those all runs have (None: as many as heads).
+    Attributes:
+        heads: of each run, one for each member or one for all.
+        pool: how many heads attend once for all members; None: each run attends with its own.
+        last_only: whether only the tokens that are read out ask.
+        keys: heads of keys and values of all runs, where heads share them; None: as many as heads.
     """
 
     heads: Sequence[int]
@@ -52,76 +56,101 @@ class Run:
     keys: int | None = None
 
     def macs(self, d: int, dk: int, mlp: int, gated: bool, asking: int, tokens: int) -> int:
-        attending = sum(self.heads) if self.pool is None else self.pool
+        heads_of_all_runs = sum(self.heads)
+        attending = heads_of_all_runs if self.pool is None else self.pool
         keys = attending if self.keys is None else self.keys
-        attention = attending * dk * (asking * d + 2 * asking * tokens) + keys * dk * 2 * tokens * d
-        outputs = (2 if gated else 1) * sum(self.heads) * dk * asking * d
-        return attention + outputs + len(self.heads) * asking * mlp
+        queries = asking * d * attending * dk
+        keys_and_values = 2 * tokens * d * keys * dk
+        both_products = 2 * asking * tokens * attending * dk
+        outputs = asking * d * heads_of_all_runs * dk
+        gates = outputs if gated else 0
+        return queries + keys_and_values + both_products + outputs + gates + len(self.heads) * asking * mlp
 
 
-def runs_of(source: Source) -> tuple[int, list[Run]]:
-    """How often the stem of a source runs, and what its blocks run."""
+def stem_and_block_runs(source: Source) -> tuple[int, list[BlockRun]]:
+    """Return how often the stem of a source runs, and what its blocks run."""
     model = HydraModel(source.description, shapes_only(source.tensors), torch.device("meta"))
-    chain, masks, runs = model.chain_of_samples, source.description.masks, []
+    chain = model.chain_of_samples
+    masks = source.description.masks
+    runs = []
     for index in chain.sites:
-        path, last = model.sites[index].path, index == chain.sites.stop - 1
-        kept = [mask.kept[path] for mask in (masks[:1] if chain.start.once(index) else masks)]
-        pool = union(masks, path) if chain.start.pooled(index) else None
-        attending = kept if pool is None else [pool]
-        keys = sum(len({head // source.sites[index].sharing for head in heads}) for heads in attending)
-        runs.append(Run([len(heads) for heads in kept], None if pool is None else len(pool), last, keys))
-    return 1 if chain.start.shared_stem else len(masks), runs
+        site = source.sites[index]
+        masks_that_run = masks[:1] if chain.start.once(index) else masks
+        kept = [mask.kept[site.path] for mask in masks_that_run]
+        pool = union(masks, site.path) if chain.start.pooled(index) else None
+        keys = 0
+        for heads in kept if pool is None else [pool]:
+            keys += len({head // site.sharing for head in heads})
+        runs.append(
+            BlockRun(
+                heads=[len(heads) for heads in kept],
+                pool=None if pool is None else len(pool),
+                last_only=index == chain.sites.stop - 1,
+                keys=keys,
+            )
+        )
+    stems = 1 if chain.start.shared_stem else len(masks)
+    return stems, runs
 
 
-def formula(source: Source, stems: int, runs: Sequence[Run]) -> int:
-    """Multiply-adds of one call on one sample."""
-    description, family = source.description, source.family
+def formula(source: Source, stems: int, runs: Sequence[BlockRun]) -> int:
+    """Return the multiply-adds of one call on one sample."""
+    description = source.description
+    family = source.family
     model = family.build(description.config).to("meta")
     stages = next(stages for stages in family.stages(model) if not stages.of_labels)
-    inside = tuple(f"{path}." for path in stages.block_paths)
-
-    def is_outside(name: str) -> bool:
-        return name.startswith(stages.prefixes) and not name.startswith(inside)
-
-    outside = [module for name, module in model.named_modules() if name and is_outside(f"{name}.")]
-    inputs = move(family.example_inputs(description.preprocess, 1, 0), torch.device("meta"), torch.float32)
-    with torch.no_grad(), counted(outside) as stem:
-        state = stages.stem(inputs)
-    with torch.no_grad(), counted(outside) as readout:
-        output = stages.readout(state)
     parameters = dict(model.named_parameters())
-    readout += [  # matrices that no layer holds, applied to the one feature that is read out
-        tensor.numel()
-        for name, tensor in parameters.items()
-        if tensor.dim() == 2 and is_outside(name) and family.part(name, source.sites) == "own"
-        if not isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear)
-    ]
+    matrices = {name: tensor for name, tensor in parameters.items() if tensor.dim() == 2}
+    in_blocks = tuple(f"{path}." for path in stages.block_paths)
+
+    def is_outside_blocks(name: str) -> bool:
+        return name.startswith(stages.prefixes) and not name.startswith(in_blocks)
+
+    modules = [module for name, module in model.named_modules() if name and is_outside_blocks(f"{name}.")]
+    inputs = move(family.example_inputs(description.preprocess, 1, 0), torch.device("meta"), torch.float32)
+    with torch.no_grad(), counted(modules) as stem:
+        state = stages.stem(inputs)
+    with torch.no_grad(), counted(modules) as readout:
+        output = stages.readout(state)
+    for name, matrix in matrices.items():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        # A matrix that no layer holds is applied to the one feature that is read out.
+        is_own = is_outside_blocks(name) and family.part(name, source.sites) == "own"
+        if is_own and not isinstance(owner, nn.Linear):
+            readout.append(matrix.numel())
     if family.classes(description.config) is None:  # features of the sample against those of the classes
         readout.append(int(output.shape[-1]) * len(description.labels or STAND_INS))
-    tokens = int(state.hidden.shape[1])
-    asking = tokens if stages.reads is None else int(stages.reads(state).shape[1])
     total = stems * sum(stem) + len(description.masks) * sum(readout)
+
+    tokens = int(state.hidden.shape[1])
+    tokens_read = tokens if stages.reads is None else int(stages.reads(state).shape[1])
     sites = [site for site in source.sites if site.tower == stages.tower]
     for site, path, run in zip(sites, stages.block_paths, runs, strict=True):
-        names = [name for name in parameters if name.startswith(f"{path}.") and parameters[name].dim() == 2]
-        mlp = sum(parameters[name].numel() for name in names if family.part(name, source.sites) == "mlp")
-        own = attention_names(family, parameters, source.sites, site)
-        gated = family.read({name: parameters[name] for name in own}, site).gate is not None
-        total += run.macs(site.d_model, site.head_dim, mlp, gated, asking if run.last_only else tokens, tokens)
+        mlp = 0
+        for name, matrix in matrices.items():
+            if name.startswith(f"{path}.") and family.part(name, source.sites) == "mlp":
+                mlp += matrix.numel()
+        names_of_heads = attention_names(family, parameters, source.sites, site)
+        weights = family.read({name: parameters[name] for name in names_of_heads}, site)
+        asking = tokens_read if run.last_only else tokens
+        total += run.macs(site.d_model, site.head_dim, mlp, weights.gate is not None, asking, tokens)
     return total
 
 
 @contextmanager
 def counted(modules: Sequence[nn.Module]) -> Iterator[list[int]]:
-    """The multiply-adds of every linear layer and convolution that runs in the meantime."""
-    found: list[int] = []
+    """Collect the multiply-adds of every linear layer and convolution that runs in the meantime."""
+    counts: list[int] = []
 
     def count(module: Any, _: Any, output: Tensor) -> None:
-        found.append(output.numel() * module.weight[0].numel())  # each output is a product with one row of weights
+        counts.append(output.numel() * module.weight[0].numel())  # each output is a product with one row of weights
 
-    hooks = [m.register_forward_hook(count) for m in modules if isinstance(m, (nn.Linear, nn.Conv2d))]
+    hooks = []
+    for module in modules:
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            hooks.append(module.register_forward_hook(count))
     try:
-        yield found
+        yield counts
     finally:
         for hook in hooks:
             hook.remove()
@@ -129,11 +158,12 @@ def counted(modules: Sequence[nn.Module]) -> Iterator[list[int]]:
 
 def test_gates_and_gated_mlps_are_counted() -> None:
     # One head of 2, 3 tokens of 4: Q, K, V, O 3 * 4 * 2 each, two products 3 * 3 * 2, and the matrices of the MLP.
-    assert Run([1]).macs(4, 2, 40, False, 3, 3) == 4 * 24 + 2 * 18 + 3 * 40
-    assert Run([1]).macs(4, 2, 40, True, 3, 3) == 5 * 24 + 2 * 18 + 3 * 40
-    assert Run([0]).macs(4, 2, 40, False, 3, 3) == 3 * 40
+    sizes = {"d": 4, "dk": 2, "mlp": 40, "asking": 3, "tokens": 3}
+    assert BlockRun([1]).macs(**sizes, gated=False) == 4 * 24 + 2 * 18 + 3 * 40
+    assert BlockRun([1]).macs(**sizes, gated=True) == 5 * 24 + 2 * 18 + 3 * 40
+    assert BlockRun([0]).macs(**sizes, gated=False) == 3 * 40
     # Two members draw one head and none from a pool of two: it runs Q, K, V and the products, they run O and MLP.
-    assert Run([1, 0], pool=2).macs(4, 2, 40, False, 3, 3) == 2 * (3 * 24 + 2 * 18) + 24 + 2 * 3 * 40
+    assert BlockRun([1, 0], pool=2).macs(**sizes, gated=False) == 2 * (3 * 24 + 2 * 18) + 24 + 2 * 3 * 40
 
 
 # Members of their own weights, with everything merged and with nothing, and members of one checkpoint.
@@ -141,22 +171,29 @@ FUSED = [((0, 1, 2), ["mlp", "norm", "embed"]), ((0, 1, 2), []), ((0, 0, 0), [])
 
 
 FEW = [variant for variant in ONE_OF_EACH if variant not in UNKNOWN]
-REST = sorted({*VARIANTS} - {*FEW} - UNKNOWN)
+REST = sorted(set(VARIANTS) - set(FEW) - UNKNOWN)
 
 
 @pytest.mark.parametrize(("variant", "fused"), spread(FEW, FUSED) + marked_long(spread(REST, FUSED)))
 def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
     source = source_of(shared_stock(variant), variant)
-    sites = [site for site in source.sites if site.tower == tower_of_samples(source)]
-    whole = [Run([site.heads], keys=site.heads // site.sharing) for site in sites]
-    assert macs(source.description, source.tensors, whole_last_block=True) == formula(source, 1, whole)
-    assert macs(source.description, source.tensors) == formula(source, *runs_of(source))
+    tower = tower_of_samples(source)
+    whole_blocks = []
+    for site in source.sites:
+        if site.tower == tower:
+            whole_blocks.append(BlockRun([site.heads], keys=site.heads // site.sharing))
+    assert macs(source.description, source.tensors, whole_last_block=True) == formula(source, 1, whole_blocks)
+    assert macs(source.description, source.tensors) == formula(source, *stem_and_block_runs(source))
     seeds, merge = fused
-    members = [source_of(shared_stock(variant, seed), variant) for seed in seeds]
-    plan = plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(members, KEPT, strict=True)], merge)
+    members = []
+    for seed, kept in zip(seeds, KEPT, strict=True):
+        member = source_of(shared_stock(variant, seed), variant)
+        members.append(prune_source(member, mask_of(member, kept)))
+    plan = plan_fusion(members, merge)
     together = replace(source, description=plan.description, tensors=plan.tensors)
     # Of two samples: nothing is counted once for a batch.
-    assert macs(plan.description, plan.tensors, batch=2) == 2 * formula(together, *runs_of(together))
+    macs_of_sample = formula(together, *stem_and_block_runs(together))
+    assert macs(plan.description, plan.tensors, batch=2) == 2 * macs_of_sample
 
 
 @pytest.mark.parametrize(("variant", "whole"), spread([*ONE_OF_EACH, "swin"], [False, True]))
@@ -168,5 +205,7 @@ def test_the_single_model_behind_a_pruned_one(variant: str, whole: bool) -> None
 
 
 def tower_of_samples(source: Source) -> str:
+    """Return the name of the tower that reads samples."""
     network = source.family.build(source.description.config)
-    return next(stages.tower for stages in source.family.stages(network) if not stages.of_labels)
+    towers = [stages.tower for stages in source.family.stages(network) if not stages.of_labels]
+    return towers[0]

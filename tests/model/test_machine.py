@@ -55,7 +55,7 @@ def test_a_real_product_is_timed_at_its_best(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_formats_the_device_does_not_multiply_have_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> float:
+    def refuse(*_: Any, runs: int) -> float:
         raise RuntimeError('"addmm_impl_cpu_" not implemented for this')
 
     monkeypatch.setattr(machine, "_best", refuse)

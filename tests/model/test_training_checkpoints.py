@@ -101,8 +101,9 @@ def test_the_hint_leads_to_the_model_that_timm_trained(averaged: bool, tmp_path:
 @torch.no_grad()
 @pytest.mark.parametrize("averaged", [False, True])
 def test_the_hint_leads_to_the_model_that_torchvision_trained(averaged: bool, tmp_path: Path) -> None:
-    # No pico model: the script makes a published architecture, whose size has no option.
-    model = torchvision.models.vit_b_32(num_classes=3).eval()
+    # The script has no options of size; those of a smaller model are added to what the hint says.
+    sizes = {"image_size": 16, "patch_size": 8, "hidden_dim": 24, "num_layers": 2, "num_heads": 3, "mlp_dim": 32}
+    model = torchvision.models.VisionTransformer(**sizes, num_classes=3).eval()
     content: dict[str, Any] = {
         "model": model.state_dict(),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1).state_dict(),
@@ -119,7 +120,7 @@ def test_the_hint_leads_to_the_model_that_torchvision_trained(averaged: bool, tm
     torch.save(content, path)
     arch = arch_of_hint(path)
     assert arch == "torchvision:vit_b_32?num_classes=3"
-    source = opened(path, arch=arch)
+    source = opened(path, arch="&".join([arch, *(f"{name}={value}" for name, value in sizes.items())]))
     assert source.description.preprocess["resize_size"] == 240
     assert source.description.preprocess["interpolation"] == "bicubic"
     assert torch.equal(source.tensors.read("heads.head.bias"), model.heads.head.bias)

@@ -163,7 +163,7 @@ def test_scores_and_budgets_of_one_tower(clip: str) -> None:
 
 
 def test_a_ranking_of_both_towers_and_of_one(clip: str) -> None:
-    search = ["--data", "data.npz", "--ood", "ood.npz", "--objective", "avg"]
+    search = ["--val", "data.npz", "--ood-val", "ood.npz", "--objective", "avg"]
     run("extract-circuit", clip, *search, "--budget", "5", "-o", "both.json")
     run("extract-circuit", clip, *search, "--keep", "1", "--tower", "text", "-o", "text.json")
     both, text = read("both.json"), read("text.json")
@@ -217,7 +217,7 @@ def test_eval_equals_the_library(clip: str, folders: Path) -> None:
         how = ["--method", "random", "--remove", "4", "--seed", str(seed)]
         run("prune", str(folders / f"clip{seed}"), *how, "-o", f"m{seed}.st")
     run("fuse", "m0.st", "m1.st", "m2.st", "--merge", "none", "-o", "hydra.st")
-    run("eval", "hydra.st", "e=m0.st+m1.st+m2.st", "--data", "data.npz", "--ood", "o=ood.npz", "-o", "e.json")
+    run("eval", "hydra.st", "e=m0.st+m1.st+m2.st", "--test", "data.npz", "--ood", "o=ood.npz", "-o", "e.json")
     images = pixels_of("data.npz", hydractl.load(clip, device="cpu"))
     found = []
     for seed in range(3):
@@ -235,9 +235,9 @@ def test_eval_equals_the_library(clip: str, folders: Path) -> None:
 
 def test_labels_decide_the_order_of_classes_and_data_are_mapped_by_name(clip: str) -> None:
     Path("turned.json").write_text(json.dumps(LABELS[::-1]))
-    run("eval", clip, "--data", "data.npz", "-o", "a.json")
-    run("eval", clip, "--data", "data.npz", "--labels", "turned.json", "--predictions", "p.jsonl", "-o", "b.json")
-    run("eval", clip, "--data", "plain.npz", "--labels", "names.txt", "-o", "c.json")
+    run("eval", clip, "--test", "data.npz", "-o", "a.json")
+    run("eval", clip, "--test", "data.npz", "--labels", "turned.json", "--predictions", "p.jsonl", "-o", "b.json")
+    run("eval", clip, "--test", "plain.npz", "--labels", "names.txt", "-o", "c.json")
     rows = [read(f"{name}.json")["models"][0]["id"] for name in "abc"]
     for key in ("accuracy", "nll", "brier", "ece"):
         assert rows[1][key] == pytest.approx(rows[0][key], abs=1e-6)
@@ -247,7 +247,7 @@ def test_labels_decide_the_order_of_classes_and_data_are_mapped_by_name(clip: st
 
 def test_another_prompt_is_another_classifier(clip: str) -> None:
     prompts = ["--prompt", "the {label}", "--prompt", "my own {}"]
-    run("eval", clip, "--data", "data.npz", *prompts, "-o", "a.json")
+    run("eval", clip, "--test", "data.npz", *prompts, "-o", "a.json")
     model = hydractl.load(clip, device="cpu")
     images = pixels_of("data.npz", model)
     expected = zero_shot_logits(pico_clip("clip"), "clip", images, LABELS, ["the {}", "my own {}"]).log_softmax(-1)
@@ -270,25 +270,25 @@ def test_classes_that_were_named_travel_in_the_file(clip: str) -> None:
         assert model(clip_images()).shape == (3, 3)
     assert model.labels == LABELS
     assert model.zero_shot(["moss"]).prompted.templates == ["one {label}"]
-    run("eval", "h.st", "--data", "plain.npz", "-o", "e.json")
+    run("eval", "h.st", "--test", "plain.npz", "-o", "e.json")
     run("fuse", "a.st", "c.st", "-o", "i.st", code=3)  # they ask differently
 
 
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
-        (["eval", "CLIP", "--data", "plain.npz"], "no classes of its own", 3),
+        (["eval", "CLIP", "--test", "plain.npz"], "no classes of its own", 3),
         (["score", "CLIP", "--data", "plain.npz", "--method", "taylor"], "no classes of its own", 3),
-        (["extract-circuit", "CLIP", "--data", "plain.npz", "--budget", "1", "--objective", "acc"], "no classes", 3),
-        (["finetune", "CLIP", "--data", "plain.npz", "--steps", "1"], "no classes of its own", 3),
-        (["eval", "CLIP", "--data", "data.npz", "--prompt", "a photo"], "no place for the class name", 2),
-        (["eval", "CLIP", "--data", "data.npz", "--labels", "none.txt"], "cannot read the file", 3),
-        (["eval", "CLIP", "--data", "data.npz", "--labels", "two.txt"], "not among the model's 2", 3),
-        (["eval", "VIT", "--data", "data.npz", "--prompt", "a {label}"], "classifier of its own", 2),
-        (["eval", "VIT", "--data", "data.npz", "--labels", "two.txt"], "names 2 classes", 2),
+        (["extract-circuit", "CLIP", "--val", "plain.npz", "--budget", "1", "--objective", "acc"], "no classes", 3),
+        (["finetune", "CLIP", "--train", "plain.npz", "--steps", "1"], "no classes of its own", 3),
+        (["eval", "CLIP", "--test", "data.npz", "--prompt", "a photo"], "no place for the class name", 2),
+        (["eval", "CLIP", "--test", "data.npz", "--labels", "none.txt"], "cannot read the file", 3),
+        (["eval", "CLIP", "--test", "data.npz", "--labels", "two.txt"], "not among the model's 2", 3),
+        (["eval", "VIT", "--test", "data.npz", "--prompt", "a {label}"], "classifier of its own", 2),
+        (["eval", "VIT", "--test", "data.npz", "--labels", "two.txt"], "names 2 classes", 2),
         (["prune", "VIT", "--method", "random", "--keep", "1", "--tower", "visual"], "has one tower", 2),
-        (["extract-circuit", "VIT", "--data", "data.npz", "--budget", "1", "--tower", "text"], "has one tower", 2),
-        (["finetune", "VIT", "--data", "data.npz", "--tower", "both"], "has one tower", 2),
+        (["extract-circuit", "VIT", "--val", "data.npz", "--budget", "1", "--tower", "text"], "has one tower", 2),
+        (["finetune", "VIT", "--train", "data.npz", "--tower", "both"], "has one tower", 2),
         (["prune", "CLIP", "--mask", "m.json", "--tower", "text"], "--tower has no effect", 2),
     ],
 )
@@ -324,9 +324,9 @@ def test_files_that_ask_what_cannot_be_asked(
 
 
 def test_labels_name_the_classes_of_a_classifier_too(clip: str) -> None:
-    run("eval", VIT, "--data", "data.npz", code=3)  # its classes have no names
-    run("eval", VIT, "--data", "data.npz", "--labels", "names.txt", "-o", "a.json")
-    run("eval", VIT, "--data", "plain.npz", "-o", "b.json")
+    run("eval", VIT, "--test", "data.npz", code=3)  # its classes have no names
+    run("eval", VIT, "--test", "data.npz", "--labels", "names.txt", "-o", "a.json")
+    run("eval", VIT, "--test", "plain.npz", "-o", "b.json")
     assert read("a.json")["models"][0]["id"] == read("b.json")["models"][0]["id"]
 
 
@@ -353,7 +353,7 @@ def test_a_zeroed_folder_opens_in_open_clip(half: bool, clip: str) -> None:
 
 def test_one_tower_is_trained_and_the_other_locked(clip: str) -> None:
     run("prune", clip, "--method", "random", "--remove", "2", "-o", "a.st")
-    train: Callable[..., None] = lambda *more: run("finetune", "a.st", "--data", "data.npz", "--steps", "2", *more)  # noqa: E731
+    train: Callable[..., None] = lambda *more: run("finetune", "a.st", "--train", "data.npz", "--steps", "2", *more)  # noqa: E731
     train("--lr", "0.01", "--tower", "text", "-o", "text.st")
     train("--lr", "0.01", "--train-last", "1", "-o", "last.st")
     before, text, last = (open_source(f"{name}.st").tensors for name in ("a", "text", "last"))
@@ -380,7 +380,7 @@ def test_bench_and_dry_runs_need_no_classes(clip: str, capsys: pytest.CaptureFix
     assert rows[0]["macs"] < rows[1]["macs"] <= rows[2]["macs"] - patches
     capsys.readouterr()
     assert main(["prune", clip, "--method", "taylor", "--data", "data.npz", "--remove", "1", "--dry-run"]) == 0
-    assert main(["eval", clip, "--data", "data.npz", "--dry-run"]) == 0
+    assert main(["eval", clip, "--test", "data.npz", "--dry-run"]) == 0
     assert main(["--info", "h.st"]) == 0
 
 

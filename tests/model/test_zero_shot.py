@@ -59,7 +59,7 @@ def test_prompts_are_read_once_for_a_whole_evaluation(clip: str, monkeypatch: py
 
     monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
     asked = ["--labels", "many.txt", "--prompt", "a {label}", "--prompt", "the {label}"]
-    run("eval", "a.st+b.st", "--data", "data.npz", "--ood", "o=ood.npz", "--batch-size", "2", *asked, "-o", "e.json")
+    run("eval", "a.st+b.st", "--test", "data.npz", "--ood", "o=ood.npz", "--batch-size", "2", *asked, "-o", "e.json")
     assert sum(sizes) == 2 * 603 * 2
     assert max(sizes) <= 256
 
@@ -105,8 +105,8 @@ def test_members_without_class_names_take_those_of_the_others(clip: str) -> None
     run("prune", clip, "--method", "random", "--remove", "3", *asked, "-o", "a.st")
     run("prune", clip, "--method", "random", "--remove", "3", "--seed", "1", *asked, "-o", "c.st")
     # Where b.st took the names of the data, their order would differ from that of a.st.
-    run("eval", "b.st+a.st", "b.st", "--data", "data.npz", "-o", "e.json")
-    run("eval", "c.st+a.st", "c.st", "--data", "data.npz", "-o", "f.json")
+    run("eval", "b.st+a.st", "b.st", "--test", "data.npz", "-o", "e.json")
+    run("eval", "c.st+a.st", "c.st", "--test", "data.npz", "-o", "f.json")
     found, expected = read("e.json")["models"], read("f.json")["models"]
     for one, other in zip(found, expected, strict=True):
         assert one["id"] == other["id"] and one["diversity"] == other["diversity"]
@@ -114,6 +114,6 @@ def test_members_without_class_names_take_those_of_the_others(clip: str) -> None
 
 
 def test_classes_of_a_published_data_set_are_found_by_the_names_it_has(clip: str) -> None:
-    run("eval", clip, "--data", "land.npz", "--labels", "eurosat", "-o", "a.json")
-    run("eval", clip, "--data", "plain.npz", "--labels", "eurosat", "-o", "b.json")
+    run("eval", clip, "--test", "land.npz", "--labels", "eurosat", "-o", "a.json")
+    run("eval", clip, "--test", "plain.npz", "--labels", "eurosat", "-o", "b.json")
     assert read("a.json")["models"][0]["id"] == read("b.json")["models"][0]["id"]

@@ -43,7 +43,7 @@ def document(
     for name, values in first.items():
         data[name] = {"spec": f"builtin:{name}/test", "n": values.shape[1], "fingerprint": digest(name)}
     conventions = {"accuracy": "Share of samples whose class of highest p is the label.", "ood_score": "msp"}
-    answer = {"schema": "hydractl.eval/1", "models": rows, "data": data, "conventions": conventions}
+    answer = {"schema": "hydractl.eval/2", "models": rows, "test": data, "conventions": conventions}
     if rounds:
         answer["bootstrap"] = {"rounds": rounds, "level": 0.95, "seed": 0}
     return answer
@@ -61,18 +61,24 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def row(name: str, logits: Logits, labels: np.ndarray, groups: Mapping[str, str | None]) -> Block:
     probs = {key: softmax(values).mean(axis=0) for key, values in logits.items()}
     scores = {key: -p.max(axis=1) for key, p in probs.items()}
-    ood = {key: {"group": groups[key], **ood_numbers(scores["id"], scores[key])} for key in groups}
-    members = logits["id"]
+    ood: dict[str, Block] = {}
+    for key, group in groups.items():
+        ood[key] = {"group": group, **ood_numbers(scores["id"], scores[key])}
+    near = [block for block in ood.values() if block["group"] == "near"]
+    far = [block for block in ood.values() if block["group"] == "far"]
+    members = []
+    if len(logits["id"]) > 1:
+        members = [id_numbers(softmax(member), labels) for member in logits["id"]]
     return {
         "name": name,
         "sha256": digest(name),
         "id": id_numbers(probs["id"], labels),
         "ood": ood,
-        "near_avg": average([block for block in ood.values() if block["group"] == "near"]),
-        "far_avg": average([block for block in ood.values() if block["group"] == "far"]),
+        "near_avg": average(near),
+        "far_avg": average(far),
         "ood_avg": average(list(ood.values())),
         "diversity": {key: diversity(values) for key, values in logits.items()},
-        "members": [id_numbers(softmax(member), labels) for member in members] if len(members) > 1 else [],
+        "members": members,
         "curves": curves(probs["id"], labels, scores),
     }
 
@@ -86,14 +92,16 @@ def id_numbers(p: np.ndarray, labels: np.ndarray) -> Block:
     order = np.argsort(-confidence, kind="stable")
     equal_width = [np.flatnonzero(bins_of(confidence) == index) for index in range(BINS)]
     equal_mass = np.array_split(np.argsort(confidence, kind="stable"), BINS)
+    losses = [-math.log(q[label]) for q, label in zip(p, labels, strict=True)]
+    risks = [1 - correct[order[:kept]].mean() for kept in range(1, len(labels) + 1)]
     return {
         "n": len(labels),
         "accuracy": float(correct.mean()),
         "brier": brier(p, labels),
-        "nll": float(np.mean([-math.log(q[label]) for q, label in zip(p, labels, strict=True)])),
+        "nll": float(np.mean(losses)),
         "ece": gap(equal_width, confidence, correct),
         "aece": gap(equal_mass, confidence, correct),
-        "aurc": float(np.mean([1 - correct[order[:kept]].mean() for kept in range(1, len(labels) + 1)])),
+        "aurc": float(np.mean(risks)),
         "accuracy_at": accuracy_at(correct[order]),
     }
 

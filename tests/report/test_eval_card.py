@@ -48,7 +48,7 @@ def test_the_text_says_the_same() -> None:
     shown = f"| photos | far | 110 | {found['auroc']:.4f} ({low:.4f} to {high:.4f}) | {found['fpr95']:.4f} | "
     assert shown in text
     assert "made with some of the samples it was measured on: 12 of ID, 3 of letters." in text
-    assert row["sha256"] in text and document["data"]["id"]["fingerprint"] in text
+    assert row["sha256"] in text and document["test"]["id"]["fingerprint"] in text
 
 
 def test_any_row_and_the_same_bytes() -> None:
@@ -83,7 +83,7 @@ def test_the_task_is_what_the_row_reads(conventions: dict[str, Any], task: str) 
 )
 def test_data_are_named_without_their_folder(spec: str, name: str, kind: str) -> None:
     document = sample({"one": 1}, sets={}, rounds=0)
-    document["data"]["id"]["spec"] = spec
+    document["test"]["id"]["spec"] = spec
     result = card(document).data.eval_results[0]
     assert (result.dataset_name, result.dataset_type) == (name, kind)
     assert "secret" not in render_card(answer_of(document), 0).decode()
@@ -92,7 +92,7 @@ def test_data_are_named_without_their_folder(spec: str, name: str, kind: str) ->
 def test_sets_of_one_name_stay_apart() -> None:
     """The Hub's form tells results apart by task and data set: two files of one name would become one result."""
     document = sample({"one": 1}, rounds=0)
-    for place, entry in document["data"].items():
+    for place, entry in document["test"].items():
         entry["spec"] = f"{place}/test.npz"
     results = card(document).data.eval_results
     values = {(one.dataset_name, one.metric_type): one.metric_value for one in results}

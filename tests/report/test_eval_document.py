@@ -34,7 +34,7 @@ def written(folder: Path, document: Any) -> str:
 
 
 def test_what_eval_writes_is_taken(good: dict[str, Any], tmp_path: Path) -> None:
-    least = {"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}
+    least = {"schema": "hydractl.eval/2", "models": [{"name": "one", "id": {"n": 3}}]}
     for document in (good, without_values(good), sample({"one": 1}, sets={}, rounds=0), least):
         assert read_eval(written(tmp_path, document)).to_json() == document
 
@@ -111,7 +111,7 @@ BAD: dict[str, tuple[Change, str]] = {
         "models[2].diversity.id.pairs[0] has no a",
     ),
     "a level": (put("bootstrap", "level", value="95"), "bootstrap.level is '95', not a number"),
-    "data": (put("data", "id", "spec", value=3), "data.id.spec is 3, not a text"),
+    "test": (put("test", "id", "spec", value=3), "test.id.spec is 3, not a text"),
     "an epoch": (
         put("models", 0, "training", 0, "epochs", 0, "epoch", value=0.5),
         "models[0].training[0].epochs[0].epoch is 0.5, not a count",
@@ -144,7 +144,7 @@ def test_all_problems_at_once(good: dict[str, Any], tmp_path: Path) -> None:
     [
         ({"schema": "hydractl.bench/1"}, r"is not the JSON of eval \(schema 'hydractl.bench/1'\)"),
         ([], r"is not the JSON of eval \(schema none\)"),
-        ({"schema": "hydractl.eval/1", "dry_run": True, "models": ["a"]}, "holds no results"),
+        ({"schema": "hydractl.eval/2", "dry_run": True, "models": ["a"]}, "holds no results"),
     ],
 )
 def test_other_documents(document: Any, complaint: str, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_html import render
-from hydractl.settings.common import FLAG, SHARED_KEY, VERB_KEY
-from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.common import SHARED_KEY
+from hydractl.settings.reporting import ReportSettings
 from tests.report.examples import HOSTILE, answer_of, sample
 
 
@@ -58,7 +58,7 @@ def files(folder: Path) -> set[str]:
 
 @pytest.mark.long
 def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) -> None:
-    written = made(document, report="out.html", plots="pictures", card="README.md")
+    written = made(document, html="out.html", plots="pictures", card="README.md")
     assert written[:2] == ["out.html", "README.md"] and set(written) == files(here)
     assert Path("out.html").read_bytes() == render(answer_of(document))
     assert Path("README.md").read_bytes() == render_card(answer_of(document), 1)
@@ -70,8 +70,8 @@ def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) 
 
 def test_from_a_file_it_is_the_same(document: dict[str, Any], here: Path) -> None:
     Path("eval.json").write_text(json.dumps(document))
-    made(document, report="one.html")
-    made(read_eval("eval.json").to_json(), report="two.html")
+    made(document, html="one.html")
+    made(read_eval("eval.json").to_json(), html="two.html")
     assert Path("one.html").read_bytes() == Path("two.html").read_bytes()
 
 
@@ -100,7 +100,7 @@ def test_whatever_is_there_is_refused_before_anything_is_written(
     Path(there).parent.mkdir(exist_ok=True)
     Path(there).write_text("mine")
     with pytest.raises(OutputError, match=f"the output exists: {there}"):
-        made(document, report="out.html", plots="pictures", card="README.md")
+        made(document, html="out.html", plots="pictures", card="README.md")
     assert files(here) == {there} and Path(there).read_text() == "mine"
 
 
@@ -111,14 +111,14 @@ def test_with_force_what_is_written_is_replaced_and_other_files_stay(here: Path)
     kept = {"pictures/notes.txt", "pictures/corruptions.png"}  # there are no corruptions to draw
     for file in replaced | kept:
         Path(file).write_text("mine")
-    assert replaced <= set(made(found, report="out.html", plots="pictures", card="README.md", force=True))
+    assert replaced <= set(made(found, html="out.html", plots="pictures", card="README.md", force=True))
     assert {file for file in replaced | kept if Path(file).read_bytes() == b"mine"} == kept
     made(found, plots=".")  # the folder itself may be the working one
     assert Path("heads.base.png").exists() and kept < files(here)
 
 
 def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:
-    options = ReportOptions(report="out.html", plots="pictures", card="README.md")
+    options = ReportOptions(html="out.html", plots="pictures", card="README.md")
     with claimed_reports(options, names(document)) as reports:
         planned = [str(path) for path in reports.planned()]
         assert {"out.html", "README.md", "pictures/scores.hydra.png"} <= set(planned)
@@ -128,7 +128,7 @@ def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: 
 
 
 def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Path) -> None:
-    options = ReportOptions(report="out.html", plots="pictures")
+    options = ReportOptions(html="out.html", plots="pictures")
     broken = EvalAnswer(models=[3])
     with pytest.raises(AttributeError), claimed_reports(options, names(document)) as reports:
         write_reports(broken, reports)
@@ -138,7 +138,7 @@ def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Pat
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"report": "nowhere/out.html"}, "the folder of the output does not exist"),
+        ({"html": "nowhere/out.html"}, "the folder of the output does not exist"),
         ({"plots": "nowhere/pictures"}, "the folder of the output does not exist: nowhere"),
         ({"plots": "eval.json"}, "--plots is a folder, and eval.json is a file"),
     ],
@@ -154,28 +154,18 @@ def test_places_that_cannot_be(options: dict[str, Any], complaint: str, document
 
 
 def test_formats_and_partners() -> None:
-    assert EvalSettings(model=["m"], report="a.HTML", card="b.md", card_model="m").problems() == []
-    found = EvalSettings(model=["m"], report="a.pdf", card="b.txt").problems()
-    assert found == ["--report must end in .html, not 'a.pdf'", "--card must end in .md, not 'b.txt'"]
-    assert EvalSettings(model=["m"], card_model="m").problems() == ["--card-model needs --card"]
-    assert EvalSettings().problems() == ["eval needs a MODEL, or --from FILE"]
+    assert ReportSettings(model=["e"], html="a.HTML", card="b.md", card_model="m").problems() == []
+    found = ReportSettings(model=["e"], html="a.pdf", card="b.txt").problems()
+    assert found == ["--html must end in .html, not 'a.pdf'", "--card must end in .md, not 'b.txt'"]
+    assert ReportSettings(model=["e"], card_model="m").problems() == ["--card-model needs --card"]
+    assert ReportSettings(model=["e"], output="x").problems() == [
+        "--output needs --over: only means are a new document"
+    ]
+    assert ReportSettings(model=["e", "f"]).problems() == [
+        "several documents need --over: means over seeds or over data sets"
+    ]
 
 
-def test_nothing_that_measures_goes_with_from() -> None:
-    assert (
-        EvalSettings(from_file=["eval.json"], require=["id.n>=1"], force=True, json=True, dry_run=True).problems() == []
-    )
-    found = EvalSettings(
-        from_file=["eval.json"], model=["m"], data="d", ood=["a=b"], dtype="float16", output="x"
-    ).problems()
-    assert sorted(found) == sorted(
-        f"{name} has no effect with --from eval.json" for name in ("MODEL", "--output", "--data", "--dtype", "--ood")
-    )
-
-
-def test_what_a_file_says_of_measuring_is_set_aside() -> None:
-    ranks = {"from_file": FLAG, "data": SHARED_KEY, "batch_size": VERB_KEY}
-    settings = EvalSettings(from_file=["eval.json"], data="d", batch_size=8, ranks=ranks)
-    settings.sources.update(data="hydra.yaml:data", batch_size="hydra.yaml:eval.batch_size")
-    assert settings.problems() == []
-    assert settings.data is None and settings.batch_size == 64
+def test_a_model_of_every_verb_is_no_document() -> None:
+    settings = ReportSettings(model=["vit.st"], ranks={"model": SHARED_KEY})
+    assert settings.problems() == ["report needs a document that eval, bench or study wrote"]

@@ -218,9 +218,9 @@ def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
     text = page.by_id("provenance").text()
     for row in document["models"]:
         assert row["sha256"] in text
-    for entry in document["data"].values():
+    for entry in document["test"].values():
         assert entry["fingerprint"] in text and entry["spec"] in text
-    assert "rounds 20" in text and "hydractl.eval/1" in text
+    assert "rounds 20" in text and "hydractl.eval/2" in text
     assert "Share of samples whose class of highest p" in page.by_id("conventions").text()
 
 
@@ -229,7 +229,7 @@ def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_one_bare_row(tmp_path: Path) -> None:
-    page = parse(render(answer_of({"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]})))
+    page = parse(render(answer_of({"schema": "hydractl.eval/2", "models": [{"name": "one", "id": {"n": 3}}]})))
     assert "The model one was measured on 3 samples without labels" in page.by_id("summary").text()
     assert [section.attrs["id"] for section in page.all("section")] == ["summary", "results", "provenance"]
     bare = parse(render(answer_of(sample({"one": 1}, sets={}, rounds=0))))
@@ -265,7 +265,7 @@ def test_hostile_names_are_only_texts() -> None:
     for part in ("id", "ood", "diversity"):
         assert part in found["models"][0]
     found["conventions"] = {"<b>": "</style><script>alert(2)</script>", "max_length": {HOSTILE[0]: 3}}
-    found["data"]["id"]["spec"] = "folder/<img src=x>\u202e"
+    found["test"]["id"]["spec"] = "folder/<img src=x>\u202e"
     data = render(answer_of(found))
     page = parse(data)
     assert not page.all("script") and not page.all("img")

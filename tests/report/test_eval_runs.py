@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hydractl.cli.app import main
 from hydractl.report.eval_document import read_eval
 from tests.report.examples import everything
 from tests.running import run
@@ -45,7 +46,7 @@ def shifted(value: Any, number: int) -> Any:
 def write(answers: list[dict[str, Any]]) -> list[str]:
     for path, answer in zip(PATHS, answers, strict=True):
         Path(path).write_text(json.dumps(answer))
-    return [word for path in PATHS for word in ("--from", path)]
+    return PATHS
 
 
 def figures(row: dict[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -71,8 +72,8 @@ def test_over_seeds(numbered: bool, answers: list[dict[str, Any]], capsys: pytes
         base = answers[0]["models"][0]
         together = [base, *({**row, "name": f"hydra#{place}"} for place, row in enumerate(rows))]
         Path("all.json").write_text(json.dumps({**answers[0], "models": together}))
-        given = ["--from", "all.json"]
-    run("eval", *given, "--over", "seed", "-o", "mean.json", "--report", "mean.html", "--card", "mean.md")
+        given = ["all.json"]
+    run("report", *given, "--over", "seed", "-o", "mean.json", "--html", "mean.html", "--card", "mean.md")
     document = read_eval("mean.json").to_json()
     single, hydra = document["models"]
     assert (single["name"], single["runs"], single["std"]) == ("base", 1, {})
@@ -86,7 +87,7 @@ def test_over_seeds(numbered: bool, answers: list[dict[str, Any]], capsys: pytes
         values = [at(row, place) for row in rows]
         assert value == pytest.approx(statistics.mean(values), rel=1e-12)
         assert hydra["std"][".".join(place)] == pytest.approx(statistics.stdev(values), rel=1e-9, abs=1e-15)
-    assert hydra["id"]["n"] == 200 and hydra["seen"]["id"] == 12 and document["data"] == answers[0]["data"]
+    assert hydra["id"]["n"] == 200 and hydra["seen"]["id"] == 12 and document["test"] == answers[0]["test"]
     assert not {"ci", "difference", "curves", "members", "training"} & {*hydra} and "bootstrap" not in document
     text = f"{hydra['id']['accuracy']:.4f} ± {hydra['std']['id.accuracy']:.4f}"
     assert text in Path("mean.md").read_text() and text in Path("mean.html").read_text()
@@ -97,23 +98,33 @@ def test_over_seeds(numbered: bool, answers: list[dict[str, Any]], capsys: pytes
 
 def of_other_data(answers: list[dict[str, Any]]) -> None:
     for number, answer in enumerate(answers):
-        answer["data"]["id"]["fingerprint"] = f"{number}"
+        answer["test"]["id"]["fingerprint"] = f"{number}"
         for row in answer["models"]:
             row["id"]["n"] = 100 + number
 
 
+def test_a_requirement_is_held_against_the_last_row_too(
+    answers: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["report", *write(answers), "--over", "seed", "--require"]
+    last = answers[0]["models"][-1]["name"]
+    assert main([*command, f"{last}:id.nll<=1000"]) == 0
+    assert main([*command, f"{last}:id.nll<=0"]) == 4
+    assert last in capsys.readouterr().err
+
+
 def test_over_data_sets(answers: list[dict[str, Any]]) -> None:
     of_other_data(answers)
-    for part in (answers[2]["data"], *(row[key] for row in answers[2]["models"] for key in ("ood", "diversity"))):
+    for part in (answers[2]["test"], *(row[key] for row in answers[2]["models"] for key in ("ood", "diversity"))):
         del part["noise"]
-    run("eval", *write(answers), "--over", "data", "-o", "mean.json", "--require", "runs>=3")
+    run("report", *write(answers), "--over", "data", "-o", "mean.json", "--require", "runs>=3")
     document = read_eval("mean.json").to_json()
     hydra = document["models"][1]
     values = [answer["models"][1]["id"]["nll"] for answer in answers]
     assert hydra["id"]["nll"] == pytest.approx(statistics.mean(values))
     assert hydra["std"]["id.nll"] == pytest.approx(statistics.stdev(values))
     assert "n" not in hydra["id"] and set(hydra["ood"]) == {"letters", "photos"}
-    assert [name for name in document["data"] if name.startswith("id")] == ["id#0", "id#1", "id#2"]
+    assert [name for name in document["test"] if name.startswith("id")] == ["id#0", "id#1", "id#2"]
     assert document["warnings"] == ["noise is no test set of c.json"]
 
 
@@ -129,8 +140,8 @@ def fitted(answer: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("over", "change", "complaint"),
     [
-        ("seed", lambda a: a["data"]["photos"].update(fingerprint="x"), "the test set photos of c.json is not that of"),
-        ("seed", lambda a: a["data"].pop("noise"), "c.json has no fingerprint of the test set noise"),
+        ("seed", lambda a: a["test"]["photos"].update(fingerprint="x"), "the test set photos of c.json is not that of"),
+        ("seed", lambda a: a["test"].pop("noise"), "c.json has no fingerprint of the test set noise"),
         ("seed", lambda a: a.update(over="data"), "c.json holds means over runs already"),
         ("seed", fitted, "hydra: calibration.kind is 'vector' in c.json, and 'temperature' in a.json"),
         (
@@ -138,7 +149,7 @@ def fitted(answer: dict[str, Any]) -> None:
             lambda a: a["models"][1].pop("members"),
             "hydra: the number of members is 1 in c.json, and 3 in a.json",
         ),
-        ("data", lambda a: a["data"]["id"].update(fingerprint="0"), "c.json and a.json have the same ID data"),
+        ("data", lambda a: a["test"]["id"].update(fingerprint="0"), "c.json and a.json have the same ID data"),
         ("data", renamed, "the rows of c.json are base, other, and those of a.json base, hydra"),
         ("data", fitted, "hydra: calibration.kind is 'vector' in c.json"),
     ],
@@ -149,13 +160,13 @@ def test_what_does_not_belong_together_is_refused(
     if over == "data":
         of_other_data(answers)
     change(answers[2])
-    run("eval", *write(answers), "--over", over, "-o", "mean.json", code=3)
+    run("report", *write(answers), "--over", over, "-o", "mean.json", code=3)
     assert complaint in capsys.readouterr().err and not Path("mean.json").exists()
 
 
 def test_one_run_has_no_deviation(answers: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     write(answers)
-    run("eval", "--from", "a.json", "--over", "seed", code=3)
+    run("report", "a.json", "--over", "seed", code=3)
     assert "every row has one run" in capsys.readouterr().err
-    run("eval", "--from", "a.json", "--from", "b.json", code=2)
-    assert "--from is given 2 times (flag) and needs --over" in capsys.readouterr().err
+    run("report", "a.json", "b.json", code=2)
+    assert "several documents need --over" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def plain_document() -> dict[str, Any]:
     for name, accuracy, nll in (("one", 0.5, 0.7), ("two", 0.75, 0.25)):
         inside = {"n": 8, "accuracy": accuracy, "nll": nll, "brier": 0.5, "ece": 0.1, "aece": 0.1, "aurc": None}
         rows.append({"name": name, "id": inside, "ood": {}, "diversity": {"id": {"mi": 0.0, "disagreement": None}}})
-    return {"schema": "hydractl.eval/1", "models": rows}
+    return {"schema": "hydractl.eval/2", "models": rows}
 
 
 def test_by_hand() -> None:
@@ -134,7 +134,7 @@ def test_names_cannot_write_to_the_terminal() -> None:
 
 
 def test_null_and_bare_rows() -> None:
-    assert lines({"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}) == [
+    assert lines({"schema": "hydractl.eval/2", "models": [{"name": "one", "id": {"n": 3}}]}) == [
         "in distribution (n = 3)",
         "model",
         "one",

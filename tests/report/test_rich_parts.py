@@ -14,7 +14,8 @@ from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 
-from hydractl.report.rich_parts import HeatMap, KeptMap, KeptSite, table
+from hydractl.files.verb_answers import KeptSite
+from hydractl.report.rich_parts import HeatMap, KeptMap, table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
 from tests.spread import spread
@@ -91,7 +92,7 @@ CLIP = [f"{tower}transformer.resblocks.{n}.attn" for tower in ("visual.", "") fo
 
 
 @pytest.mark.parametrize(
-    ("heads", "width", "colors"), spread([1, 12, 16, 17, 25, 64], [20, 40, 60, 80, 120], [None, "truecolor"], each=3)
+    ("heads", "width", "colors"), spread([1, 12, 16, 17, 25, 64], [20, 40, 60, 80, 120], [None, "truecolor"], each=2)
 )
 def test_every_line_fits_and_shows_every_head(heads: int, width: int, colors: str | None) -> None:
     draw = random.Random(heads)
@@ -145,7 +146,7 @@ def test_a_circuit_shows_when_each_head_went() -> None:
     after = {"correct": 1, "n_id": 2, "two_u": None, "n_ood": 0, "score": 0.5}
     removed = [("s.1", 2), ("s.0", 0), ("s.1", 0)]
     document: dict[str, Any] = {
-        "schema": "hydractl.circuit/1",
+        "schema": "hydractl.circuit/2",
         "objective": "acc",
         "sites": {"s.0": 2, "s.1": 3},
         "base": after,
@@ -167,7 +168,7 @@ def test_a_circuit_shows_when_each_head_went() -> None:
 
 
 def test_kept_heads() -> None:
-    sites = [KeptSite("a", 3, [0, 2]), KeptSite("bb", None, [1])]
+    sites = [KeptSite(site="a", heads=3, kept=[0, 2]), KeptSite(site="bb", kept=[1])]
     assert drawn(KeptMap(sites), console()) == ["a   ■·■  2/3", "bb    1/?"]
     assert drawn(KeptMap(sites), console(encoding="ascii")) == ["a   #.#  2/3", "bb    1/?"]
     assert drawn(KeptMap([]), console()) == []
@@ -190,26 +191,21 @@ def test_a_column_that_no_row_knows_is_left_out() -> None:
 @pytest.mark.fault(73)
 def test_a_training_without_validation_data_shows_no_dashes() -> None:
     epoch = {"steps": 1, "loss": 2.3, "val_accuracy": None, "val_nll": None}
-    document = {"schema": "hydractl.finetune/1", "epochs": [epoch | {"epoch": n} for n in (1, 2)], "kept_epoch": 2}
+    training = {"schema": "hydractl.finetune/1", "output": "a.st", "model": "a", "samples": 3, "steps": 2, "cost": {}}
+    course = {"epochs": [epoch | {"epoch": n} for n in (1, 2)], "kept_epoch": 2, "stopped_early": False, "lr": 0.1}
+    document = {**training, **course, "sha256": "ab"}
     shown = "\n".join(drawn(render(document, 80), console()))
     assert "loss" in shown and "2.3000" in shown
     assert "val" not in shown and "-" not in shown.split()
 
-    recipe = {"lr": {"value": 0.1, "source": "flag"}, "swa": {"value": None, "source": "default"}}
-    plan = {
-        "schema": "hydractl.finetune/1",
-        "dry_run": True,
-        "steps": 2,
-        "samples": 3,
-        "output": "a.st",
-        "recipe": recipe,
-    }
+    recipe = {"lr": {"value": 0.1, "source": "flag"}, "ensemble": {"value": None, "source": "default"}}
+    plan = {**training, "dry_run": True, "recipe": recipe}
     shown = "\n".join(drawn(render(plan, 80), console()))
-    assert "--lr" in shown and "--swa" not in shown
+    assert "lr" in shown.split() and "ensemble" not in shown
 
 
 @pytest.mark.fault(73)
 def test_an_eval_of_unlabelled_data_shows_no_dashes() -> None:
     row = {"name": "vit", "id": {"n": 20, "accuracy": None, "ece": None}, "diversity": {"id": {"mi": 0.25}}}
-    shown = drawn(render({"schema": "hydractl.eval/1", "models": [row]}, 80), console())
+    shown = drawn(render({"schema": "hydractl.eval/2", "models": [row]}, 80), console())
     assert shown[:3] == ["in distribution (n = 20)", f"model{'mi':>19}", f"vit{'0.2500':>21}"]

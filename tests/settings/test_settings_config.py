@@ -39,7 +39,7 @@ FLAGS: dict[str, Any] = {"model": ["a.st"], "method": "random", "keep": "8"}
         ("config: other.yaml", "hydra.yaml line 1: unknown key 'config'"),
         (
             "eval:\n  keep: 1",
-            "hydra.yaml line 2: unknown key 'keep' of eval; it is one of score, extract-circuit, prune",
+            "hydra.yaml line 2: unknown key 'keep' of eval; see hydractl score, extract-circuit or prune",
         ),
         ("prune: {data: {a: {b: c}}}", "hydra.yaml line 1: data is nested too deeply"),
         ("model: &x [*x]", "hydra.yaml line 1: model is nested too deeply"),
@@ -80,13 +80,13 @@ def test_empty_files_mappings_and_values_are_not_given(yaml: str, merged: Callab
 
 def test_yaml_never_guesses(merged: Callable[..., Any]) -> None:
     """YAML 1.1 would read these as a number in base 60, a boolean and a date."""
-    settings = merged("eval", {"model": ["a.st"]}, yaml="data: 12:30\nlabel_map: no\npredictions: 2024-01-01.csv")
-    assert (settings.data, settings.label_map, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
+    settings = merged("eval", {"model": ["a.st"]}, yaml="test: 12:30\nlabel_map: no\npredictions: 2024-01-01.csv")
+    assert (settings.test, settings.label_map, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
 
 
 def test_ood_as_a_mapping(merged: Callable[..., Any]) -> None:
     yaml = "ood: {svhn: b.npz, 'cifar-10:near': 'list.txt?root=/d'}"
-    sets = merged("eval", {"model": ["a.st"], "data": "d"}, yaml=yaml).ood_sets()
+    sets = merged("eval", {"model": ["a.st"], "test": "d"}, yaml=yaml).ood_sets()
     assert [tuple(s) for s in sets] == [("svhn", None, "b.npz"), ("cifar-10", "near", "list.txt?root=/d")]
 
 
@@ -96,7 +96,7 @@ def test_with_is_the_key_of_with(merged: Callable[..., Any]) -> None:
 
 
 def test_a_verb_may_be_written_with_an_underscore(merged: Callable[..., Any]) -> None:
-    flags = {"model": ["a.st"], "data": "d", "objective": ["acc"]}
+    flags = {"model": ["a.st"], "val": ["d"], "objective": ["acc"]}
     assert merged("extract-circuit", flags, yaml="extract_circuit: {budget: 4}").budget == 4
 
 

@@ -17,10 +17,10 @@ from hydractl.settings.verbs import SETTINGS
 Refused = Callable[..., list[str]]
 NEEDED: dict[str, dict[str, Any]] = {
     "prune": {"model": ["a.st"], "method": "random", "keep": "8"},
-    "finetune": {"model": ["a.st"], "data": "d"},
+    "finetune": {"model": ["a.st"], "train": "d"},
     "bench": {"model": ["a.st"]},
     "fuse": {"model": ["a.st"]},
-    "eval": {"model": ["a.st"], "data": "d"},
+    "eval": {"model": ["a.st"], "test": "d"},
 }
 
 
@@ -45,8 +45,8 @@ NEEDED: dict[str, dict[str, Any]] = {
         ("finetune", "lr", "nan", "--lr must be a number, not 'nan' (flag)"),
         ("finetune", "lr", "1e999", "--lr must be a number, not '1e999' (flag)"),
         ("finetune", "lr", "0", "--lr must be greater than 0, not 0.0 (flag)"),
-        ("finetune", "label_smoothing", "1", "--label-smoothing must be less than 1, not 1.0 (flag)"),
-        ("finetune", "warmup", "1.5", "--warmup must be whole steps or a fraction below 1, not 1.5 (flag)"),
+        ("finetune", "label_smoothing", "1", "label_smoothing must be less than 1, not 1.0 (flag)"),
+        ("finetune", "warmup", "1.5", "warmup must be whole steps or a fraction below 1, not 1.5 (flag)"),
         ("bench", "batch_size", ["1,,2"], "--batch-size must not be empty (flag)"),
         ("bench", "batch_size", ["1,0"], "--batch-size must be at least 1, not 0 (flag)"),
         ("bench", "batch_size", ["4,4"], "--batch-size lists something twice: 4,4 (flag)"),
@@ -58,18 +58,18 @@ NEEDED: dict[str, dict[str, Any]] = {
             "fuse",
             "output",
             "h.onnx",
-            "--output h.onnx: fuse writes safetensors, so name it h.st; hydractl fuse h.st --export onnx then writes "
-            "h.onnx (flag)",
+            "--output h.onnx: fuse writes safetensors, so name it h.st; hydractl export h.st --format onnx then "
+            "writes h.onnx (flag)",
         ),
         ("fuse", "output", "h.csv", "--output h.csv: fuse writes safetensors, so name it h.st (flag)"),
         ("fuse", "output", "h.JSON", "--output h.JSON: fuse writes safetensors, so name it h.st (flag)"),
-        ("fuse", "limit", "5", "--limit (flag) needs --data"),
+        ("fuse", "limit", "5", "--limit (flag) needs --val"),
         ("fuse", "output", "-", "--output - is for JSON, fuse writes weights (flag)"),
         ("eval", "ood", ["svhn.npz"], "--ood must be NAME[:near|far]=SPEC, not 'svhn.npz' (flag)"),
         ("eval", "ood", ["/d/x?root=/y"], "--ood must be NAME[:near|far]=SPEC, not '/d/x?root=/y' (flag)"),
         ("eval", "ood", ["a:middle=x"], "--ood must be NAME[:near|far]=SPEC, not 'a:middle=x' (flag)"),
         ("eval", "ood", ["a=x", "a:far=y"], "--ood has the name 'a' twice (flag)"),
-        ("eval", "ood", ["id:far=y"], "--ood cannot be named 'id', which is --data (flag)"),
+        ("eval", "ood", ["id:far=y"], "--ood cannot be named 'id', which is --test (flag)"),
         ("eval", "predictions", "p.txt", "--predictions must end in .jsonl, .csv or .st, not 'p.txt' (flag)"),
     ],
 )
@@ -105,7 +105,7 @@ def test_every_option_is_fully_declared() -> None:
         assert len(keys) == len(set(keys)), verb
         for one in options_of(settings):
             assert one.help and not one.help.endswith("."), one
-            assert one.type in (str, int, float, bool), one
+            assert one.type in (str, int, float, bool) or one.reads is not None, one
             assert one.complaints(one.fresh_default()) == [], one
 
 
@@ -138,5 +138,5 @@ def test_a_value_of_another_form_is_answered_by_an_example_of_the_right_one(flag
 
 @pytest.mark.fault(73)
 def test_the_time_of_a_study_is_shown_by_example(refused: Refused) -> None:
-    problems = refused("study", {"budget": "an hour"})
-    assert "--budget must be TIME, such as 90s, 10m or 8h, not 'an hour' (flag)" in problems
+    problems = refused("study", {"time": "an hour"})
+    assert "--time must be TIME, such as 90s, 10m or 8h, not 'an hour' (flag)" in problems

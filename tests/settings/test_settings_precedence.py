@@ -55,7 +55,9 @@ def test_text_means_the_same_in_every_source(
     needed: dict[str, Any] = {"model": ["a.st"]}
     if verb == "prune":
         needed |= {"method": "random", "keep": "8"}
-    elif verb in ("finetune", "eval"):
+    elif verb == "finetune":
+        needed |= {"train": "d.npz"}
+    elif verb == "eval":
         needed |= {"data": "d.npz"}
     from_flag = merged(verb, {**needed, name: [text] if isinstance(expected, list) else text})
     from_variable = merged(verb, needed, {f"HYDRACTL_{name.upper()}": text})

@@ -15,7 +15,7 @@ from hydractl.settings.sources import merge
 
 
 def made(folder: Path, **flags: Any) -> EvalSettings:
-    return merge(EvalSettings, {"model": ["a.st"], "data": "d", **flags}, {}, folder)
+    return merge(EvalSettings, {"model": ["a.st"], "test": "d", **flags}, {}, folder)
 
 
 def problems(folder: Path, **flags: Any) -> list[str]:

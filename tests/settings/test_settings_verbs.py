@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
+from hydractl.settings.exporting import ExportSettings
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.members import FuseSettings
 from hydractl.settings.pruning import CircuitSettings, PruneSettings
@@ -25,12 +26,12 @@ M = {"model": ["a.st"]}
         (
             "extract-circuit",
             {**M, "budget": "3"},
-            ["extract-circuit needs --data", "extract-circuit --objective avg needs --ood"],
+            ["extract-circuit needs --val", "extract-circuit --objective avg needs --ood-val"],
         ),
-        ("extract-circuit", {**M, "data": "d", "ood": "o"}, ["extract-circuit needs one of --budget, --keep"]),
+        ("extract-circuit", {**M, "val": ["d"], "ood_val": ["o"]}, ["extract-circuit needs one of --budget, --keep"]),
         (
             "extract-circuit",
-            {**M, "data": "d", "ood": "o", "keep": "8", "objective": ["acc,ood"], "output": "-"},
+            {**M, "val": ["d"], "ood_val": ["o"], "keep": "8", "objective": ["acc,ood"], "output": "-"},
             ["--output - takes one --objective, not 2 (flag)"],
         ),
         ("prune", {**M, "method": "taylor", "keep": "8"}, ["prune --method taylor needs --data"]),
@@ -55,23 +56,27 @@ M = {"model": ["a.st"]}
             {**M, "mask": "-", "with_mask": "-", "share_sites": "1"},
             ["standard input can be read once, not for --mask and --with"],
         ),
-        ("finetune", M, ["finetune needs --data"]),
+        ("finetune", M, ["finetune needs --train"]),
         (
             "finetune",
-            {**M, "data": "d", "epochs": "1", "steps": "2"},
+            {**M, "train": "d", "epochs": "1", "steps": "2"},
             ["give only one of --epochs (flag), --steps (flag)"],
         ),
-        ("finetune", {**M, "data": "d", "patience": "2"}, ["--patience (flag) needs --val"]),
-        ("finetune", {**M, "data": "d", "momentum": "0.5"}, ["--momentum has no effect with --optimizer adamw (flag)"]),
+        ("finetune", {**M, "train": "d", "patience": "2"}, ["--patience (flag) needs --val"]),
         (
             "finetune",
-            {**M, "data": "d", "optimizer": "sdg", "momentum": "0.5"},
+            {**M, "train": "d", "momentum": "0.5"},
+            ["momentum has no effect with --optimizer adamw (flag)"],
+        ),
+        (
+            "finetune",
+            {**M, "train": "d", "optimizer": "sdg", "momentum": "0.5"},
             ["--optimizer must be one of adamw, sgd, not 'sdg'; did you mean sgd? (flag)"],
         ),
         ("fuse", {}, ["fuse needs a MODEL"]),
         (
             "eval",
-            {"model": ["a.st"], "data": "d", "ood": ["edges=s"]},
+            {"model": ["a.st"], "test": "d", "ood": ["edges=s"]},
             ["--ood cannot be named 'edges', which the answer has a use for (flag)"],
         ),
         ("bench", {**M, "quiet": True, "verbose": True}, ["--quiet (flag) and --verbose (flag) exclude each other"]),
@@ -86,14 +91,14 @@ def test_refused(verb: str, flags: dict[str, Any], problems: list[str], refused:
     [
         ("score", {**M, "method": "magnitude"}),
         ("score", {**M, "method": "taylor", "data": "d", "order": "sequential", "keep": "0"}),
-        ("extract-circuit", {**M, "data": "d", "objective": ["acc"], "budget": "3", "output": "-"}),
+        ("extract-circuit", {**M, "val": ["d"], "objective": ["acc"], "budget": "3", "output": "-"}),
         ("prune", {**M, "circuit": "c"}),
         ("prune", {**M, "circuit": "c", "remove": "48", "sample_from": "100"}),
         ("prune", {**M, "mask": "m", "share_sites": "3", "with_mask": "w"}),
         ("prune", {**M, "scores": "-", "keep": "8"}),
-        ("finetune", {**M, "data": "d", "val": "v", "patience": "2", "optimizer": "sgd", "momentum": "0"}),
+        ("finetune", {**M, "train": "d", "val": "v", "patience": "2", "optimizer": "sgd", "momentum": "0"}),
         ("fuse", {"model": ["a.st", "a.st"]}),
-        ("eval", {"model": ["x=a.st+b.st"], "data": "d", "ood": ["a:near=s"], "require": ["x:ood.a.auroc >= .5"]}),
+        ("eval", {"model": ["x=a.st+b.st"], "test": "d", "ood": ["a:near=s"], "require": ["x:ood.a.auroc >= .5"]}),
         ("bench", {"model": ["a.st", "b.st"], "dtype": ["float32,bfloat16"], "compile": True}),
     ],
 )
@@ -104,17 +109,18 @@ def test_accepted(verb: str, flags: dict[str, Any], merged: Callable[..., Any]) 
 def test_settled_defaults(merged: Callable[..., Any]) -> None:
     prune = merged("prune", {**M, "method": "random", "keep": "8"})
     assert prune.order is None and prune.scope is None  # the model decides, see test_prune.py
-    assert merged("finetune", {**M, "data": "d"}).epochs == 3
-    assert merged("finetune", {**M, "data": "d", "steps": "9"}).epochs is None
+    assert merged("finetune", {**M, "train": "d"}).epochs == 3
+    assert merged("finetune", {**M, "train": "d", "steps": "9"}).epochs is None
     assert merged("fuse", {**M, "merge": ["none"]}).merge == []
-    assert merged("fuse", {**M, "data": "d"}).data == merged("fuse", M, yaml="fuse: {data: d}").data == "d"
-    assert merged("fuse", M, {"HYDRACTL_DATA": "d"}, "data: d\nlimit: 3").data is None  # meant for other verbs
+    assert merged("fuse", {**M, "val": "d"}).val == merged("fuse", M, yaml="fuse: {val: d}").val == "d"
+    assert merged("fuse", M, {"HYDRACTL_VAL": "d"}, "val: d\nlimit: 3").val is None  # meant for other verbs
+    assert merged("fuse", {**M, "cascade": True}, yaml="val: d\nood_val: {o: e}").val == "d"  # which a cascade needs
 
 
 def test_settings_built_in_python_are_checked_too() -> None:
     settings = PruneSettings(model=["a.st"], method="taylor", data="d", keep=3, scope="global")
     settings.check()
-    FinetuneSettings(model=["a.st"], data="d").check()
+    FinetuneSettings(model=["a.st"], train="d").check()
     fuse = FuseSettings(model=["a.st", "b.st"], merge=["none"])
     fuse.check()
     fuse.check()  # a second time is safe
@@ -122,7 +128,7 @@ def test_settings_built_in_python_are_checked_too() -> None:
     with pytest.raises(UsageError, match="^--keep has no effect with --mask m$"):
         PruneSettings(model=["a.st"], mask="m", keep=3).check()
     with pytest.raises(UsageError) as caught:
-        CircuitSettings(model=["a.st"], data="d", objective=["best"], budget=0).check()
+        CircuitSettings(model=["a.st"], val=["d"], objective=["best"], budget=0).check()
     assert caught.value.problems == [
         "--objective must be one of acc, ood, avg, nll, brier, not 'best'",
         "--budget must be at least 1, not 0",
@@ -139,7 +145,7 @@ def test_weights_are_not_written_under_the_name_of_another_kind_of_file(name: st
         PruneSettings(model=["a.st"], method="random", keep=3, output=name).check()
     PruneSettings(model=["a.st"], method="random", keep=3, output="vit.taylor-8").check()
     if name in ("h.onnx", "h.int8.onnx", "h.PT2"):
-        FuseSettings(model=["h.st"], export=["onnx"], output=name).check()
+        ExportSettings(model=["h.st"], output=name).check()
 
 
 def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]) -> None:
@@ -147,7 +153,7 @@ def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]
     yaml = "model: a.st\nkeep: 8\nsamples: 100\nmomentum: 0.5\n"
     assert merged("prune", {"mask": "m"}, yaml=yaml).keep is None
     assert merged("score", {"method": "random"}, yaml=yaml).keep is None
-    assert merged("finetune", {"data": "d"}, yaml=yaml).momentum == 0.9
+    assert merged("finetune", {"train": "d"}, yaml=yaml).momentum == 0.9
 
 
 def test_requirements_are_read(merged: Callable[..., Any]) -> None:

@@ -44,6 +44,6 @@ def test_data_from_a_variable_or_a_file(
 )
 def test_every_value_has_its_source(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "hydra.yaml").write_text("eval: {ood: {'x:near': far.npz}}")
-    flags = {"data": "d.npz", "val": "v.npz", "temperature": "fit"}
+    flags = {"test": "d.npz", "val": "v.npz", "temperature": "fit"}
     settings = merge(EvalSettings, flags, {"HYDRACTL_MODEL": "a.st"}, tmp_path)
     assert with_sources(text, settings) == expected

@@ -31,7 +31,7 @@ from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import open_source
-from hydractl.report.run_tables import study_table
+from hydractl.report.terminal import render
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
 from hydractl.studies.steps import Step
@@ -76,7 +76,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez(folder / f"{name}.npz", x=images, y=np.arange(count) % 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        training = ["--data", "train.npz", "--steps", "20", "--lr", "1e-2", "-o", "vit.st", "-q"]
+        training = ["--train", "train.npz", "--steps", "20", "--lr", "1e-2", "-o", "vit.st", "-q"]
         assert main(["finetune", TINY, *training]) == 0
         passes, decoded = counted(patch)
         assert study() == 0
@@ -149,9 +149,14 @@ def test_what_a_study_leaves(made: Path) -> None:
     # What it says of the test data is what eval measures of the same predictions.
     table = {row["name"]: row for row in json.loads((made / "runs/test.json").read_text())["models"]}
     assert table["circuits"]["id"]["accuracy"] == document["rows"][3]["test"]["id"]["accuracy"]
-    calibrated = json.loads((made / "runs/best.json").read_text())["models"][0]
-    assert calibrated["id"]["nll"] == pytest.approx(used["test"]["id"]["nll"], rel=1e-12)
-    assert calibrated["calibration"]["temperature"] == document["use"]["temperature"]
+    best = json.loads((made / "runs/best.json").read_text())["models"][0]
+    assert best["id"]["nll"] == pytest.approx(used["test"]["id"]["nll"], rel=1e-12)
+    assert best["calibration"]["temperature"] == document["use"]["temperature"]
+    # best.st holds what those figures were measured with.
+    stored = open_source(str(made / "runs/best.st")).description.extra
+    assert stored["calibration"] == {**best["calibration"], "stored": True}
+    assert stored["threshold"] == {key: best["threshold"][key] for key in ("score", "value", "rule")}
+    assert stored["ood_score"]["score"] == best["ood_score"] == document["use"]["score"]
     for row in document["rows"]:  # all with their temperature
         assert table[row["name"]]["id"] == row["test"]["id"]
         assert table[row["name"]]["ood"] == row["common"]["ood"]
@@ -159,7 +164,7 @@ def test_what_a_study_leaves(made: Path) -> None:
     used = [{word for word in step if ".npz" in word} for step in document["steps"]]
     for step, data in zip(document["steps"], used, strict=True):
         assert step[0] != "extract-circuit" or data == {"val.npz?part=1/2", "seen.npz?part=1/2"}
-        assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--calibrated" in step
+        assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--temperature" in step
 
 
 def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path) -> None:
@@ -188,7 +193,7 @@ def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: 
 def shown(document: dict[str, Any], width: int) -> str:
     """The answer as a terminal shows it."""
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(study_table(document, width))
+    console.print(render(document, width))
     return console.export_text()
 
 
@@ -211,8 +216,8 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
 
 def test_without_training_data_scores_on_features_are_fitted_to_the_half_of_the_search(made: Path) -> None:
     document = json.loads((made / "runs/study.json").read_text())
-    evals = [step for step in document["steps"] if "--fit" in step]
-    assert evals and {step[step.index("--fit") + 1] for step in evals} == {"val.npz?part=1/2"}
+    evals = [step for step in document["steps"] if "--train" in step]
+    assert evals and {step[step.index("--train") + 1] for step in evals} == {"val.npz?part=1/2"}
     assert all(step[step.index("--knn-k") + 1] == "1" for step in evals if "--knn-k" in step)
     assert {"mahalanobis", "vim", "knn"} <= set(document["rows"][0]["validation"]["auroc"])
     assert document["common_score"] in ON_FEATURES and document["choice"]["telling"]
@@ -322,14 +327,14 @@ def stack(*names: str) -> dict[str, np.ndarray]:
     [
         ({"--test": "val.npz"}, "--test and --val are the same samples"),
         ({"--ood": "noise=seen.npz"}, "--ood noise and --ood-val are the same samples"),
-        ({"--data": "test.npz"}, "--test and --data are the same samples"),
-        ({"--data": "val.npz"}, "--val and --data are the same samples"),
+        ({"--train": "test.npz"}, "--test and --train are the same samples"),
+        ({"--train": "val.npz"}, "--val and --train are the same samples"),
         ({"--ood": "noise=mixed.npz"}, "18 of 44 samples of --ood noise are among the 18 of --ood-val"),
         ({"--ood": "noise=half.npz"}, "24 of 44 samples of --ood noise are among the 24 of --test"),
         ({"--ood-val": "one.npz"}, "--ood-val is divided into halves, and one of them is empty"),
         (
-            {"--data": "train.npz", "--limit": "1"},
-            "would be fitted to 1 samples of --data, no two of one class",
+            {"--train": "train.npz", "--limit": "1"},
+            "would be fitted to 1 samples of --train, no two of one class",
         ),
     ],
 )
@@ -361,11 +366,11 @@ def test_what_is_in_both_halves_or_in_the_training_data_is_left_out(
     again = [val["x"], val["x"][[0, 2]], train["x"][[5]]]
     np.savez("again.npz", x=np.concatenate(again), y=np.concatenate([val["y"], val["y"][[0, 2]], train["y"][[5]]]))
     shutil.rmtree(copy / "runs")
-    options = {**OPTIONS, "--val": "again.npz", "--rows": "single", "--data": "train.npz"}
+    options = {**OPTIONS, "--val": "again.npz", "--rows": "single", "--train": "train.npz"}
     words = [word for pair in options.items() for word in pair]
     assert main(["study", "vit.st", *words, "--no-timed", "-o", "runs", "--json"]) == 0
     out, error = capsys.readouterr()
-    assert "1 of 27 samples of --val are among the 30 of --data, and left out of --val" in error
+    assert "1 of 27 samples of --val are among the 30 of --train, and left out of --val" in error
     assert "1 samples of --val are in one half of it and again in the other" in error
     used = {word for step in json.loads(out)["steps"] for word in step if "again.npz" in word}
     assert "again.npz?without=25-26&part=2/2" in used and all("without=25-26" in word for word in used)
@@ -387,7 +392,7 @@ def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monk
 
 def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(copy / "runs")
-    assert study("--dry-run", "--json", "--budget", "0s", **{"--rows": "default"}) == 0
+    assert study("--dry-run", "--json", "--time", "0s", **{"--rows": "default"}) == 0
     document = json.loads(capsys.readouterr().out)
     assert not (copy / "runs").exists()
     search = next(step for step in document["steps"] if step[0] == "extract-circuit")
@@ -398,8 +403,8 @@ def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: py
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"--rows": "taylor"}, "--rows taylor needs --data"),
-        ({"--rows": "swa", "--data": "train.npz"}, "--rows swa: a training of 40 steps or more is needed"),
+        ({"--rows": "taylor"}, "--rows taylor needs --train"),
+        ({"--rows": "swa", "--train": "train.npz"}, "--rows swa: a training of 40 steps or more is needed"),
         ({"--ood": "noise=noise.npz?"}, "noise.npz?"),
         ({"--threshold": "5"}, "--threshold must be id:P"),
         ({"--devices": "99"}, "device 'cuda:99' is not available"),
@@ -417,7 +422,7 @@ def test_what_makes_no_sense(
 def test_a_zero_shot_model_has_no_rows_of_classifiers(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published("clip", copy / "clip")
     (copy / "names.txt").write_text("a\nb\nc\n")
-    data = ["--data", "train.npz", "--labels", "names.txt", "--rows", "deep,heads,laplace", "-o", "new"]
+    data = ["--train", "train.npz", "--labels", "names.txt", "--rows", "deep,heads,laplace", "-o", "new"]
     assert main(["study", "clip", *(word for pair in OPTIONS.items() for word in pair), *data]) == 2
     assert "--rows laplace,heads: only a model with a classifier" in capsys.readouterr().err
 
@@ -441,7 +446,7 @@ def test_the_script_makes_the_same_bytes_elsewhere(copy: Path, with_hydractl: di
 def test_every_row_is_made(copy: Path) -> None:
     shutil.rmtree(copy / "runs")
     rows = ",".join(ROWS)
-    assert study("--data", "train.npz", "--epochs", "3", "--batch-size", "2", **{"--rows": rows}) == 0
+    assert study("--train", "train.npz", "--epochs", "3", "--batch-size", "2", **{"--rows": rows}) == 0
     names = {row["name"].partition("@")[0] for row in json.loads((copy / "runs/study.json").read_text())["rows"]}
     assert names == set(MAKERS)
 
@@ -472,7 +477,8 @@ def test_jobs_make_the_same_bytes(copy: Path) -> None:
         (copy / "runs" / name).unlink()
     assert study("--slurm", "cluster=local,time=20") == 0
     assert contents(copy) == expected
-    assert len(list(Path("runs/slurm").glob("run-*/*_submitted.pkl"))) == 3  # fuse, and two of eval
+    jobs = list(Path("runs/slurm").glob("run-*/*_submitted.pkl"))
+    assert len(jobs) == 5  # fuse, eval, calibrate, eval of what it wrote, report
 
 
 def test_a_timing_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +512,8 @@ def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
         words = shown(document, width).split()
         for row in document["rows"]:
             assert {row["name"], row["score"], f"{row['test']['ood_avg']['fpr95']:.3f}"} <= set(words)
+    plan = {"schema": "hydractl.study/2", "dry_run": True, "steps": document["steps"], "cut": [], "seconds": 1.0}
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(study_table({"dry_run": True, "steps": document["steps"], "cut": [], "seconds": 1.0}, 80))
+    console.print(render(plan, 80))
     typed = shlex.split(console.export_text().replace("\\\n", ""))  # as a shell reads it
     assert all(" ".join(step) in " ".join(typed) for step in document["steps"])

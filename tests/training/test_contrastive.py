@@ -30,6 +30,7 @@ from hydractl.training.options import LossOptions, WeightOptions
 from hydractl.training.start import trainable
 from tests.pico import mask_of, prune_source
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
+from tests.spread import spread
 from tests.training.test_loop import train
 
 WORDS = ["tin", "a large oak in the snow", "salt", "two boats", "an egg", "fog over a lake at night", "rust", "a cat"]
@@ -53,7 +54,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def settings(**changes: Any) -> FinetuneSettings:
-    values = {"model": ["x.st"], "data": "captions:x.csv", "loss": "contrastive", "batch_size": PAIRS, **changes}
+    values = {"model": ["x.st"], "train": "captions:x.csv", "loss": "contrastive", "batch_size": PAIRS, **changes}
     made = FinetuneSettings(**values)
     made.check()
     return made
@@ -113,8 +114,12 @@ def agree(ours: dict[str, Tensor], theirs: dict[str, Tensor], within: float) -> 
     assert max(apart.values()) < within * max(1.0, largest), max(apart, key=lambda n: apart[n])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("variant", ["clip", "clip-bias", "custom-text-own-attention", "clip-both-ways", "clip-eos"])
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    spread(
+        ["clip", "clip-bias", "custom-text-own-attention", "clip-both-ways", "clip-eos"], [torch.float64, torch.float32]
+    ),
+)
 def test_loss_and_gradients_are_those_of_open_clip(variant: str, dtype: torch.dtype, published: Any) -> None:
     source = published(variant)
     loss, theirs = stock_gradients(pico_clip(variant), variant, dtype)
@@ -295,8 +300,8 @@ def test_a_step_is_that_of_open_clip_and_the_factor_stays_below_a_hundred(publis
 
 BAD = {
     "captions without the loss": ({"loss": "cross-entropy"}, "captions need --loss contrastive"),
-    "the loss without captions": ({"data": "val/"}, "--loss contrastive needs pairs of images and captions"),
-    "smoothing": ({"label_smoothing": 0.1}, "--label-smoothing has no effect with --loss contrastive"),
+    "the loss without captions": ({"train": "val/"}, "--loss contrastive needs pairs of images and captions"),
+    "smoothing": ({"label_smoothing": 0.1}, "label_smoothing has no effect with --loss contrastive"),
     "a new classifier": ({"reset_head": True}, "--reset-head has no effect with --loss contrastive"),
     "divided": ({"shard": True}, "--shard has no effect with --loss contrastive"),
     "compiled": ({"compile": True}, "--compile has no effect with --loss contrastive"),

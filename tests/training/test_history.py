@@ -12,12 +12,13 @@ import pytest
 
 from hydractl.files.description import Description
 from hydractl.files.header import read_header
+from hydractl.files.model_records import EpochRecord
 from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.training import loop
 from tests.running import answer, run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
-DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
+DATA = ["--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixtu
     run("fuse", "a.st", "b.st", "-o", "ab.st", "-q", "--device", "cpu")
     run("prune", MODEL, "--method", "magnitude", "--keep", "2", "-o", "c.st", "-q")
     models = ["a.st", "ab.st", "c.st", "deep=c.st+b.st"]
-    found = answer(capsys, "eval", *models, "--data", "test.npz", "--device", "cpu", "-q", "-o", "eval.json")
+    found = answer(capsys, "eval", *models, "--test", "test.npz", "--device", "cpu", "-q", "-o", "eval.json")
     a, ab, c, deep = (row.get("training") for row in found["models"])
     about = {"n": 20, "n_val": 11}
     assert a == [{"member": 0, "steps": 9, "kept_epoch": first["kept_epoch"], **about, "epochs": first["epochs"]}]
@@ -44,10 +45,10 @@ def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixtu
     assert (ab, c, deep) == ([*a, {"member": 1, **of_b}], None, [{"member": 1, **of_b}])
     # Predictions that were kept tell the same, side by side too.
     for name in ("a", "b"):
-        run("eval", f"{name}.st", "--data", "test.npz", "--device", "cpu", "-q", "--predictions", f"{name}.kept.st")
+        run("eval", f"{name}.st", "--test", "test.npz", "--device", "cpu", "-q", "--predictions", f"{name}.kept.st")
     both = answer(capsys, "eval", "ab=a.kept.st+b.kept.st", "-q", "-o", "kept.json")
     assert both["models"][0]["training"] == ab
-    run("eval", "--from", "eval.json", "--report", "report.html", "-q")
+    run("report", "eval.json", "--html", "report.html", "-q")
     page = Path("report.html").read_text()
     assert page.count("validation accuracy\n(n = 11)") == 0  # a line break is drawn as two lines
     assert page.count('<figure class="training') == 3 and "epoch (n = 3 to 9 steps)" in page
@@ -92,16 +93,16 @@ def described(settings: Any) -> Any:
 
 def test_of_a_long_training_some_epochs_are_told() -> None:
     (found,) = trainings_of([described({"history": HISTORY, "kept_epoch": 30})])
-    told = [entry["epoch"] for entry in found["epochs"]]
+    told = [entry.epoch for entry in found.epochs]
     assert told == sorted({*range(1, 201, 4), 30, 200})
-    assert found["epochs"][0] == {"epoch": 1, "steps": 2, "loss": 1.0, "val_accuracy": 0.5}
-    assert (found["steps"], found["n"], found["n_val"]) == (400, None, None)
+    assert found.epochs[0] == EpochRecord(epoch=1, steps=2, loss=1.0, val_accuracy=0.5)
+    assert (found.steps, found.n, found.n_val) == (400, None, None)
     assert training_text(found) == "epoch 30 of 200 kept, 400 steps, last loss 0.0050, validation accuracy 0.5000"
 
 
 def test_of_a_snapshot_its_last_epoch_is_told() -> None:
     (found,) = trainings_of([described({"history": HISTORY[:7], "cycle": 2, "cycle_end": 15})])
-    assert (found["kept_epoch"], found["steps"], len(found["epochs"])) == (7, 15, 7)
+    assert (found.kept_epoch, found.steps, len(found.epochs)) == (7, 15, 7)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.log import Log
+from hydractl.methods import read_ensemble
 from hydractl.model.runtime import HydraModel
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.course import rate_share, warmup_steps
@@ -26,7 +27,9 @@ SIZE, BATCH = 20, 8
 
 
 def settings(**changes: Any) -> FinetuneSettings:
-    values = {"model": ["x.st"], "data": "x.npz", "batch_size": BATCH, "warmup": 2, "seed": 3, **changes}
+    values = {"model": ["x.st"], "train": "x.npz", "batch_size": BATCH, "warmup": 2, "seed": 3, **changes}
+    if "ensemble" in values:
+        values["ensemble"] = read_ensemble(values["ensemble"])
     made = FinetuneSettings(**values)
     made.check()
     return made

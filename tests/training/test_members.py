@@ -31,7 +31,7 @@ from tests.forked import ForkedPopen, server
 from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
-DATA = ["--data", "train.npz", "--val", "val.npz", "--batch-size", "8"]
+DATA = ["--train", "train.npz", "--val", "val.npz", "--batch-size", "8"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,9 @@ import json, sys
 words = sys.argv[2:]
 if "--seed=1" in words:
     sys.exit("error: the loss is nan at step 1\\nhint: lower --lr")
-print(json.dumps({"sha256": "0", "words": words, "epochs": [], "kept_epoch": 0}))
+plan = {"output": "x.st", "model": "x", "samples": 1, "steps": 1, "cost": {}}
+course = {"epochs": [], "kept_epoch": 0, "stopped_early": False, "lr": 0.1, "sha256": "0"}
+print(json.dumps({"schema": "hydractl.finetune/1", **plan, **course, "words": words}))
 """
 
 
@@ -74,8 +76,8 @@ def test_one_that_fails_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hydractl.verbs.children._START", FAILS)
-    train = ["finetune", MODEL, *DATA, "--device", "cpu", "-o", "x.st", "--members"]
-    run(*train, "4", code=1)
+    train = ["finetune", MODEL, *DATA, "--device", "cpu", "-o", "x.st", "--ensemble", "deep:4"]
+    run(*train, code=1)
     err = capsys.readouterr().err
     assert "error: 1 of 4 members failed, first x.1; x.0, x.2, x.3 finished" in err
     assert "  - x.1: the loss is nan at step 1 (exit code 1)" in err and "hint: lower --lr" in err
@@ -85,7 +87,8 @@ def test_one_that_fails_does_not_stop_the_others(
     pruned("a.st", "b.st")
     Path("out").mkdir()
     capsys.readouterr()
-    run("finetune", "a.st", "b.st", *DATA, "--members", "2", "--seed", "6", "-o", "out/", "--json", "-q", "--force")
+    both = ["finetune", "a.st", "b.st", *DATA, "--ensemble", "deep:2"]
+    run(*both, "--seed", "6", "-o", "out/", "--json", "-q", "--force")
     found = json.loads(capsys.readouterr().out)["members"]
     named = [(m["name"], m["seed"]) for m in found]
     assert named == [(f"{n}.tuned.seed6.{i}", 6 + i) for n in "ab" for i in (0, 1)]
@@ -95,7 +98,7 @@ def test_one_that_fails_does_not_stop_the_others(
         assert {f"--output=out/{output}.st", f"--seed={member['seed']}", "--quiet", "--force", "--json"} <= set(words)
     Path("out/a.tuned.1.st").touch()
     Path("out/b.tuned.0.st").touch()
-    run("finetune", "a.st", "b.st", *DATA, "--members", "2", "-o", "out/", code=5)
+    run(*both, "-o", "out/", code=5)
     err = capsys.readouterr().err
     assert "error: 2 outputs are in the way" in err and "  - the output exists: out/b.tuned.0.st" in err
 
@@ -120,7 +123,7 @@ def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HYDRACTL_MEMBERS", "2")
+        patch.setenv("HYDRACTL_ENSEMBLE", "deep:2")
         patch.setenv("HYDRACTL_DEVICES", "cpu,cpu")
         threading.Thread(target=stop).start()
         run(*members, code=130)
@@ -136,7 +139,7 @@ def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
     # The command for one of them may go on with it; what is finished is not begun again.
     run(*train, "--seed", str(4 + first), "-q", "-o", f"part.{first}.st", "--resume")
     capsys.readouterr()
-    run(*members, "--members", "2", "--devices", "cpu,cpu", "--resume", "--json")
+    run(*members, "--ensemble", "deep:2", "--devices", "cpu,cpu", "--resume", "--json")
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["schema"] == "hydractl.finetunes/1"
@@ -156,9 +159,9 @@ def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
 
     monkeypatch.setattr(subprocess, "Popen", None)
     capsys.readouterr()
-    run(*members, "--members", "2", "--resume")
+    run(*members, "--ensemble", "deep:2", "--resume")
     assert capsys.readouterr().out.splitlines() == ["part.0.st", "part.1.st"]
-    run(*members, "--members", "2", "--resume", "--lr", "0.5", code=3)
+    run(*members, "--ensemble", "deep:2", "--resume", "--lr", "0.5", code=3)
     assert "part.0.st is the output of another training" in capsys.readouterr().err
 
 
@@ -202,11 +205,11 @@ def test_a_second_signal_ends_the_process() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--members", "2", "--devices", "99", "-o", "x.st"], "device 'cuda:99' is not available"),
-        (["--members", "2", "--log", "x.jsonl"], "several trainings have a log each: --log beside"),
+        (["--ensemble", "deep:2", "--devices", "99", "-o", "x.st"], "device 'cuda:99' is not available"),
+        (["--ensemble", "deep:2", "--log", "x.jsonl"], "several trainings have a log each: --log beside"),
         (["--shard"], "--shard needs several processes"),
         (["--devices", "cpu", "--device", "cpu"], "--device has no effect with --devices cpu"),
-        (["--members", "2", "--devices", "cpu,gpu"], "--devices must be DEVICE[,DEVICE...], such as 0,1, not 'gpu'"),
+        (["--ensemble", "deep:2", "--devices", "cpu,gpu"], "--devices must be DEVICE[,DEVICE...], such as 0,1"),
         (["other.st", "-o", "x.st"], "of several MODELs --output names their folder, as in out/, not x.st"),
     ],
 )
@@ -227,7 +230,7 @@ def test_torchrun_and_members_exclude_each_other(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "9"}.items():
         monkeypatch.setenv(name, value)
-    run("finetune", MODEL, *DATA, "--members", "2", code=2)
+    run("finetune", MODEL, *DATA, "--ensemble", "deep:2", code=2)
     assert "torchrun shares one training among processes, not several" in capsys.readouterr().err
     run("finetune", MODEL, *DATA, "--devices", "cpu", code=2)
     assert "--devices is for several trainings" in capsys.readouterr().err
@@ -239,7 +242,7 @@ def test_a_dry_run_lists_what_would_run(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(4)
     monkeypatch.setattr(subprocess, "Popen", None)
-    run("finetune", MODEL, *DATA, "--members", "3", "--devices", "cpu,cpu", "-o", "x/", "--dry-run", "--json")
+    run("finetune", MODEL, *DATA, "--ensemble", "deep:3", "--devices", "cpu,cpu", "-o", "x/", "--dry-run", "--json")
     found = json.loads(capsys.readouterr().out)
     assert [(m["name"], m["seed"], m["steps"], m["output"]) for m in found["members"]] == [
         ("x.0", 0, 9, "x.0"),
@@ -247,11 +250,13 @@ def test_a_dry_run_lists_what_would_run(capsys: pytest.CaptureFixture[str], monk
         ("x.2", 2, 9, "x.2"),
     ]
     assert (found["devices"], found["threads"]) == (["cpu", "cpu"], 2)
-    cycles = ["--steps", "4", "--snapshots", "2", "-o", "x.st"]
-    run("finetune", MODEL, *DATA, "--members", "2", *cycles, "--dry-run", "--json")
+    cycles = ["--steps", "4", "--ensemble", "snapshots:2", "-o", "./"]
+    pruned("a.st", "b.st")
+    capsys.readouterr()
+    run("finetune", "a.st", "b.st", *DATA, *cycles, "--dry-run", "--json")
     found = json.loads(capsys.readouterr().out)
     outputs = [[one["output"] for one in member["snapshots"]] for member in found["members"]]
-    assert outputs == [["x.0.1.st", "x.0.2.st"], ["x.1.1.st", "x.1.2.st"]]
+    assert outputs == [[f"{n}.tuned.{cycle}.st" for cycle in (1, 2)] for n in "ab"]
     assert not list(Path().glob("x*"))
 
 
@@ -291,9 +296,9 @@ def test_words_give_the_same_settings_again(flags: list[str], env: dict[str, str
 
     kind = SETTINGS["finetune"]
     Path("hydra.yaml").write_text(yaml)
-    first = ["finetune", "--data", "d.npz", "--val", "v.npz", *flags, "--", "-odd.st"]
+    first = ["finetune", "--train", "d.npz", "--val", "v.npz", *flags, "--", "-odd.st"]
     given = merge(kind, parsed(first), env, tmp_path)
-    words = ["finetune", *to_argv(given), "--config=/dev/null", "--", *given.model]
+    words = ["finetune", *to_argv(given), "--", *given.model]
     again = merge(kind, parsed(words), bare_environment({**env, "HYDRACTL_LR": "9", "HOME": "/"}), tmp_path)
     again.config = given.config
     assert again == given

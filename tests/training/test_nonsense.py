@@ -29,7 +29,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fault(65)
 def test_a_training_that_diverged(capsys: pytest.CaptureFixture[str]) -> None:
-    data = ["--data", "builtin:digits/train?take=200", "--epochs", "2", "--batch-size", "20"]
+    data = ["--train", "builtin:digits/train?take=200", "--epochs", "2", "--batch-size", "20"]
     document, error = trained(capsys, *data, "--lr", "2")  # far too high, and too low for numbers that overflow
     (warning,) = document["warnings"]  # type: ignore[misc]
     assert "above 2.303, that of the uniform prediction" in warning and f"warning: {warning}" in error
@@ -44,18 +44,18 @@ def test_validation_data_in_another_order(capsys: pytest.CaptureFixture[str]) ->
     images = draw.integers(0, 50, (200, 8, 8)) + 200 * classes[:, None, None]  # dark and bright ones
     for name, rows, order in (("train", slice(0, 100), classes), ("val", slice(100, 200), 1 - classes)):
         np.savez(f"{name}.npz", x=images[rows].astype(np.uint8), y=order[rows])
-    steps = ["--data", "train.npz", "--val", "val.npz", "--steps", "60", "--lr", "1e-2", "--batch-size", "20"]
+    steps = ["--train", "train.npz", "--val", "val.npz", "--steps", "60", "--lr", "1e-2", "--batch-size", "20"]
     document, _ = trained(capsys, *steps)
     assert any("--val at the end: accuracy 0." in warning for warning in document["warnings"])  # type: ignore[attr-defined]
 
 
 @pytest.mark.fault(62)
 def test_training_samples_are_left_out_of_the_validation_set(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--steps", "1", "--data", "builtin:digits/train?take=100"]
+    options = ["--steps", "1", "--train", "builtin:digits/train?take=100"]
     document, error = trained(capsys, *options, "--val", "builtin:digits/train?from=95&take=55")
     assert document["val_left_out"] == 5 and "warnings" not in document
-    assert "5 of 55 samples of --val are among those of --data, and left out of it" in error
+    assert "5 of 55 samples of --val are among those of --train, and left out of it" in error
     document, _ = trained(capsys, *options, "--val", "builtin:digits/train?from=100&take=55")
     assert "val_left_out" not in document
     assert main(["finetune", MODEL, *options, "--val", "builtin:digits/train?from=50&take=60", "-o", "b.st"]) == 3
-    assert "50 of 60 samples of --val are among the 100 of --data" in capsys.readouterr().err
+    assert "50 of 60 samples of --val are among the 100 of --train" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
 
 
-TRAIN = ["finetune", "--data", "captions:pairs.jsonl", "--loss", "contrastive", "--device", "cpu", "-q", "--force"]
+TRAIN = ["finetune", "--train", "captions:pairs.jsonl", "--loss", "contrastive", "--device", "cpu", "-q", "--force"]
 
 
 def test_it_learns_from_captions_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_it_learns_from_captions_alone(capsys: pytest.CaptureFixture[str]) -> No
     description = read_header("learnt.st").description
     assert description["labels"] == sorted(COLOURS)  # type: ignore[index]
     # What eval says of it is what the validation said.
-    said = answer(capsys, "eval", "learnt.st", "--data", "val", "--device", "cpu", "-q", "--allow-seen")
+    said = answer(capsys, "eval", "learnt.st", "--test", "val", "--device", "cpu", "-q", "--allow-seen")
     assert said["models"][0]["id"]["accuracy"] == pytest.approx(max(accuracies))
 
 
@@ -71,7 +71,7 @@ def test_it_learns_from_captions_alone(capsys: pytest.CaptureFixture[str]) -> No
 def test_two_processes_train_as_one() -> None:
     """The features of a step come from both of them, its gradients through DistributedDataParallel."""
     command = [*TRAIN, "clip", "--epochs", "2", "--batch-size", "8", "--accumulate", "2", "--optimizer", "sgd"]
-    command += ["--lr", "0.05", "--clip", "0", "--warmup", "0"]
+    command += ["--lr", "0.05", "--config", "{finetune: {clip: 0, warmup: 0}}"]
     run(*command, "-o", "one.st")
     both = team(2, [*command, "-o", "two.st"])
     said = [process.communicate() for process in both]
@@ -83,8 +83,8 @@ def test_two_processes_train_as_one() -> None:
 
 def test_the_recipe_locks_the_image_tower_of_a_pruned_model(capsys: pytest.CaptureFixture[str]) -> None:
     run("prune", "clip", "--method", "magnitude", "--scope", "global", "--remove", "5", "-o", "cut.st", "-q")
-    recipe = ["finetune", "cut.st", "--recipe", "clip-locked-image", "--data", "captions:pairs.jsonl", "-q",
-              "--device", "cpu", "--batch-size", "8", "--accumulate", "3", "--warmup", "2"]  # fmt: skip
+    recipe = ["finetune", "cut.st", "--recipe", "clip-locked-image", "--train", "captions:pairs.jsonl", "-q",
+              "--device", "cpu", "--batch-size", "8", "--accumulate", "3", "--config", "{warmup: 2}"]  # fmt: skip
     found = answer(capsys, *recipe, "-o", "tuned.st")
     assert found["steps"] == 4 and found["kept_epoch"] == 1
     before, after = tensors("cut.st"), tensors("tuned.st")
@@ -97,11 +97,11 @@ def test_the_recipe_locks_the_image_tower_of_a_pruned_model(capsys: pytest.Captu
     assert (made["loss"], made["tower"], made["augment"]) == ("contrastive", "text", ["crop:0.9"])
     # Without --labels it has no classes, and eval takes those of its data.
     assert tuned.get("labels") is None  # type: ignore[union-attr]
-    run("eval", "tuned.st", "--data", "val", "--device", "cpu", "-q")
+    run("eval", "tuned.st", "--test", "val", "--device", "cpu", "-q")
     model = hydractl.load("tuned.st", device="cpu").zero_shot(list(COLOURS))
     assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 4)
     # Its images are no test data any more, in whatever folder.
-    run("eval", "tuned.st", "--labels", "names.txt", "--data", "seen", "--device", "cpu", "-q", code=3)
+    run("eval", "tuned.st", "--labels", "names.txt", "--test", "seen", "--device", "cpu", "-q", code=3)
     assert "1 by finetune (train)" in capsys.readouterr().err
 
 
@@ -157,8 +157,8 @@ def test_captions_that_are_cut_are_counted(capsys: pytest.CaptureFixture[str]) -
 
 REFUSED: dict[str, tuple[list[str], int, str]] = {
     "one tower": ([*TRAIN, VIT], 2, "has a classifier and does not compare images with texts"),
-    "images": (["finetune", "clip", "--data", "val", "--loss", "contrastive"], 2, "needs pairs of images and captions"),
-    "no loss": (["finetune", "clip", "--data", "captions:pairs.jsonl"], 2, "captions need --loss contrastive"),
+    "images": (["finetune", "clip", "--train", "val", "--loss", "contrastive"], 2, "needs pairs of images"),
+    "no loss": (["finetune", "clip", "--train", "captions:pairs.jsonl"], 2, "captions need --loss contrastive"),
     "a head to draw": ([*TRAIN, "clip", "--init", "head"], 2, "--init head: CLIP has no classifier"),
     "too few": ([*TRAIN, "clip", "--batch-size", "97"], 3, "has 96 pairs, and a step compares 97"),
     "captions to validate": (
@@ -166,9 +166,9 @@ REFUSED: dict[str, tuple[list[str], int, str]] = {
         2,
         "--val captions:pairs.jsonl (flag): validation is by zero-shot accuracy",
     ),
-    "captions to evaluate": (["eval", "clip", "--data", "captions:pairs.jsonl"], 3, "holds image-caption pairs"),
+    "captions to evaluate": (["eval", "clip", "--test", "captions:pairs.jsonl"], 3, "holds image-caption pairs"),
     "the recipe on labelled images": (
-        ["finetune", "clip", "--recipe", "clip-locked-image", "--data", "val"],
+        ["finetune", "clip", "--recipe", "clip-locked-image", "--train", "val"],
         2,
         "--loss contrastive (recipe clip-locked-image) needs pairs",
     ),

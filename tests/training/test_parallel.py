@@ -25,7 +25,7 @@ from tests.running import tensors
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 # 41 samples: the last step of an epoch has 9, its second batch one, which is of the first process alone.
-TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
+TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
          "--accumulate", "2", "--optimizer", "sgd", "--lr", "0.05", "--augment", "crop,flip"]  # fmt: skip
 
 
@@ -89,7 +89,8 @@ def test_a_divided_model_is_trained_like_a_whole_one_and_goes_on_in_any_number()
     Path("mask.json").write_text(json.dumps(mask))
     assert main(["prune", MODEL, "--mask", "mask.json", "-o", "a.st", "-q"]) == 0
     # With a larger epsilon, as else a gradient that is zero but for rounding moves a weight as far as any other.
-    command = ["finetune", "a.st", *TRAIN[2:-6], "--eps", "0.001", "--lr", "0.003", "--epochs", "4"]
+    command = ["finetune", "a.st", *TRAIN[2:-6], "--config", "{finetune: {eps: 0.001}}"]
+    command += ["--lr", "0.003", "--epochs", "4"]
     divided = [*command, "--shard", "--checkpoint-blocks", "--save-every", "1"]
     assert [code for code, _, _ in ends(team(2, [*command, "-o", "whole.st"]))] == [0, 0]
     assert [code for code, _, _ in ends(team(2, [*divided, "-o", "divided.st"]))] == [0, 0]

@@ -36,12 +36,12 @@ PAPER: dict[str, dict[str, Any]] = {
     "clip-locked-image": {"tower": "text", "epochs": 1, "batch_size": 1500 * 16, "accumulate": 4,
                           "schedule": "cosine", "lr": [5e-5], "warmup": 100, "optimizer": "adamw",
                           "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.2, "loss": "contrastive",
-                          "augment": ["crop:0.9"], "clip": 0.0, "lr_floor": 0.0, "data": "captions:d.csv"},
+                          "augment": ["crop:0.9"], "clip": 0.0, "lr_floor": 0.0, "train": "captions:d.csv"},
 }  # fmt: skip
 
 
 def settings(**values: Any) -> FinetuneSettings:
-    made = FinetuneSettings(**{"model": ["x.st"], "data": "d", "val": "v", **values})
+    made = FinetuneSettings(**{"model": ["x.st"], "train": "d", "val": "v", **values})
     made.check()
     return made
 
@@ -60,7 +60,7 @@ def _options() -> Any:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_recipe_says_what_the_paper_says(name: str) -> None:
-    made = settings(recipe=name, data=PAPER[name].get("data", "d"))
+    made = settings(recipe=name, train=PAPER[name].get("train", "d"))
     assert {key: getattr(made, key) for key in PAPER[name]} == PAPER[name]
 
 
@@ -71,7 +71,7 @@ def test_the_default_recipe_changes_nothing() -> None:
 
 def test_flag_over_variable_over_file_over_recipe(tmp_path: Path) -> None:
     (tmp_path / "hydra.yaml").write_text("clip: 3\nfinetune: {recipe: sst2, warmup: 0.2, clip: 4}\nweight_decay: 7\n")
-    flags: dict[str, Any] = {"model": ["a.st"], "data": "d", "val": "v", "patience": "5"}
+    flags: dict[str, Any] = {"model": ["a.st"], "train": "d", "val": "v", "patience": "5"}
     made = merge(FinetuneSettings, flags, {"HYDRACTL_CLIP": "5"}, tmp_path)
     assert (made.patience, made.clip, made.warmup, made.weight_decay) == (5, 5.0, 0.2, 7.0)
     assert (made.epochs, made.schedule, made.max_length) == (7, "linear", 128)
@@ -83,7 +83,7 @@ def test_flag_over_variable_over_file_over_recipe(tmp_path: Path) -> None:
 
 
 def test_what_a_recipe_says_gives_way_where_it_means_nothing(tmp_path: Path) -> None:
-    flags: dict[str, Any] = {"model": ["a.st"], "data": "d", "val": "v", "recipe": "imagenet1k", "optimizer": "adamw"}
+    flags: dict[str, Any] = {"model": ["a.st"], "train": "d", "val": "v", "recipe": "imagenet1k", "optimizer": "adamw"}
     made = merge(FinetuneSettings, {**flags, "schedule": "constant"}, {}, tmp_path)
     assert (made.optimizer, made.schedule, made.momentum) == ("adamw", "constant", 0.9)
     assert (made.weight_decay, made.steps) == (0.0, 120000)
@@ -142,17 +142,17 @@ def test_what_needs_validation_is_passed_over_without_it(
     made = settings(recipe="sst2", val=None)
     for _ in range(2):  # checking again changes nothing
         assert (made.patience, made.min_delta, made.epochs, made.schedule) == (None, 0.0, 7, "linear")
-        assert [note.partition(" of ")[0] for note in made.passed_over] == ["--patience", "--min-delta"]
+        assert [note.partition(" of ")[0] for note in made.passed_over] == ["--patience", "min_delta"]
         made.check()
     with_val = settings(recipe="sst2")
     assert (with_val.patience, with_val.min_delta, with_val.passed_over) == (2, 5e-4, [])
     with pytest.raises(UsageError, match="--patience .*needs --val"):  # what a person asks for is not passed over
-        merge(FinetuneSettings, {"model": ["x.st"], "data": "d", "recipe": "sst2", "patience": "3"}, {}, tmp_path)
+        merge(FinetuneSettings, {"model": ["x.st"], "train": "d", "recipe": "sst2", "patience": "3"}, {}, tmp_path)
 
     monkeypatch.chdir(tmp_path)
     model = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=1&num_heads=3"
     Path("mine.yaml").write_text("patience: 2\nlr: 0.01\n")
-    command = ["finetune", f"{model}&num_classes=10", "--data", "builtin:digits/train", "--limit", "20", "--dry-run"]
+    command = ["finetune", f"{model}&num_classes=10", "--train", "builtin:digits/train", "--limit", "20", "--dry-run"]
     assert main([*command, "--recipe", "mine.yaml", "--json"]) == 0
     found = capsys.readouterr()
     assert "--patience of recipe mine.yaml is passed over: it needs --val" in found.err
@@ -173,7 +173,7 @@ def test_a_dry_run_prints_the_recipe_in_effect(
     model = (
         "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=6&num_heads=3&num_classes=3"
     )
-    command: list[str] = ["finetune", model, "--data", "builtin:digits/train", "--val", "builtin:digits/val",
+    command: list[str] = ["finetune", model, "--train", "builtin:digits/train", "--val", "builtin:digits/val",
                           "--recipe", "cifar100", "--lr", "0.5", "--dry-run", "--limit", "20"]  # fmt: skip
     assert main([*command, "--json"]) == 0
     recipe = json.loads(capsys.readouterr().out)["recipe"]
@@ -183,7 +183,7 @@ def test_a_dry_run_prints_the_recipe_in_effect(
     assert recipe["patience"] == {"value": None, "source": "default"}
     assert main(command) == 0
     table = capsys.readouterr().out
-    assert "recipe cifar100" in table and "--train-last" in table
+    assert "recipe cifar100" in table and "train_last" in table
 
 
 @pytest.mark.parametrize("item", ["randaugment:2:31", "randaugment:0:5", "crop:0", "crop:1.5"])

@@ -25,7 +25,7 @@ from tests.forked import Forked
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 # Dropout draws from torch's generator, 44 samples leave a smaller batch at the end of each epoch.
-TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
+TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
          "--epochs", "5", "--lr", "0.003", "--dropout", "0.2", "--augment", "flip", "--log", "beside"]  # fmt: skip
 
 
@@ -229,14 +229,14 @@ def unfinished(capsys: pytest.CaptureFixture[str]) -> list[str]:
 @pytest.mark.fault(3, 7)
 def test_another_run_is_refused_with_all_differences(unfinished: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("other.st.state").read_bytes()
-    changes = ["--data", "val.npz", "--val", "train.npz", "--seed", "4", "--clip", "2"]
+    changes = ["--train", "val.npz", "--val", "train.npz", "--seed", "4", "--config", "{label_smoothing: 0.2}"]
     run(*with_lr(unfinished, "0.1"), *changes, "--resume", code=3)
     said = capsys.readouterr().err
     for line in (
         "lr: 0.003 in the unfinished run, 0.1 now",
         "seed: 0 in",
-        "clip: 1.0 in",
-        "data: '",
+        "label_smoothing: 0.0 in",
+        "train: '",
         "val: '",
         "model: ",
     ):
@@ -303,7 +303,8 @@ def test_without_an_unfinished_run_it_starts_afresh(capsys: pytest.CaptureFixtur
 @pytest.mark.fault(29)
 def test_a_loss_that_is_not_finite_keeps_the_last_good_state(capsys: pytest.CaptureFixture[str]) -> None:
     clean("wild")
-    command = [*with_lr(TRAIN, "1e15"), "--optimizer", "sgd", "--clip", "0", "--warmup", "0.9", "-o", "wild.st"]
+    command = [*with_lr(TRAIN, "1e15"), "--optimizer", "sgd", "--config", "{finetune: {clip: 0, warmup: 0.9}}"]
+    command += ["-o", "wild.st"]
     run(*command, "--save-every", "1", code=6)
     said = capsys.readouterr().err
     assert "at step" in said or "after step" in said

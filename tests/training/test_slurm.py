@@ -20,7 +20,7 @@ from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs.jobs import run_jobs
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
-TRAIN = ["finetune", MODEL, "--data", "train.npz", "--device", "cpu", "-q", "--batch-size", "4", "--epochs", "9"]
+TRAIN = ["finetune", MODEL, "--train", "train.npz", "--device", "cpu", "-q", "--batch-size", "4", "--epochs", "9"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def near_the_end() -> None:
 def test_members_are_those_of_single_commands_also_when_one_is_queued_again(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
     threading.Thread(target=near_the_end, daemon=True).start()
-    jobs = ["--members", "2", "--slurm", "cluster=local,time=20", "-o", "m.st", "--json", "--save-every", "1"]
+    jobs = ["--ensemble", "deep:2", "--slurm", "cluster=local,time=20", "-o", "m.st", "--json", "--save-every", "1"]
     assert main([*TRAIN, *jobs]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [(member["name"], member["steps"]) for member in answer["members"]] == [("m.0", 54), ("m.1", 54)]

@@ -185,8 +185,11 @@ def test_a_part_is_frozen(variant: str, part: str) -> None:
     assert sorted(left) == sorted(FROZEN[variant, part])
 
 
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
-@pytest.mark.parametrize("part", ["attention", "mlp", "norm"])
+# Names of parts are those of the library in test_fused.py.
+@pytest.mark.parametrize(
+    ("variant", "part"),
+    [("class-token", "attention"), ("bert", "attention"), ("clip", "mlp"), ("bert", "norm"), ("clip", "norm")],
+)
 def test_the_parts_of_blocks(variant: str, part: str) -> None:
     """By shape: what has the width of the MLP, what is 1-D and of the stream, and the banks of heads."""
     model = build_model(source_of(shared_stock(variant), variant))

@@ -23,7 +23,7 @@ from hydractl.verbs.finetune import train_options
 from tests.running import answer, run, tensors
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
-DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
+DATA = ["--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
 TRAIN = ["finetune", MODEL, *DATA, "--epochs", "2"]
 
 
@@ -68,7 +68,7 @@ def test_the_first_of_equals_is_kept(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_learning_rate_that_diverges_is_out(capsys: pytest.CaptureFixture[str]) -> None:
-    wild = ["--optimizer", "sgd", "--clip", "0", "--warmup", "0"]
+    wild = ["--optimizer", "sgd", "--config", "{finetune: {clip: 0, warmup: 0}}"]
     found = answer(capsys, *TRAIN, *wild, "--lr", "1e30,0.001", "-o", "out.st")
     assert found["grid"][0]["val_accuracy"] is None
     assert "the loss is" in found["grid"][0]["error"]
@@ -107,7 +107,7 @@ def test_a_grid_goes_on_where_it_was_stopped(
 
 
 def test_without_validation_the_last_epoch_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    data = ["--data", "train.npz", "--device", "cpu", "-q", "--batch-size", "8"]
+    data = ["--train", "train.npz", "--device", "cpu", "-q", "--batch-size", "8"]
     found = answer(capsys, "finetune", MODEL, *data, "--epochs", "2", "-o", "plain.st")
     assert (found["kept_epoch"], len(found["epochs"]), len(found["loss_curve"])) == (2, 2, 12)
     assert "val_accuracy" not in found["epochs"][0]
@@ -120,7 +120,7 @@ def test_a_new_classifier_has_the_classes_of_the_data() -> None:
     for name in ("train", "val"):
         found = dict(np.load(f"{name}.npz"))
         np.savez(f"{name}3.npz", x=found["x"], y=found["y"] % 3, classes=np.array(["tin", "oak", "salt"]))
-    data = ["--data", "train3.npz", "--val", "val3.npz", "--device", "cpu", "-q"]
+    data = ["--train", "train3.npz", "--val", "val3.npz", "--device", "cpu", "-q"]
     run("finetune", MODEL, *data, "--steps", "2", "--reset-head", "-o", "three.st")
     model = hydractl.load("three.st", device="cpu")
     assert model.labels == ["tin", "oak", "salt"]
@@ -131,7 +131,7 @@ def test_a_new_classifier_has_the_classes_of_the_data() -> None:
 @pytest.mark.parametrize("init", [["--init", "head"], ["--init", "head", "--reset-head"], ["--init", "random"]])
 def test_the_members_of_a_deep_ensemble_start_from_draws_of_their_own(init: list[str]) -> None:
     """A step of nearly nothing leaves what they started from."""
-    data = ["--data", "train.npz", "--device", "cpu", "-q", "--steps", "1", "--lr", "1e-12"]
+    data = ["--train", "train.npz", "--device", "cpu", "-q", "--steps", "1", "--lr", "1e-12"]
     run("finetune", MODEL, *data, "-o", "base.st")
     for seed in ("1", "2"):
         run("finetune", "base.st", *data, *init, "--seed", seed, "-o", f"{seed}.st")
@@ -146,7 +146,7 @@ def test_the_members_of_a_deep_ensemble_start_from_draws_of_their_own(init: list
 
 
 def test_with_a_head_of_zeros_they_start_from_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    data = ["--data", "train.npz", "--device", "cpu", "-q", "--steps", "1", "--lr", "1e-12", "--reset-head"]
+    data = ["--train", "train.npz", "--device", "cpu", "-q", "--steps", "1", "--lr", "1e-12", "--reset-head"]
     losses = [answer(capsys, "finetune", MODEL, *data, "--seed", s, "-o", f"{s}.st")["loss_curve"] for s in ("1", "2")]
     assert losses[0] == losses[1] == [pytest.approx(np.log(5))]
 
@@ -204,6 +204,6 @@ def tensors_of_start() -> dict[str, torch.Tensor]:
 def test_a_batch_must_be_divided_evenly() -> None:
     team = Processes()
     team.size = 2
-    given = FinetuneSettings(model=["m"], data="train.npz", batch_size=7)
+    given = FinetuneSettings(model=["m"], train="train.npz", batch_size=7)
     with pytest.raises(UsageError, match="--batch-size 7 cannot be divided among 2 processes"):
         training_data(hydractl.load(MODEL, device="cpu"), open_data("train.npz"), None, train_options(given), team)

@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("b.mask.json", FULL.without([(A, 1), (B, 2), (B, 0)]).to_json())
     steps = [{"step": 1, "site": A, "head": 3}, {"step": 2, "site": B, "head": 2}]
     start = FULL.without([(A, 1)]).to_json()
-    write("c.json", {"schema": "hydractl.circuit/1", "sites": FULL.heads, "removed": steps, "start_mask": start})
+    write("c.json", {"schema": "hydractl.circuit/2", "sites": FULL.heads, "removed": steps, "start_mask": start})
     write("s.json", {"schema": "hydractl.scores/1", "sites": {A: [1, 2, 3, 4], B: [1, 2, 3]}})
     write("other.mask.json", HeadMask.full(SITES[:1]).to_json())
 
@@ -62,7 +62,7 @@ def test_a_published_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 
 @pytest.mark.parametrize("rows", [5, None, {"a": 1}])
 def test_a_document_without_rows_is_refused(rows: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    write("e.json", {"schema": "hydractl.eval/1", "models": rows})
+    write("e.json", {"schema": "hydractl.eval/2", "models": rows})
     assert main(["--info", "e.json"]) == 3
     assert "has no list of rows" in capsys.readouterr().err
 
@@ -138,5 +138,5 @@ def test_a_broken_mask_is_described_and_not_compared(entry: Any, capsys: pytest.
 )
 def test_a_broken_circuit_is_described(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
     write("broken.json", {**json.loads(Path("c.json").read_text()), **change})
-    assert answer(capsys, "broken.json")["holds"] == "hydractl.circuit/1"
+    assert answer(capsys, "broken.json")["holds"] == "hydractl.circuit/2"
     assert main(["--info", "broken.json"]) == 0

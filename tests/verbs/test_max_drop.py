@@ -105,7 +105,7 @@ def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
 
 
 def test_a_circuit_by_other_samples_than_its_own() -> None:
-    run("extract-circuit", "base.st", "--data", "cal.npz", "--objective", "acc", "--budget", "8", "-o", "c.json")
+    run("extract-circuit", "base.st", "--val", "cal.npz", "--objective", "acc", "--budget", "8", "-o", "c.json")
     correct = []
     for budget in range(9):
         run("prune", "base.st", "--circuit", "c.json", "--remove", str(budget), "-o", f"{budget}.st")
@@ -131,7 +131,7 @@ def test_a_circuit_by_other_samples_than_its_own() -> None:
 
 
 def test_auto_is_one_percent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    search = ["extract-circuit", "base.st", "--data", "cal.npz", "--objective", "acc"]
+    search = ["extract-circuit", "base.st", "--val", "cal.npz", "--objective", "acc"]
     run(*search, "--max-drop", "0.01", "-o", "drop.json")
     run(*search, "--budget", "auto", "-o", "auto.json")
     assert read("auto.json") == read("drop.json")

@@ -16,7 +16,8 @@ BASE = (
     "&embed_dim=12&depth=2&num_heads=3&mlp_ratio=1&num_classes=10"
 )
 DATA = ["--data", "builtin:digits/train", "--limit", "20"]
-SEARCH = ["--data", "builtin:digits/val", "--limit", "10", "--objective", "acc", "--budget", "4"]
+TRAIN = ["--train", "builtin:digits/train", "--limit", "20", "--steps", "1"]
+SEARCH = ["--val", "builtin:digits/val", "--limit", "10", "--objective", "acc", "--budget", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.chdir(folder)
     try:
         for name, seed in (("vit", "0"), ("other", "1")):
-            run("finetune", BASE, *DATA, "--steps", "1", "--init", "random", "--seed", seed, "-o", f"{name}.st")
+            run("finetune", BASE, *TRAIN, "--init", "random", "--seed", seed, "-o", f"{name}.st")
         run("score", "vit.st", "--method", "magnitude", "-o", "scores.json")
         run("extract-circuit", "vit.st", *SEARCH, "-o", "circuit.json")
         run("prune", "vit.st", "--scores", "scores.json", "--keep", "2", "-o", "a.st")
@@ -74,20 +75,20 @@ def test_what_was_made_from_other_weights_is_refused(command: list[str], capsys:
 
 def test_what_comes_from_the_same_base_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a descendant for its base, of the base for a descendant two steps on, and of one descendant for another."""
-    run("finetune", "a.st", *DATA, "--steps", "1", "-o", "tuned.st")
+    run("finetune", "a.st", *TRAIN, "-o", "tuned.st")
     run("prune", "tuned.st", "--circuit", "circuit.json", "--remove", "1", "-o", "again.st")
     run("prune", "vit.st", "--mask", "again.mask.json", "-o", "from-descendant.st")
-    run("eval", "vit.st", "--data", "builtin:digits/test", "--limit", "9", "--temperature", "2", "--calibrated", "c.st")
+    run("calibrate", "vit.st", "--temperature", "2", "-o", "c.st")
     run("prune", "c.st", "--scores", "scores.json", "--keep", "1", "-o", "of-calibrated.st")
     assert "another checkpoint" not in capsys.readouterr().err
-    run("finetune", "vit.st", *DATA, "--steps", "1", "-o", "sibling.st")
+    run("finetune", "vit.st", *TRAIN, "-o", "sibling.st")
     run("prune", "sibling.st", "--mask", "again.mask.json", "-o", "from-sibling.st")
     assert "both go back to" in capsys.readouterr().err
 
 
 def test_what_is_trained_from_scratch_goes_back_to_nothing() -> None:
     """Two models trained from the same random weights are no relatives of each other."""
-    run("finetune", BASE, *DATA, "--steps", "1", "-o", "drawn.st")
+    run("finetune", BASE, *TRAIN, "-o", "drawn.st")
     assert open_source("drawn.st").lineage[1:] == open_source("other.st").lineage[1:] == []
     assert open_source("a.st").lineage[1:] == [open_source("vit.st").sha256]
 

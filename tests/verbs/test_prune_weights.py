@@ -72,7 +72,7 @@ def test_the_smallest_weights_go_and_all_else_stays(capsys: pytest.CaptureFixtur
 
 
 def test_what_it_costs_is_what_the_dense_model_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = answer(capsys, "eval", "dense=vit", "sparse=vit.st", "both=vit+vit.st", "--data", "test.npz")["models"]
+    rows = answer(capsys, "eval", "dense=vit", "sparse=vit.st", "both=vit+vit.st", "--test", "test.npz")["models"]
     dense, sparse, both = (row["cost"] for row in rows)
     left = total() - len(gone("vit.st"))
     assert "params_nonzero" not in dense
@@ -106,7 +106,7 @@ def _labels() -> str:
     return "names.txt"
 
 
-TRAIN = ["--data", "train.npz", "--batch-size", "4", "--epochs", "2", "--lr", "0.01", "--device", "cpu"]
+TRAIN = ["--train", "train.npz", "--batch-size", "4", "--epochs", "2", "--lr", "0.01", "--device", "cpu"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -157,7 +157,7 @@ def test_a_folder_holds_the_zeros() -> None:
         ("prune vit --weights 0.8 --keep 2 --method random", "--keep has no effect with --weights 0.8"),
         ("prune vit --weights 0.01 --method random", "--weights 0.01 is too small for vit"),
         ("prune vit.st --weights 0.9 --method random", "--weights 0.9 is more than vit has left, a share of 0.8"),
-        ("finetune vit.st --data train.npz --lora 2,4", "vit has pruned weights, which an adapter would fill"),
+        ("finetune vit.st --train train.npz --ensemble lora:2,4", "vit has pruned weights, which an adapter would"),
     ],
 )
 def test_what_cannot_be_is_refused(command: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,8 @@ _PAIRS = 2
 _MEDOIDS = 3
 _PARTS_OF_ONE = 2**32  # the grid of distances; they are below 64, so their sums stay far within 64 bits
 _POINTS_PER_LINE = 8
-_RIDGE, _ROUNDING = 1e-6, 1e-12
+_RIDGE = 1e-6  # relative to the variance of all outputs of a head
+_ROUNDING = 1e-12  # relative to their mean square
 _PAIRS_AT_ONCE = 256
 _NOTHING = 1e-9  # a distance from the chord, or a rise of the curve, below this is rounding
 
@@ -53,12 +54,16 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
         InputError: where there are no heads, fewer than two classes, or too few samples of a class.
         NonFiniteError: where the output of a head or a logit is not finite.
     """
-    heads = [(i, position) for i in sites for position in range(model.attentions[i].head_counts[0])]
+    heads: list[HeadPlace] = []
+    for i in sites:
+        present = model.attentions[i].head_counts[0]
+        heads += [(i, position) for position in range(present)]
     if not heads:
         raise InputError("there are no heads left to choose from")
     # The sample is read once and stays in memory, because each number of heads runs over it again.
     batches = list(calibration.batches())
-    labels, classes = _class_numbers(np.concatenate([known.cpu().numpy() for _, known in batches]), model)
+    labels_of_data = np.concatenate([batch_labels.cpu().numpy() for _, batch_labels in batches])
+    labels, classes = _class_numbers(labels_of_data, model)
     if len(classes) < (model.classes or 0):
         calibration.log.warn(f"cahp: only {len(classes)} of {model.classes} classes occur in the sample drawn")
 
@@ -74,22 +79,22 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
     sizes = sizes_to_try(len(heads))
     medoids = [representatives(distances, size, calibration.seed) for size in sizes]
     correct = _curve(model, calibration.log, accuracy_batches, heads, medoids)
-    total = int((~for_signatures).sum())
-    knee, curve_info = _knee(calibration, sizes, correct, total)
+    accuracy_samples = int((~for_signatures).sum())
+    size_at_knee, curve_info = _knee(calibration, sizes, correct, accuracy_samples)
     info = {
         "degree": calibration.options["degree"],
         "classes": len(classes),
         "class_pairs": len(pairs),
-        "samples": {"signatures": len(labels) - total, "accuracy": total},
+        "samples": {"signatures": len(labels) - accuracy_samples, "accuracy": accuracy_samples},
         **curve_info,
     }
     scores: dict[int, list[float]] = {i: [] for i in sites}
     kept: dict[int, list[int]] = {i: [] for i in sites}
-    medoids_at_knee = medoids[sizes.index(knee)]
+    medoids_at_knee = medoids[sizes.index(size_at_knee)]
     for number, (i, position) in enumerate(heads):
         # The share of the sizes for which the head is one of the representatives.
-        times = sum(number in members for members in medoids)
-        scores[i].append(times / len(sizes))
+        times_chosen = sum(number in medoids_of_size for medoids_of_size in medoids)
+        scores[i].append(times_chosen / len(sizes))
         if number in medoids_at_knee:
             kept[i].append(position)
     return Decision(scores, kept, info)
@@ -159,15 +164,16 @@ def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tupl
 def _distances(
     model: ScoredModel, calibration: Calibration, batches: Batches, labels: Ints, pairs: Ints, sites: Sequence[int]
 ) -> Floats:
-    """Return the Euclidean distance between the signatures of each two heads."""
+    """Return the Euclidean distance between the signatures of each two heads, ``[heads, heads]``."""
     outputs = head_outputs(model, batches, sites, calibration.log)
     parts = []
     with calibration.log.progress("cahp: signatures", len(sites), "sites") as progress:
         for i in sites:
             parts.append(signatures(outputs[i], labels, pairs))
             progress.advance()
-    every_head = np.concatenate(parts)
-    return np.stack([np.linalg.norm(every_head - signature, axis=1) for signature in every_head])
+    all_signatures = np.concatenate(parts)  # [heads of all sites, P]
+    rows = [np.linalg.norm(all_signatures - signature, axis=1) for signature in all_signatures]
+    return np.stack(rows)
 
 
 @torch.inference_mode()
@@ -188,18 +194,23 @@ def head_outputs(
         NonFiniteError: naming the first site with an output that is not finite.
     """
     chain = model.chain_of_samples
-    stages = next(stages for stages in model.family.stages(model.networks[0]) if stages.tower == chain.tower)
+    stages_of_towers = {stages.tower: stages for stages in model.family.stages(model.networks[0])}
+    stages = stages_of_towers[chain.tower]
     observers = {i: _HeadObserver(model.attentions[i].only.head_dim) for i in sites}
+    samples = sum(len(labels) for _, labels in batches)
+    blocks_to_run = range(chain.sites.start, max(sites) + 1)
     try:
         for i, observer in observers.items():
             model.attentions[i].observer = observer
-        with log.progress("cahp: heads", sum(len(labels) for _, labels in batches), "samples") as progress:
+        with log.progress("cahp: heads", samples, "samples") as progress:
             for inputs, labels in batches:
                 state = chain.stem(inputs)
-                positions = None if stages.reads is None else stages.reads(state)
+                positions = None
+                if stages.reads is not None:
+                    positions = stages.reads(state)
                 for observer in observers.values():
                     observer.begin_batch(len(labels), positions)
-                for block in range(chain.sites.start, max(sites) + 1):
+                for block in blocks_to_run:
                     state = chain.block(block, state)
                 progress.advance(len(labels))
     finally:
@@ -232,25 +243,28 @@ class _HeadObserver:
 
     def __call__(self, joined: Tensor) -> None:
         """Take the joined outputs of the heads, ``[B * windows, T, D]``."""
-        by_sample = joined.reshape(self._samples, -1, joined.shape[2])
-        pooled = _at_tokens(by_sample, self._positions).unflatten(1, (-1, self._head_dim))
-        at_least_float32 = pooled.to(torch.promote_types(pooled.dtype, torch.float32))
+        by_sample = joined.reshape(self._samples, -1, joined.shape[2])  # [B, windows * T, D]
+        pooled = _mean_at_tokens(by_sample, self._positions)  # [B, D]
+        by_head = pooled.unflatten(1, (-1, self._head_dim))  # [B, heads, head_dim]
+        at_least_float32 = by_head.to(torch.promote_types(by_head.dtype, torch.float32))
         self.outputs.append(at_least_float32.cpu().numpy())
 
 
-def _at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
+def _mean_at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
     """Average over some tokens of each sample, or over all with None: ``[B, T, D]`` to ``[B, D]``."""
-    if positions is not None:
-        joined = joined.gather(1, positions[:, :, None].expand(-1, -1, joined.shape[2]))
-    return joined.mean(dim=1)
+    if positions is None:
+        return joined.mean(dim=1)
+    index = positions[:, :, None].expand(-1, -1, joined.shape[2])  # [B, tokens, D]
+    return joined.gather(1, index).mean(dim=1)
 
 
 def class_pairs(classes: int, random: np.random.Generator) -> Ints:
     """Return all pairs of classes ``[P, 2]``, or where there are more, ``MOST_PAIRS`` drawn without replacement."""
-    pairs = np.stack(np.triu_indices(classes, 1), axis=1).astype(np.int64)
-    if len(pairs) > MOST_PAIRS:
-        pairs = pairs[np.sort(random.choice(len(pairs), MOST_PAIRS, replace=False))]
-    return pairs
+    all_pairs = np.stack(np.triu_indices(classes, 1), axis=1).astype(np.int64)
+    if len(all_pairs) <= MOST_PAIRS:
+        return all_pairs
+    drawn = random.choice(len(all_pairs), MOST_PAIRS, replace=False)
+    return all_pairs[np.sort(drawn)]
 
 
 def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> Floats:
@@ -287,7 +301,9 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
     # A head that says the same to all samples of a class would have no inverse. The ridge is far below what counts in
     # any other head; its second part drowns a variance that is nothing but rounding.
     ridge = _RIDGE * samples.var(axis=0).mean() + _ROUNDING * np.square(samples).mean()
-    return means, covariances + (ridge or 1.0) * np.eye(width)
+    if ridge == 0:  # the head says nothing but zeros
+        ridge = 1.0
+    return means, covariances + ridge * np.eye(width)
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
@@ -306,19 +322,22 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
         end = start + _PAIRS_AT_ONCE
         a, b = pairs[start:end].T
-        factors = np.linalg.cholesky((covariances[a] + covariances[b]) / 2)
-        difference = (means[a] - means[b])[:, :, None]
-        whitened = np.linalg.solve(factors, difference)[:, :, 0]
+        mean_covariances = (covariances[a] + covariances[b]) / 2
+        factors = np.linalg.cholesky(mean_covariances)
+        differences = (means[a] - means[b])[:, :, None]  # [p, d, 1]
+        whitened = np.linalg.solve(factors, differences)[:, :, 0]  # [p, d]
         spread = _log_determinants(factors) - (log_determinants[a] + log_determinants[b]) / 2
         bhattacharyya = np.square(whitened).sum(axis=1) / 8 + spread / 2
         # Rounding may leave a distance of zero a little below it.
-        distances[start:end] = -2 * np.expm1(-np.maximum(bhattacharyya, 0))
+        not_negative = np.maximum(bhattacharyya, 0)
+        distances[start:end] = -2 * np.expm1(-not_negative)
     return distances
 
 
 def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
     """Return the log-determinants of matrices from their Cholesky factors ``[..., d, d]``."""
-    return 2 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum(axis=-1)
+    diagonals = np.diagonal(factors, axis1=-2, axis2=-1)  # [..., d]
+    return 2 * np.log(diagonals).sum(axis=-1)
 
 
 # --- the curve --------------------------------------------------------------------------------------------------------
@@ -326,8 +345,9 @@ def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
 
 def sizes_to_try(heads: int) -> list[int]:
     """Return 1 to ``heads``, or with more than ``MOST_SIZES`` of these as many spread evenly, the ends among them."""
-    spread = np.linspace(1, heads, min(heads, MOST_SIZES))
-    return sorted(set(map(round, spread.tolist())))
+    evenly_spread = np.linspace(1, heads, min(heads, MOST_SIZES))
+    sizes = {round(size) for size in evenly_spread.tolist()}
+    return sorted(sizes)
 
 
 def representatives(distances: Floats, count: int, seed: int) -> set[int]:
@@ -338,7 +358,8 @@ def representatives(distances: Floats, count: int, seed: int) -> set[int]:
     exact = np.rint(distances * _PARTS_OF_ONE).astype(np.int64)
     # The package takes 32 bits of a seed, and gives other answers on other numbers of threads.
     state = int(np.random.SeedSequence([seed, _MEDOIDS]).generate_state(1)[0])
-    return set(fasterpam(exact, count, random_state=state, n_cpu=1).medoids.tolist())
+    clustering = fasterpam(exact, count, random_state=state, n_cpu=1)
+    return set(clustering.medoids.tolist())
 
 
 def _curve(
@@ -360,7 +381,8 @@ def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> 
     parameter = next(model.parameters())
     gates: dict[int, list[float]] = {}
     for number, (i, _) in enumerate(heads):
-        gates.setdefault(i, []).append(1.0 if number in members else 0.0)
+        is_open = number in members
+        gates.setdefault(i, []).append(float(is_open))
     with gates_kept(model):
         for i, gate in gates.items():
             model.attentions[i].head_gate = torch.tensor([gate], device=parameter.device, dtype=parameter.dtype)
@@ -379,7 +401,8 @@ def count_correct(model: ScoredModel, batches: Batches) -> int:
         logits = model.member_logits(inputs)[0]
         if not bool(logits.isfinite().all()):
             raise NonFiniteError("a logit is not finite while the model runs with some of its heads")
-        correct += int((logits.argmax(dim=-1) == labels).sum())
+        answers = logits.argmax(dim=-1)
+        correct += int((answers == labels).sum())
     return correct
 
 
@@ -427,11 +450,11 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
         return Knee(most, None, fitted)
     y = (fitted - lowest) / rise
     slope = y[-1] - y[0]
-    above = (y - y[0] - slope * x) / np.hypot(1.0, slope)
-    best = int(above.argmax())
-    if above[best] <= _NOTHING:
+    above_chord = (y - y[0] - slope * x) / np.hypot(1.0, slope)
+    furthest = int(above_chord.argmax())
+    if above_chord[furthest] <= _NOTHING:
         return Knee(most, None, fitted)
-    return Knee(int(heads[best]), float(above[best]), fitted)
+    return Knee(int(heads[furthest]), float(above_chord[furthest]), fitted)
 
 
 def _knee(
@@ -440,7 +463,8 @@ def _knee(
     """Return the number of heads at the knee, and as JSON the curve and the knees of all degrees."""
     degree = calibration.options["degree"]
     accuracy = [count / total for count in correct]
-    knees = {each: find_knee(sizes, accuracy, each) for each in sorted({*DEGREES, degree})}
+    degrees_to_fit = sorted({*DEGREES, degree})
+    knees = {fitted_degree: find_knee(sizes, accuracy, fitted_degree) for fitted_degree in degrees_to_fit}
     _report(calibration.log, sizes, accuracy, knees, degree)
     knee = knees[degree]
     curve = []
@@ -449,7 +473,7 @@ def _knee(
     return knee.heads, {
         "curve": curve,
         "knee": {"heads": knee.heads, "distance": knee.distance},
-        "knees": {str(each): other.heads for each, other in knees.items()},
+        "knees": {str(fitted_degree): other.heads for fitted_degree, other in knees.items()},
     }
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
-from hydractl.evaluation.predictions.header import ModelHeader, RowCost, SiteHeads
 from hydractl.evaluation.predictions.reading import LogitsBatch, Predictions, in_pieces
 from hydractl.evaluation.predictions.store import SetEntry
-from hydractl.files.training_history import TrainingRecord
+from hydractl.files.model_records import CostRecord, ProbeRecord, TrainingRecord
+from hydractl.files.predictions_header import PredictedModelRecord, PredictedSiteRecord
 from hydractl.jsonio import shown
 
 _MAY_DIFFER = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score", "training")
@@ -133,10 +133,12 @@ def _set_difference(dataset: SetEntry, other: Predictions) -> str | None:
 def _header_differences(first: Predictions, other: Predictions) -> list[str]:
     """List the entries of the headers that differ and must not."""
     problems = []
-    keys = {*first.model, *other.model}.difference(_MAY_DIFFER)
+    first_header = first.model.to_json()
+    other_header = other.model.to_json()
+    keys = {*first_header, *other_header}.difference(_MAY_DIFFER)
     for key in sorted(keys):
-        expected = _without_penalties(first.model.get(key))
-        value = _without_penalties(other.model.get(key))
+        expected = _without_penalties(first_header.get(key))
+        value = _without_penalties(other_header.get(key))
         if value != expected:
             problems.append(f"{other.origin}: {key} is {_shown_entry(value)}, not {_shown_entry(expected)}")
     return problems
@@ -156,91 +158,94 @@ def _shown_entry(value: Any) -> str:
 # --- one header for all -----------------------------------------------------------------------------------------------
 
 
-def _ensemble_header(models: Sequence[ModelHeader], members: Sequence[int]) -> ModelHeader:
+def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[int]) -> PredictedModelRecord:
     """Return the model entry of the ensemble's header: no calibration, as none was fitted for it.
 
     Args:
         models: the entries of its files.
         members: how many members each file has.
     """
-    header = models[0].copy()
-    # These were chosen for the predictions of one model alone.
-    header.pop("calibration", None)
-    header.pop("threshold", None)
-    header.pop("ood_score", None)
-    header["sha256"] = _all_digests(models)
-    header["heads"] = _all_heads([model.get("heads") or [] for model in models])
-    header["training"] = _all_trainings(models, members)
-    penalties = _all_penalties(models)
-    if penalties:
-        header["probe"] = {**models[0]["probe"], "c": penalties}
-    header["cost"] = _total_cost([model.get("cost") or {} for model in models])
-    return header
+    first = models[0]
+    heads_of_models = [model.heads or [] for model in models]
+    costs_of_models = [model.cost or CostRecord() for model in models]
+    return replace(
+        first,
+        sha256=_all_digests(models),
+        heads=_all_heads(heads_of_models),
+        training=_all_trainings(models, members),
+        cost=_total_cost(costs_of_models),
+        decisive=replace(first.decisive, probe=_probe_of_all(models)),
+        # These were chosen for the predictions of one model alone.
+        calibration=None,
+        threshold=None,
+        ood_score=None,
+    )
 
 
-def _all_digests(models: Sequence[ModelHeader]) -> list[str]:
-    """Return the SHA-256 of every model; a file may itself be of several."""
-    digests: list[Any] = []
+def _all_digests(models: Sequence[PredictedModelRecord]) -> list[str | None]:
+    """Return the SHA-256 of every model; a file may itself be of several. None where it is not known."""
+    digests: list[str | None] = []
     for model in models:
-        digest = model.get("sha256")
-        if isinstance(digest, list):
-            digests += digest
+        if isinstance(model.sha256, list):
+            digests += model.sha256
         else:
-            digests.append(digest)  # None where it is not known
+            digests.append(model.sha256)
     return digests
 
 
-def _all_penalties(models: Sequence[ModelHeader]) -> list[float]:
-    """Return the penalty of each member's probe; none where they have no probes, or those of a kind without."""
-    penalties: list[float] = []
+def _probe_of_all(models: Sequence[PredictedModelRecord]) -> ProbeRecord | None:
+    """Return the probe of all members, with the penalty of each; None where they have none."""
+    penalties: list[float | None] = []
     for model in models:
-        if model.get("probe"):
-            penalties += model["probe"].get("c") or []
-    return penalties
+        probe = model.decisive.probe
+        if probe is not None:
+            penalties += probe.c or []
+    first = models[0].decisive.probe
+    if first is None or not penalties:
+        return first
+    return replace(first, c=penalties)
 
 
-def _all_trainings(models: Sequence[ModelHeader], members: Sequence[int]) -> list[TrainingRecord]:
+def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int]) -> list[TrainingRecord]:
     """Return the trainings of all files, their members counted on from one file to the next."""
     trainings: list[TrainingRecord] = []
     members_before = 0
     for model, count in zip(models, members, strict=True):
-        for training in model.get("training") or ():
-            member = members_before + (training.get("member") or 0)
-            trainings.append({**training, "member": member})
+        for training in model.training:
+            trainings.append(replace(training, member=members_before + (training.member or 0)))
         members_before += count
     return trainings
 
 
-def _all_heads(parts: Sequence[Sequence[SiteHeads]]) -> list[SiteHeads]:
+def _all_heads(parts: Sequence[Sequence[PredictedSiteRecord]]) -> list[PredictedSiteRecord]:
     """Return the heads of all members at every site; none where the sites of the models differ."""
     first_sites = [_without_kept(site) for site in parts[0]]
     for part in parts:
         if [_without_kept(site) for site in part] != first_sites:
             return []
-    heads: list[SiteHeads] = []
+    heads = []
     for same_site in zip(*parts, strict=True):
-        kept: list[list[int]] = []
+        kept: list[Sequence[int]] = []
         for site in same_site:
-            kept += site["kept"]
-        of_all = same_site[0].copy()
-        of_all["kept"] = kept
-        heads.append(of_all)
+            kept += site.kept
+        heads.append(replace(same_site[0], kept=kept))
     return heads
 
 
-def _without_kept(site: SiteHeads) -> dict[str, object]:
+def _without_kept(site: PredictedSiteRecord) -> PredictedSiteRecord:
     """Return what is said of a site but for the heads that members keep there."""
-    return {key: value for key, value in site.items() if key != "kept"}
+    return replace(site, kept=())
 
 
-def _total_cost(costs: Sequence[RowCost]) -> RowCost:
+def _total_cost(costs: Sequence[CostRecord]) -> CostRecord:
     """Return the cost of running all models; what is not known of one is None."""
-    total = costs[0].copy()
-    total["params"] = _total([cost.get("params") for cost in costs])
-    total["macs"] = _total([cost.get("macs") for cost in costs])
-    if "params_nonzero" in costs[0]:
-        total["params_nonzero"] = _total([cost.get("params_nonzero") for cost in costs])
-    return total
+    first = costs[0]
+    nonzero = None
+    if first.params_nonzero is not None:
+        nonzero = _total([cost.params_nonzero for cost in costs])
+    parameters = _total([cost.params for cost in costs])
+    mult_adds = _total([cost.macs for cost in costs])
+    return replace(first, params=parameters, params_nonzero=nonzero, macs=mult_adds)
 
 
 def _total(values: Sequence[int | None]) -> int | None:

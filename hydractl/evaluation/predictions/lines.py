@@ -39,10 +39,13 @@ def write_lines(
         threshold: OOD scores from here on are ``is_ood``; None: nothing is said of it.
     """
     rows = _sample_rows(samples, ids, labels, threshold)
+    fields: tuple[str, ...] = FIELDS
+    if threshold is not None:
+        fields = (*FIELDS, FLAG)
 
     def write(handle: IO[bytes]) -> None:
         if output.path.suffix == ".csv":
-            _write_csv(handle, rows, FIELDS if threshold is None else (*FIELDS, FLAG))
+            _write_csv(handle, rows, fields)
         else:
             _write_json_lines(handle, rows)
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
-from hydractl.evaluation.predictions.header import ModelHeader, SetHeader
 from hydractl.evaluation.predictions.store import (
     LOGIT_FORMATS,
     PREDICTIONS_SCHEMA,
@@ -24,6 +23,7 @@ from hydractl.evaluation.predictions.store import (
 )
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import Header, read_header
+from hydractl.files.predictions_header import PredictedModelRecord, PredictedSetRecord, PredictionsRecord
 from hydractl.jsonio import shown
 
 _HINT = "write it again with eval --predictions"
@@ -54,7 +54,7 @@ class Predictions:
     """
 
     path: Path
-    model: ModelHeader
+    model: PredictedModelRecord
     sets: list[SetEntry]
     _tensors: FileTensors = field(repr=False)
 
@@ -76,7 +76,7 @@ class Predictions:
     @property
     def scores(self) -> list[str]:
         """The OOD scores on features that it holds."""
-        return list(self.model.get("feature_scores") or ())
+        return list(self.model.feature_scores or ())
 
     def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
         """Return the logits ``[members, rows, classes]`` of neighbouring samples of a set, missing ones too.
@@ -153,22 +153,22 @@ def read_predictions(path: str | Path) -> Predictions:
         raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {PREDICTIONS_SCHEMA!r}")
     tensors = FileTensors(path, header)
     check(document, PredictionsHeader, f"{path} is broken", _HINT)
-    model = document["model"]
-    sets, problems = _read_sets(document["sets"], header, tensors, model.get("feature_scores") or ())
+    record = PredictionsRecord.from_json(document)
+    model = record.model
+    sets, problems = _read_sets(record.sets, header, tensors, model.feature_scores or ())
     if not problems:
         shapes = [tensors.info(tensor_names(index)["logits"]).shape for index in range(len(sets))]
         problems += _problems_between_sets([(dataset.role, dataset.name) for dataset in sets], shapes)
-        labels = model.get("labels")
         classes = shapes[0][2]
-        if labels is not None and len(labels) != classes:
-            problems.append(f"its model has {len(labels)} labels and {classes} classes")
+        if model.labels is not None and len(model.labels) != classes:
+            problems.append(f"its model has {len(model.labels)} labels and {classes} classes")
     if problems:
         raise InputError(f"{path} is broken", _HINT, problems)
     return Predictions(path, model, sets, tensors)
 
 
 def _read_sets(
-    entries: Sequence[SetHeader], header: Header, tensors: FileTensors, scores: Sequence[str]
+    entries: Sequence[PredictedSetRecord], header: Header, tensors: FileTensors, scores: Sequence[str]
 ) -> tuple[list[SetEntry], list[str]]:
     """Return the data sets that are whole, and what is wrong with the others."""
     sets: list[SetEntry] = []
@@ -183,20 +183,20 @@ def _read_sets(
             problems.append(f"set {index}: its ids are broken")
             continue
         names = tensor_names(index)
-        labels = tensors.read(names["labels"]).numpy() if entry["labelled"] else None
+        labels = tensors.read(names["labels"]).numpy() if entry.labelled else None
         classes = header.tensors[names["logits"]].shape[2]
         if labels is not None and len(labels):
             all_are_classes = labels.min() >= 0 and labels.max() < classes
             if not all_are_classes:
                 problems.append(f"set {index}: a label is outside 0..{classes - 1}")
         dataset = SetEntry(
-            name=entry["name"],
-            role=entry["role"],
-            group=entry["group"],
+            name=entry.name,
+            role=entry.role,
+            group=entry.group,
             ids=ids,
             labels=labels,
-            fingerprint=entry["fingerprint"],
-            seen=entry["seen"],
+            fingerprint=entry.fingerprint,
+            seen=entry.seen,
         )
         sets.append(dataset)
     return sets, problems
@@ -219,13 +219,16 @@ def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
     return ids
 
 
-def _set_problem(entry: SetHeader, index: int, header: Header, scores: Sequence[str]) -> str | None:
+def _set_problem(entry: PredictedSetRecord, index: int, header: Header, scores: Sequence[str]) -> str | None:
     """Return where the tensors of a set are not what the header says of it; None where they are."""
     names = tensor_names(index)
-    samples = entry["n"]
+    samples = entry.n
     logits = header.tensors.get(names["logits"])
-    if logits is None or logits.dtype not in LOGIT_FORMATS or len(logits.shape) != 3 or logits.shape[1] != samples:
-        return f"it has no logits of {samples} samples"
+    no_logits = f"it has no logits of {samples} samples"
+    if logits is None or logits.dtype not in LOGIT_FORMATS:
+        return no_logits
+    if len(logits.shape) != 3 or logits.shape[1] != samples:
+        return no_logits
     members, _, classes = logits.shape
     if min(members, classes) < 1:
         return "its logits have no member or no class"
@@ -234,7 +237,7 @@ def _set_problem(entry: SetHeader, index: int, header: Header, scores: Sequence[
             return f"its {score} are missing or of another shape"
     if not _is_there(header, names["id_ends"], "I64", (samples,)):
         return "its id_ends are missing or of another shape"
-    if entry["labelled"] and not _is_there(header, names["labels"], "I64", (samples,)):
+    if entry.labelled and not _is_there(header, names["labels"], "I64", (samples,)):
         return "its labels are missing or of another shape"
     ids = header.tensors.get(names["ids"])
     if ids is None or ids.dtype != "U8" or len(ids.shape) != 1:

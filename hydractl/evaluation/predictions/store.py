@@ -11,18 +11,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError, OutputError
-from hydractl.evaluation.predictions.header import ModelHeader, SetHeader
 from hydractl.files.atomic import open_own, storage_error
 from hydractl.files.header import TensorInfo, header_bytes, read_header
+from hydractl.files.predictions_header import PredictedSetRecord, SetGroup, SetRole
 from hydractl.jsonio import differences
 
-PREDICTIONS_SCHEMA = "hydractl.predictions/2"
+PREDICTIONS_SCHEMA = "hydractl.predictions/3"
 BLOCK_BYTES = 1 << 22
 LOGIT_FORMATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 EMPTY = 0xFF
@@ -35,7 +35,7 @@ class SetEntry:
 
     Attributes:
         name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
-        role: ``id``, ``ood``, ``val``, ``val_ood``, ``corruption``, or ``fit``, which is neither measured nor kept.
+        role: ``id``, ``ood``, ``val``, ``ood_val``, ``corruption``, or ``train``, which is neither measured nor kept.
         group: of an OOD set: ``near``, ``far`` or None.
         ids: one for each sample.
         labels: int64 ``[N]``; None where unlabelled or not asked for.
@@ -51,17 +51,17 @@ class SetEntry:
     fingerprint: str
     seen: int = 0
 
-    def header(self) -> SetHeader:
+    def header(self) -> PredictedSetRecord:
         """Return the entry of this set in the header of a predictions file."""
-        return {
-            "name": self.name,
-            "role": self.role,
-            "group": self.group,
-            "n": len(self.ids),
-            "fingerprint": self.fingerprint,
-            "labelled": self.labels is not None,
-            "seen": self.seen,
-        }
+        return PredictedSetRecord(
+            name=self.name,
+            role=cast("SetRole", self.role),
+            group=cast("SetGroup | None", self.group),
+            n=len(self.ids),
+            fingerprint=self.fingerprint,
+            labelled=self.labels is not None,
+            seen=self.seen,
+        )
 
 
 def tensor_names(index: int) -> dict[str, str]:
@@ -112,7 +112,7 @@ class PredictionsWriter:
     def __init__(
         self,
         path: Path,
-        model: ModelHeader,
+        model: Mapping[str, Any],
         sets: Sequence[SetEntry],
         *,
         members: int,
@@ -126,7 +126,7 @@ class PredictionsWriter:
         self._description = {
             "schema": PREDICTIONS_SCHEMA,
             "model": dict(model),
-            "sets": [dataset.header() for dataset in sets],
+            "sets": [dataset.header().to_json() for dataset in sets],
         }
         self._infos: dict[str, TensorInfo] = {}
         self._fixed: dict[str, bytes] = {}
@@ -252,7 +252,11 @@ class PredictionsWriter:
 
     def read_scores(self, index: int, rows: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores ``[members, len(rows)]`` of the same samples, by name."""
-        return {score: self._read(score_tensor(index, score), rows)[:, :, 0] for score in self._scores}
+        by_score = {}
+        for score in self._scores:
+            stored = self._read(score_tensor(index, score), rows)  # [members, len(rows), 1]
+            by_score[score] = stored[:, :, 0]
+        return by_score
 
     def _read(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
         pieces = []

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.evaluation.options import DropoutSettings
-from hydractl.evaluation.predictions.header import ProbeEntry
-from hydractl.evaluation.probing import Readouts
+from hydractl.files.model_records import DropoutRecord, ProbeRecord
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.detection import Detector, ensemble_features, readout
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
@@ -42,14 +40,12 @@ class Answering(ABC):
             follow "it was chosen for the predictions"; None where they do not.
         mc_dropout: the entry of the row for passes of dropout; None for others.
         probe: the entry of the row for a fitted probe; None for others, and before it is fitted.
-        chooses_on_val: whether a probe of its kind chooses something on validation data.
     """
 
     passes: int = 1
     unlike_file: str | None = None
-    mc_dropout: DropoutSettings | None = None
-    probe: ProbeEntry | None = None
-    chooses_on_val: bool = False
+    mc_dropout: DropoutRecord | None = None
+    probe: ProbeRecord | None = None
 
     def prepared(self, source: Source) -> Source:
         """Return a model as this way needs it.
@@ -76,10 +72,6 @@ class Answering(ABC):
             place: which batch it is.
             detector: what takes scores on features; None for no scores.
         """
-
-    def fit_probe(self, data: Readouts, val: Readouts | None) -> None:
-        """Fit the classifier of features, where the way has one, and set :attr:`probe`."""
-        raise NotImplementedError
 
     def fitted_detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, Any]) -> Detector | None:
         """Return OOD scores fitted to features that were read already; None where they are yet to be read."""

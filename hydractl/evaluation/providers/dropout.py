@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
-from hydractl.evaluation.options import DropoutSettings
 from hydractl.evaluation.providers.answering import BatchPlace, MemberOutputs, OwnClassifier
+from hydractl.files.model_records import DropoutRecord
 from hydractl.model.detection import Detector
 from hydractl.model.loading import Runnable
 from hydractl.model.source import Source
@@ -21,9 +21,9 @@ class DropoutPasses(OwnClassifier):
 
     unlike_file = "without dropout"
 
-    def __init__(self, settings: DropoutSettings) -> None:
+    def __init__(self, settings: DropoutRecord) -> None:
         self.mc_dropout = settings
-        self.passes = settings["samples"]
+        self.passes = settings.passes
 
     def prepared(self, source: Source) -> Source:
         """Return the model with dropout layers.
@@ -35,8 +35,9 @@ class DropoutPasses(OwnClassifier):
 
     def start(self, model: Runnable) -> None:
         """Turn dropout on."""
-        assert self.mc_dropout is not None
-        self._runs = MCDropout(model, **self.mc_dropout)
+        settings = self.mc_dropout
+        assert settings is not None
+        self._runs = MCDropout(model, p=settings.p, passes=settings.passes, seed=settings.seed)
 
     def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
         """Return the logits ``[N * M, B, C]`` of all passes; the settings refuse scores on features."""

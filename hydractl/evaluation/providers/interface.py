@@ -12,13 +12,19 @@ from collections.abc import Iterator, Sequence
 
 from hydractl.errors import UsageError
 from hydractl.evaluation.features import FeaturesFile
-from hydractl.evaluation.options import DropoutSettings
-from hydractl.evaluation.predictions.header import Asking, CascadeEntry, ProbeEntry, RowCost, SiteHeads
+from hydractl.evaluation.predictions.header import Asking
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.providers.stored_fit import StoredFit
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.fingerprints import Entry
-from hydractl.files.training_history import TrainingRecord
+from hydractl.files.model_records import (
+    CascadeRecord,
+    CostRecord,
+    DropoutRecord,
+    ProbeRecord,
+    TrainingRecord,
+)
+from hydractl.files.predictions_header import PredictedSiteRecord
 from hydractl.model.detection import Detector
 
 LogitsBatches = Iterator[LogitsBatch]
@@ -53,18 +59,18 @@ class LogitsProvider(ABC):
     classes: int
     reads: str | None
     members: int
-    heads: list[SiteHeads]
-    cost: RowCost
+    heads: Sequence[PredictedSiteRecord]
+    cost: CostRecord
     seen: Sequence[Entry]
     stored: StoredFit
     conventions: Asking
     training: Sequence[TrainingRecord] = ()
-    mc_dropout: DropoutSettings | None = None
+    mc_dropout: DropoutRecord | None = None
     on_features: Sequence[str] = ()
     detector: Detector | None = None
     zero_shot: bool = False
-    probe: ProbeEntry | None = None
-    cascade: CascadeEntry | None = None
+    probe: ProbeRecord | None = None
+    cascade: CascadeRecord | None = None
 
     @property
     @abstractmethod
@@ -88,7 +94,7 @@ class LogitsProvider(ABC):
         Raises:
             UsageError: there are none.
         """
-        raise UsageError("eval needs --data", hint="hydractl eval --help")
+        raise UsageError("eval needs --test", hint="hydractl eval --help")
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:  # noqa: B027 - a model that runs takes any set
         """Refuse data sets of which this row can say nothing.

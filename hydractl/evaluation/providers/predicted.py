@@ -7,11 +7,13 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.concatenated import Concatenated
-from hydractl.evaluation.predictions.header import Asking, ModelHeader, RowCost
+from hydractl.evaluation.predictions.header import Asking
 from hydractl.evaluation.predictions.reading import Predictions
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.stored_fit import StoredFit
-from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet
+from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
+from hydractl.files.model_records import CostRecord
+from hydractl.files.predictions_header import DecisiveRecord
 from hydractl.jsonio import differences
 
 
@@ -26,25 +28,26 @@ class PredictedModel(LogitsProvider):
     def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
         model = predictions.model
         self._predictions = predictions
-        self.name = name or str(model["name"])
-        self.labels = model.get("labels")
+        self.name = name or model.name
+        self.labels = model.labels
         self.members, _, self.classes = predictions.shape(0)
         self.reads = None
-        self.heads = model.get("heads") or []
-        self.cost = model.get("cost") or RowCost(params=None, macs=None)
-        self.training = model.get("training") or ()
+        self.heads = model.heads or []
+        self.cost = model.cost or CostRecord()
+        self.training = model.training
         self.seen = []
-        self.stored = StoredFit.of(model, predictions.origin)
+        self.stored = StoredFit.of(model.to_json(), predictions.origin)
         self.on_features = predictions.scores
-        self.conventions = _asking(model)
-        self.mc_dropout = model.get("mc_dropout")
-        self.probe = model.get("probe")
-        self.cascade = model.get("cascade")
+        self.conventions = _asking(model.decisive)
+        self.mc_dropout = model.decisive.mc_dropout
+        self.probe = model.decisive.probe
+        self.cascade = model.decisive.cascade
 
     @property
     def sha256(self) -> str | list[str] | None:
         """SHA-256 of the models that the predictions are of."""
-        return self._predictions.model.get("sha256")
+        digests: str | list[str] | None = self._predictions.model.sha256
+        return digests
 
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets of the file, the ID set first."""
@@ -58,7 +61,11 @@ class PredictedModel(LogitsProvider):
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:
         """Refuse sets that are not in the file, sample for sample; training data are never in it."""
-        missing = [dataset.name for dataset in sets if dataset.role != FIT and not self.has(dataset)]
+        missing = []
+        for dataset in sets:
+            if dataset.role == TRAIN or self.has(dataset):
+                continue
+            missing.append(dataset.name)
         if missing:
             have = ", ".join(stored.name for stored in self._predictions.sets)
             raise InputError(
@@ -76,7 +83,8 @@ class PredictedModel(LogitsProvider):
         Raises:
             InputError: listing the differences.
         """
-        stored = {key: self._predictions.model.get(key) for key in wanted}
+        model = self._predictions.model.to_json()
+        stored = {key: model.get(key) for key in wanted}
         if stored == wanted:
             return
         raise InputError(
@@ -110,11 +118,11 @@ class PredictedModel(LogitsProvider):
         yield from self._predictions.batches(index)
 
 
-def _asking(model: ModelHeader) -> Asking:
+def _asking(decisive: DecisiveRecord) -> Asking:
     """Return how texts are cut and zero-shot models are asked, where the header says it."""
     asking: Asking = {}
-    if "max_length" in model:
-        asking["max_length"] = model["max_length"]
-    if "prompt" in model:
-        asking["prompt"] = model["prompt"]
+    if decisive.max_length is not None:
+        asking["max_length"] = decisive.max_length
+    if decisive.prompt is not None:
+        asking["prompt"] = list(decisive.prompt)
     return asking

@@ -1,4 +1,4 @@
-"""A row measured by probes: of each member a classifier of its features, fitted to ``--fit``, in place of its own."""
+"""A row measured by probes: of each member a classifier of its features, fitted to ``--train``, in place of its own."""
 
 from __future__ import annotations
 

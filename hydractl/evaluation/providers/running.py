@@ -13,15 +13,7 @@ from hydractl.data.batching import Batch
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
-from hydractl.evaluation.predictions.header import (
-    Asking,
-    CascadeEntry,
-    Decisive,
-    ModelHeader,
-    RowCost,
-    ScoreDataEntry,
-    SiteHeads,
-)
+from hydractl.evaluation.predictions.header import Asking, ScoreDataEntry
 from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.probing import Readouts
 from hydractl.evaluation.providers.answering import Answering, BatchPlace, OwnClassifier, member_features, models_of
@@ -33,7 +25,10 @@ from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged
+from hydractl.files.model_records import CascadeRecord, CostRecord
+from hydractl.files.predictions_header import DecisiveRecord, PredictedSiteRecord
 from hydractl.files.training_history import trainings_of
+from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.metrics.cascade import stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -98,19 +93,21 @@ class RunningModel(LogitsProvider):
         """Return the tower of each attention layer, by its path."""
         return {site.path: site.tower for site in self.argument.sources[0].sites}
 
-    def _heads(self, descriptions: Sequence[Description]) -> list[SiteHeads]:
+    def _heads(self, descriptions: Sequence[Description]) -> list[PredictedSiteRecord]:
         """Return the heads that each member keeps at each site; nothing where the members have different sites."""
-        masks = [mask for description in descriptions for mask in description.masks]
+        masks: list[HeadMask] = []
+        for description in descriptions:
+            masks += description.masks
         if any(mask.heads != masks[0].heads for mask in masks):
             return []
         towers = self._towers()
-        heads: list[SiteHeads] = []
+        heads = []
         for path, count in masks[0].heads.items():
             kept = [list(mask.kept[path]) for mask in masks]
-            heads.append({"site": path, "tower": towers[path], "heads": count, "kept": kept})
+            heads.append(PredictedSiteRecord(site=path, tower=towers[path], heads=count, kept=kept))
         return heads
 
-    def _cost(self) -> RowCost:
+    def _cost(self) -> CostRecord:
         """Return what one sample costs, all passes together."""
         whole_last_block = self.options.whole_last_block
         counts = []
@@ -118,13 +115,12 @@ class RunningModel(LogitsProvider):
         for source in self.argument.sources:
             counts.append((parameters(source.tensors), source.description.params_nonzero))
             work += macs(source.description, source.tensors, whole_last_block=whole_last_block)
-        cost: RowCost = {"params": sum(count for count, _ in counts)}
-        nonzero = total_nonzero(counts)
-        if nonzero:
-            cost["params_nonzero"] = nonzero["params_nonzero"]
-        cost["macs"] = self._answering.passes * work
-        cost["single_macs"] = dense_macs(self.argument.sources[0].description, whole_last_block=whole_last_block)
-        return cost
+        return CostRecord(
+            params=sum(count for count, _ in counts),
+            params_nonzero=total_nonzero(counts).get("params_nonzero"),
+            macs=self._answering.passes * work,
+            single_macs=dense_macs(self.argument.sources[0].description, whole_last_block=whole_last_block),
+        )
 
     def _answers_as_its_file(self) -> bool:
         """Return whether its predictions are those for which its file may hold a calibration or a cascade."""
@@ -138,7 +134,7 @@ class RunningModel(LogitsProvider):
         warn_of_left_out(self.name, extras, fit, self._log, self._answering.unlike_file or "of one model alone")
         return StoredFit()
 
-    def _cascade(self, description: Description) -> CascadeEntry | None:
+    def _cascade(self, description: Description) -> CascadeRecord | None:
         """Return the checkpoint's cascade; None where it was fitted for other predictions."""
         cascade = stored_cascade(description.extra.get("cascade"), self.members)
         if cascade is None or not self._answers_as_its_file():
@@ -146,38 +142,32 @@ class RunningModel(LogitsProvider):
         tensors = self.argument.sources[0].tensors
         costs = staged_macs(description, tensors, whole_last_block=self.options.whole_last_block)
         first_macs, rest_macs = costs[cascade.member]
-        return {
-            "member": cascade.member,
-            "score": cascade.score,
-            "value": cascade.value,
-            "first_macs": first_macs,
-            "rest_macs": rest_macs,
-        }
+        return CascadeRecord(
+            member=cascade.member,
+            score=cascade.score,
+            value=cascade.value,
+            first_macs=first_macs,
+            rest_macs=rest_macs,
+        )
 
     @property
     def sha256(self) -> str | list[str]:
         """SHA-256 of its files, which are hashed now."""
         return self.argument.sha256
 
-    def decisive(self) -> Decisive:
+    def decisive(self) -> DecisiveRecord:
         """Return what decides the logits: predictions of other values are of no use."""
-        decisive: Decisive = {
-            "batch_size": self.options.batch_size,
-            "dtype": self.options.dtype,
-            "device": self._parameter().device.type,
-            "whole_last_block": self.options.whole_last_block,
-        }
-        if "max_length" in self.conventions:
-            decisive["max_length"] = self.conventions["max_length"]
-        if "prompt" in self.conventions:
-            decisive["prompt"] = self.conventions["prompt"]
-        if self.mc_dropout is not None:
-            decisive["mc_dropout"] = self.mc_dropout
-        if self.probe is not None:
-            decisive["probe"] = self.probe
-        if self.cascade is not None:
-            decisive["cascade"] = self.cascade
-        return decisive
+        return DecisiveRecord(
+            prompt=self.conventions.get("prompt"),
+            max_length=self.conventions.get("max_length"),
+            batch_size=self.options.batch_size,
+            dtype=self.options.dtype,
+            device=self._parameter().device.type,
+            whole_last_block=self.options.whole_last_block,
+            mc_dropout=self.mc_dropout,
+            probe=self.probe,
+            cascade=self.cascade,
+        )
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -194,12 +184,12 @@ class RunningModel(LogitsProvider):
                 return predictions
         return None
 
-    def _made_with(self) -> ModelHeader:
+    def _made_with(self) -> dict[str, Any]:
         """Return the entries that predictions of it must have in their header."""
-        wanted: ModelHeader = {"labels": None if self.labels is None else list(self.labels)}
+        wanted: dict[str, Any] = {"labels": None if self.labels is None else list(self.labels)}
         if self.detector is not None:
             wanted["fitted_on"] = fitted_on_of(self.detector)
-        return {**wanted, **self.decisive()}
+        return {**wanted, **self.decisive().to_json()}
 
     def loaded(self) -> Runnable:
         """Return the model with its weights read, which is done once."""
@@ -291,13 +281,16 @@ class RunningModel(LogitsProvider):
         models = models_of(self.loaded())
         if data is None or kept is None:
             return read_training(models, self._inputs(data))
-        made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data), **self.decisive()}
-        features = kept.read(made_with, self.members, len(data))
-        if features is not None:
-            self._log.info(f"{self.name}: its features of --fit are those in {kept.path}")
-            return features
+        made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data)}
+        made_with.update(self.decisive().to_json())
+        kept_features = kept.read(made_with, self.members, len(data))
+        if kept_features is not None:
+            self._log.info(f"{self.name}: its features of --train are those in {kept.path}")
+            return kept_features
         features = read_training(models, self._inputs(data))
-        if len(features.rows) == len(data):  # what could not be read is noted when it is tried alone
+        # Samples that cannot be read are counted and listed where they are tried: a file without them would hide them
+        # from the next run.
+        if len(features.rows) == len(data):
             kept.write(features, made_with)
         return features
 
@@ -311,11 +304,13 @@ class RunningModel(LogitsProvider):
         Raises:
             InputError: they are too few, or have no sample of some class.
         """
+        classifier = self._answering
+        assert isinstance(classifier, ProbeClassifier)  # only where --probe is given
         chosen_on = None
-        if val is not None and self._answering.chooses_on_val:
+        if val is not None and classifier.chooses_on_val:
             chosen_on = self._readouts(val)
-        self._answering.fit_probe(self._readouts(data), chosen_on)
-        self.probe = self._answering.probe
+        classifier.fit_probe(self._readouts(data), chosen_on)
+        self.probe = classifier.probe
 
     def _readouts(self, data: EvalSet) -> Readouts:
         """Return the features that each member makes of a labelled set."""
@@ -333,8 +328,8 @@ class RunningModel(LogitsProvider):
 
 def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
     """Return the way in which a model answers; the settings refuse MC dropout with a probe."""
-    if options.passes is not None:
-        return DropoutPasses(options.passes)
+    if options.dropout is not None:
+        return DropoutPasses(options.dropout)
     if fit.probe is not None:
         assert probed is not None
         labels, classes = probed

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -17,7 +17,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
-from hydractl.families.base import State
+from hydractl.families.base import State, numbered_paths
+from hydractl.families.config_json import LibraryConfig, is_whole_number
 from hydractl.families.hf import dinov3, relative
 from hydractl.families.hf.decoders import (
     at_last_token,
@@ -28,7 +29,6 @@ from hydractl.families.hf.decoders import (
     problem_of,
 )
 from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
-from hydractl.families.library_json import LibraryConfig
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import shown
 
@@ -128,42 +128,57 @@ _LLAMA_KIN = (
     *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
     *("Ministral", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
 )
-# Class of the library -> its key in LAYOUTS, and what its forward does after the last layer.
-ARCHITECTURES: dict[str, tuple[str, Readout]] = {
-    "BertForSequenceClassification": ("bert", _pooler),
-    "RobertaForSequenceClassification": ("roberta", _head),
-    "XLMRobertaForSequenceClassification": ("roberta", _head),
-    "CamembertForSequenceClassification": ("roberta", _head),
-    "ElectraForSequenceClassification": ("electra", _head),
-    "ErnieForSequenceClassification": ("ernie", _pooler),
-    "Data2VecTextForSequenceClassification": ("data2vec_text", _head),
-    "RobertaPreLayerNormForSequenceClassification": ("roberta_prelayernorm", _normed_head),
-    "DistilBertForSequenceClassification": ("distilbert", _pre_classifier),
-    "ViTForImageClassification": ("vit", _class_token),
-    "ViTMSNForImageClassification": ("vit", _class_token),
-    "IJepaForImageClassification": ("ijepa", _mean),
-    "DeiTForImageClassification": ("deit", _class_token),
-    "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
-    "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
-    "Dinov2WithRegistersForImageClassification": ("dinov2_with_registers", _token_and_mean),
-    "ModernBertForSequenceClassification": ("model", _modern),
-    "DebertaV2ForSequenceClassification": ("deberta", _outer_pooler),
-    "MPNetForSequenceClassification": ("mpnet", _head),
-    "BeitForImageClassification": ("beit", _beit),
-    "Data2VecVisionForImageClassification": ("data2vec_vision", _beit),
-    "SwinForImageClassification": ("swin", _swin),
-    "Swinv2ForImageClassification": ("swinv2", _swin),
-    **{f"{name}ForSequenceClassification": ("model.self_attn", last_token_logits) for name in _LLAMA_KIN},
-    "Phi3ForSequenceClassification": ("model.qkv_proj", last_token_logits),
-    "Exaone4ForSequenceClassification": ("model.post_norm", last_token_logits),
-    "GPT2ForSequenceClassification": ("transformer", last_token_logits),
-    "EuroBertForSequenceClassification": ("model.self_attn", pooled_logits),
-    "CLIPForImageClassification": ("vision_model", _patches),
-    "MetaClip2ForImageClassification": ("vision_model", _patches),
-    "SiglipForImageClassification": ("vision_model", _patches),
-    "Siglip2ForImageClassification": ("vision_model", _patches),
-    dinov3.NAME: ("model.attention", _class_token),
+
+
+class Architecture(NamedTuple):
+    """What is known of a classifier of the library.
+
+    Attributes:
+        layout: its key in :data:`LAYOUTS`.
+        readout: what its forward does after the last layer.
+    """
+
+    layout: str
+    readout: Readout
+
+
+_LLAMA = Architecture("model.self_attn", last_token_logits)
+ARCHITECTURES: dict[str, Architecture] = {
+    "BertForSequenceClassification": Architecture("bert", _pooler),
+    "RobertaForSequenceClassification": Architecture("roberta", _head),
+    "XLMRobertaForSequenceClassification": Architecture("roberta", _head),
+    "CamembertForSequenceClassification": Architecture("roberta", _head),
+    "ElectraForSequenceClassification": Architecture("electra", _head),
+    "ErnieForSequenceClassification": Architecture("ernie", _pooler),
+    "Data2VecTextForSequenceClassification": Architecture("data2vec_text", _head),
+    "RobertaPreLayerNormForSequenceClassification": Architecture("roberta_prelayernorm", _normed_head),
+    "DistilBertForSequenceClassification": Architecture("distilbert", _pre_classifier),
+    "ViTForImageClassification": Architecture("vit", _class_token),
+    "ViTMSNForImageClassification": Architecture("vit", _class_token),
+    "IJepaForImageClassification": Architecture("ijepa", _mean),
+    "DeiTForImageClassification": Architecture("deit", _class_token),
+    "DeiTForImageClassificationWithTeacher": Architecture("deit", _two_tokens),
+    "Dinov2ForImageClassification": Architecture("dinov2", _token_and_mean),
+    "Dinov2WithRegistersForImageClassification": Architecture("dinov2_with_registers", _token_and_mean),
+    "ModernBertForSequenceClassification": Architecture("model", _modern),
+    "DebertaV2ForSequenceClassification": Architecture("deberta", _outer_pooler),
+    "MPNetForSequenceClassification": Architecture("mpnet", _head),
+    "BeitForImageClassification": Architecture("beit", _beit),
+    "Data2VecVisionForImageClassification": Architecture("data2vec_vision", _beit),
+    "SwinForImageClassification": Architecture("swin", _swin),
+    "Swinv2ForImageClassification": Architecture("swinv2", _swin),
+    **dict.fromkeys([f"{name}ForSequenceClassification" for name in _LLAMA_KIN], _LLAMA),
+    "Phi3ForSequenceClassification": Architecture("model.qkv_proj", last_token_logits),
+    "Exaone4ForSequenceClassification": Architecture("model.post_norm", last_token_logits),
+    "GPT2ForSequenceClassification": Architecture("transformer", last_token_logits),
+    "EuroBertForSequenceClassification": Architecture("model.self_attn", pooled_logits),
+    "CLIPForImageClassification": Architecture("vision_model", _patches),
+    "MetaClip2ForImageClassification": Architecture("vision_model", _patches),
+    "SiglipForImageClassification": Architecture("vision_model", _patches),
+    "Siglip2ForImageClassification": Architecture("vision_model", _patches),
+    dinov3.NAME: Architecture("model.attention", _class_token),
 }
+"""The classifiers by the names of their classes; of several of one encoder the first is that of its body."""
 TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model", "MetaClip2Model")
 """Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
@@ -176,7 +191,7 @@ OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
 def is_decoder(model: Any) -> bool:
     """Return whether a token sees only those before it."""
     name = type(model).__name__
-    return name in ARCHITECTURES and ARCHITECTURES[name][1] is last_token_logits
+    return name in ARCHITECTURES and ARCHITECTURES[name].readout is last_token_logits
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
@@ -198,7 +213,7 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
 
     A body reads its first token, or the mean where it has none for that; a decoder always its last token.
     """
-    _, readout = ARCHITECTURES[type(model).__name__]
+    readout = ARCHITECTURES[type(model).__name__].readout
     if not model.config.num_labels and readout is not _mean:
         return _readout_of_body(readout)
     if _reads_all_tokens(model, readout):
@@ -267,7 +282,8 @@ def drawn_model(config: LibraryConfig) -> Any:
     name = class_name(config)
     settings: dict[str, Any] = without_traces(config)
     labels = 2 if name in TWO_TOWERS else settings.get("num_labels")
-    if type(labels) is not int or labels > _MOST_LABELS:  # the library would make up a name for each of them
+    # The library would make up a name for each of them.
+    if type(labels) is not int or labels > _MOST_LABELS:
         raise InputError(f"{name} has {shown(labels)} labels")
     is_body = labels == 0
     settings["num_labels"] = 2 if is_body else labels
@@ -330,9 +346,11 @@ def fill_hf_buffers(model: Any) -> None:
 
 def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
-    towers = [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)]
-    for encoder_config in towers or [config]:
-        check_counts(encoder_config, name)
+    tower_keys = [key for key in ("vision_config", "text_config") if hasattr(config, key)]
+    for key in tower_keys:
+        check_counts(getattr(config, key), name)
+    if not tower_keys:
+        check_counts(config, name)
     problems = []
     is_other_task = config.problem_type in ("regression", "multi_label_classification")
     if config.num_labels < 2 or is_other_task:
@@ -348,18 +366,18 @@ def _check_config(config: Any, name: str) -> None:
 def check_counts(config: Any, name: str) -> None:
     """Refuse numbers of layers, heads and tokens that no model has, before anything is built of them."""
     layers = config.num_hidden_layers
-    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
+    if not is_whole_number(layers, 1, _MOST_LAYERS):
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
     heads = getattr(config, "num_attention_heads", 1)
     heads_of_stages = heads if isinstance(heads, (list, tuple)) else [heads]
-    if not all(type(number) is int and number > 0 for number in heads_of_stages):
+    if not all(is_whole_number(number, 1) for number in heads_of_stages):
         raise InputError(f"{name} has {shown(heads)} attention heads")
     positions = getattr(config, "max_position_embeddings", 1)
     image = getattr(config, "image_size", None)
     patch = getattr(config, "patch_size", None)
-    if type(image) is int and type(patch) is int and patch > 0:
+    if type(image) is int and is_whole_number(patch, 1):
         positions = (image // patch) ** 2
-    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
+    if not is_whole_number(positions, 1, _MOST_POSITIONS):
         raise InputError(f"{name} takes {shown(positions)} tokens")
     problem = problem_of(config)
     if problem is not None:
@@ -375,7 +393,9 @@ def _check_layers(model: Any) -> None:
 def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
     """Refuse an encoder, of the class that ``name`` starts with, that is not what the layout says."""
     try:
-        blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
+        blocks = []
+        for _, layer in layers_of(base, layout):
+            blocks.append(layer.get_submodule(layout.block))
         for block in blocks:
             _check_attention(name, block, layout)
     except AttributeError as error:
@@ -395,9 +415,10 @@ def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
     projections = [block.get_submodule(path) for path in paths]
     kind = name.partition("For")[0].removesuffix("Model")
     # Attention that several classes have is named after none of them.
-    expected = [f"{start}{layout.core_class}" for start in (kind.removesuffix("Text"), kind, "")]
-    linear = Conv1D if layout.heads.transposed else nn.Linear
-    is_linear = all(type(projection) is linear for projection in projections)
+    starts = (kind.removesuffix("Text"), kind, "")
+    expected = [start + layout.core_class for start in starts]
+    linear_class = Conv1D if layout.heads.transposed else nn.Linear
+    is_linear = all(type(projection) is linear_class for projection in projections)
     if type(core).__name__ not in expected or not is_linear:
         raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
     head_dim = getattr(core, "head_dim", 0)
@@ -435,7 +456,8 @@ def layers_of(base: Any, layout: EncoderLayout) -> list[tuple[str, Any]]:
     if layout.staged:
         return [(swin_layer.path, swin_layer.layer) for swin_layer in relative.swin_layers(base)]
     layers = base.get_submodule(layout.layers)
-    return [(f"{layout.layers}.{index}", layer) for index, layer in enumerate(layers)]
+    paths = numbered_paths(layout.layers, layers)
+    return list(zip(paths, layers, strict=True))
 
 
 def towers_of(model: Any) -> list[EncoderTower]:
@@ -444,7 +466,7 @@ def towers_of(model: Any) -> list[EncoderTower]:
     if name in TWO_TOWERS:
         keys = ["vision_model", "text_model"]
     else:
-        keys = [ARCHITECTURES[name][0]]
+        keys = [ARCHITECTURES[name].layout]
     towers = []
     for key in keys:
         prefix = key.partition(".")[0]
@@ -477,11 +499,13 @@ def class_name(config: LibraryConfig) -> str:
         InputError: for one whose heads cannot be taken apart, naming its attention.
     """
     names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    name: object = None
+    if isinstance(names, list) and len(names) == 1:
+        (name,) = names
     hint = f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}"
     if not isinstance(name, str):
-        shown_name = shown(names) if name is None else name
-        raise InputError(f"transformers' {shown_name} is not supported", hint=hint)
+        what = shown(names) if name is None else name
+        raise InputError(f"transformers' {what} is not supported", hint=hint)
     if name in ARCHITECTURES or name in TWO_TOWERS:
         return name
     body = re.fullmatch(r"(\w+?)(Model|For\w+)", name)

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from hydractl.errors import InputError
 from hydractl.families.base import Projection, Stages, State, first_tokens, for_each, numbered_paths
+from hydractl.families.config_json import Preprocessing
 from hydractl.families.hf.architectures import EncoderTower, towers_of
 from hydractl.families.hf.texts import prompt_tokens, text_preprocess
-from hydractl.families.library_json import Preprocessing
 from hydractl.families.prompts import filled_templates, mean_features
 
 NAMES = {"vision_model": "visual", "text_model": "text"}
@@ -122,8 +122,9 @@ def _pooled_image(model: Any, state: State) -> Tensor:
 
 
 def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]) -> State:
-    # [classes, prompts, T] -> [classes * prompts, T]
-    texts = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}
+    texts = {}
+    for name, tensor in inputs.items():
+        texts[name] = tensor.flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
     state = stem(base, texts)
     ids = inputs["input_ids"]
     context = {**state.context, "ids": ids}
@@ -196,4 +197,7 @@ def class_prompts(
     """
     texts = filled_templates(labels, templates)
     tokens = prompt_tokens(preprocess.get("texts"), texts, full_length=not is_causal(model))
-    return {name: tensor.unflatten(0, (len(labels), -1)) for name, tensor in tokens.items()}
+    by_class = {}
+    for name, tensor in tokens.items():
+        by_class[name] = tensor.unflatten(0, (len(labels), -1))  # [classes * templates, T] -> [classes, templates, T]
+    return by_class

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError
 from hydractl.families.base import State
-from hydractl.families.library_json import LibraryConfig
+from hydractl.families.config_json import LibraryConfig
 from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
@@ -146,7 +146,8 @@ def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) 
     samples, length = ids.shape
     unpadded = None
     if tokens is not None:
-        unpadded = tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
+        of_all_queries = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
+        unpadded = of_all_queries.expand(-1, -1, length, -1)
     if not causal:
         return unpadded
     positions = torch.arange(length, device=ids.device)
@@ -158,21 +159,24 @@ def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) 
     if unpadded is None:
         return visible
     visible = visible & unpadded
-    # Padding before a text would see nothing, which not every kernel can do. Nothing is read from it.
-    return visible | ((behind == 0) & ~visible.any(dim=-1, keepdim=True))
+    # Padding before a text would see nothing, which not every kernel can do: it sees itself. Nothing is read from it.
+    sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
+    itself = behind == 0
+    return visible | (itself & sees_nothing)
 
 
 def _last_positions(config: Any, ids: Tensor) -> Tensor:
     """Return the last token of each sample that is not padding, ``[B, 1]``, as the library finds it."""
-    length = torch.arange(ids.shape[1], device=ids.device)
+    positions = torch.arange(ids.shape[1], device=ids.device)
     if config.pad_token_id is None:
         if ids.shape[0] > 1:
             raise InputError(
                 "texts of unequal length cannot be read together without a padding token",
                 hint="set pad_token_id in config.json",
             )
-        return length[None, -1:]
-    return (length * (ids != config.pad_token_id)).argmax(-1, keepdim=True)
+        return positions[None, -1:]
+    unpadded = ids != config.pad_token_id
+    return (positions * unpadded).argmax(-1, keepdim=True)
 
 
 def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
@@ -180,9 +184,10 @@ def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
     kind = type(attention).__name__
     if kind in ("GlmAttention", "HeliumAttention"):  # neighbouring dimensions, with the angles of halves
         return lambda cos, sin: Rotary(_interleaved(cos), _interleaved(sin), neighbours=True)
-    sees_all = kind == "Exaone4Attention" and attention.sliding_window is not None and not attention.is_sliding
-    if sees_all or not getattr(attention, "use_rope", True):
+    if not getattr(attention, "use_rope", True):
         return None
+    if kind == "Exaone4Attention" and attention.sliding_window is not None and not attention.is_sliding:
+        return None  # beside layers with a window, those without one have no positions
     return partial(Rotary, neighbours=False)
 
 

@@ -34,8 +34,9 @@ def _stem(model: Any, inputs: Any) -> State:
     pixels = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
     hidden = model.embeddings(pixels)
     cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim]
-    # The tokens before the patches are not turned.
-    prefix_shape = (hidden.shape[1] - len(cos), cos.shape[1])
+    patches, head_dim = cos.shape
+    tokens_before = hidden.shape[1] - patches  # which are not turned
+    prefix_shape = (tokens_before, head_dim)
     cos = torch.cat([cos.new_ones(prefix_shape), cos])
     sin = torch.cat([sin.new_zeros(prefix_shape), sin])
     return State(hidden, {"angles": (cos[None], sin[None])})  # [T, head_dim] -> [1, T, head_dim]

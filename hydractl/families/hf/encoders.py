@@ -26,7 +26,9 @@ def encoder_stem(base: Any, inputs: Any) -> State:
 
 def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
     mask = inputs.get("attention_mask")
-    arguments = {name: inputs[name] for name in ("input_ids", "token_type_ids") if name in inputs}
+    arguments = {"input_ids": inputs["input_ids"]}
+    if "token_type_ids" in inputs:
+        arguments["token_type_ids"] = inputs["token_type_ids"]
     if type(base).__name__ == "DebertaV2Model":
         hidden = base.embeddings(**arguments, mask=mask)  # what pads is zero before the first layer
     else:
@@ -47,7 +49,8 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
 def _angles_by_kind(base: Any, hidden: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the cosines and sines of a ModernBERT for each kind of its layers."""
     positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
-    return {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
+    kinds = set(base.config.layer_types)
+    return {kind: base.rotary_emb(hidden, positions, kind) for kind in kinds}
 
 
 def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
@@ -93,6 +96,9 @@ def run_encoder_layer(layer: Any, state: State) -> State:
     if "angles" not in context:
         return relative.run_relative_layer(layer, state)
     kind = layer.attention_type
-    mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
+    if kind == "sliding_attention":
+        mask = context["sliding_attention"]
+    else:
+        mask = context["attention_mask"]
     hidden = layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind])
     return State(hidden, context)

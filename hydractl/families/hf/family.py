@@ -24,6 +24,7 @@ from hydractl.families.base import (
     first_tokens,
     for_each,
 )
+from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, object_in
 from hydractl.families.hf import clip, dinov3, relative
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
@@ -56,7 +57,6 @@ from hydractl.families.hf.published import (
     preprocessing_in,
 )
 from hydractl.families.hf.texts import TOKENIZER_FILES, padding_of, random_tokens, text_collate, write_tokenizer
-from hydractl.families.library_json import LibraryConfig, Preprocessing, integer_in, object_in
 from hydractl.families.prompts import scaled_cosines
 from hydractl.families.reading import (
     checkpoint_on_hub,
@@ -93,13 +93,14 @@ class _StandIn(nn.Module):
         rotary = None
         if position_embeddings is not None and self.turn is not None:
             cos, sin = position_embeddings
-            rotary = self.turn(_at_least_float32(cos), _at_least_float32(sin))
+            rotary = self.turn(_of_every_head(cos), _of_every_head(sin))
         return self.attention(hidden_states, attn_mask=attention_mask, rotary=rotary), None
 
 
-def _at_least_float32(angles: Tensor) -> Tensor:
-    """Return cosines or sines as the library uses them, ``[1, T, head_dim]`` as ``[1, 1, T, head_dim]``."""
-    return angles.to(torch.promote_types(angles.dtype, torch.float32))[:, None]
+def _of_every_head(angles: Tensor) -> Tensor:
+    """Return cosines or sines ``[1, T, head_dim]`` as ``[1, 1, T, head_dim]``, in float32 or wider as the library."""
+    dtype = torch.promote_types(angles.dtype, torch.float32)
+    return angles.to(dtype)[:, None]
 
 
 _WEIGHTS = "model.safetensors"
@@ -147,7 +148,7 @@ class HFEncoder(ModelFamily):
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """Load a folder with transformers' ``config.json`` and ``model.safetensors``."""
         published = read_config(folder / "config.json")
-        if published is None or "architectures" not in published or "model_type" not in published:
+        if published is None or not {"architectures", "model_type"} <= published.keys():
             return None
         config = kept_config(published, str(folder))
         # The library reads pickles with torch's weights_only, which runs no code, and writes safetensors.
@@ -202,8 +203,9 @@ class HFEncoder(ModelFamily):
             del document["num_labels"]
             document.pop("absent", None)
         if labels is not None:
-            document["id2label"] = {str(index): label for index, label in enumerate(labels)}
-            document["label2id"] = {label: index for index, label in enumerate(labels)}
+            numbered = dict(enumerate(labels))
+            document["id2label"] = {str(index): label for index, label in numbered.items()}
+            document["label2id"] = {label: index for index, label in numbered.items()}
         write_config(folder / "config.json", document)
         if _is_text(preprocess):
             write_tokenizer(folder, preprocess)
@@ -234,7 +236,9 @@ class HFEncoder(ModelFamily):
     def classes(self, config: LibraryConfig) -> int | None:
         """Return the number of classes of the classifier; None for a CLIP or SigLIP."""
         model = meta_model(config)
-        return None if type(model).__name__ in TWO_TOWERS else int(model.config.num_labels)
+        if type(model).__name__ in TWO_TOWERS:
+            return None
+        return int(model.config.num_labels)
 
     def prompts(
         self, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]

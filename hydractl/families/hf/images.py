@@ -15,7 +15,7 @@ from transformers import AutoImageProcessor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat
-from hydractl.families.library_json import Preprocessing
+from hydractl.families.config_json import Preprocessing
 from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels
 from hydractl.families.reading import refused_as, write_config
 from hydractl.jsonio import shown
@@ -54,8 +54,9 @@ def image_preprocess(
     settings = json.loads(processor.to_json_string())
     shape = _shape_of_images(_processor(settings), channels)
     _, height, width = shape
-    if size is not None and [height, width] != list(size):
-        raise InputError(f"{folder} prepares images of {height}x{width}, its model takes {size[0]}x{size[1]}")
+    if size is not None and (height, width) != size:
+        model_height, model_width = size
+        raise InputError(f"{folder} prepares images of {height}x{width}, its model takes {model_height}x{model_width}")
     patch_size = settings.get("patch_size")
     if patch is not None and patch_size != patch:
         raise InputError(f"{folder} cuts images into patches of {shown(patch_size)}, not of {patch}")
@@ -96,7 +97,8 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
     mode = mode_of(size[0])
 
     def collate(samples: list[Any]) -> Any:
-        return _pixels(processor, [in_mode(image, mode) for image in images_of(samples)])
+        images = [in_mode(image, mode) for image in images_of(samples)]
+        return _pixels(processor, images)
 
     return collate
 
@@ -132,7 +134,8 @@ def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
         return random_pixels([channels, height, width], batch, seed)
     patch = settings["patch_size"]
     rows = height // patch
-    mask = (torch.arange(most_patches) < rows**2).int().repeat(batch, 1)
+    is_patch = torch.arange(most_patches) < rows**2  # the others are padding
+    mask = is_patch.int().repeat(batch, 1)
     return {
         "pixel_values": random_pixels([most_patches, channels * patch**2], batch, seed),
         "pixel_attention_mask": mask,
@@ -150,12 +153,11 @@ def _processor(settings: object) -> Any:
     """Build the library's processor from its settings."""
     name = settings.get("image_processor_type") if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or name not in PROCESSORS:
-        raise InputError(
-            f"transformers' image processor {shown(name)} is not supported", hint=f"supported: {', '.join(PROCESSORS)}"
-        )
+        hint = f"supported: {', '.join(PROCESSORS)}"
+        raise InputError(f"transformers' image processor {shown(name)} is not supported", hint=hint)
     for key in ("size", "crop_size", "pad_size"):  # before an image of that size is made
         sizes = settings.get(key) or {}
-        if not isinstance(sizes, Mapping) or not is_size([size for size in sizes.values() if size]):
+        if not isinstance(sizes, Mapping) or not _are_lengths(sizes):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
     patches = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
     if not is_size(patches):
@@ -164,13 +166,19 @@ def _processor(settings: object) -> Any:
         return getattr(transformers, name).from_dict(dict(settings))
 
 
+def _are_lengths(sizes: Mapping[str, object]) -> bool:
+    """Return whether all sizes that a processor has set are lengths of sides of images."""
+    return is_size([length for length in sizes.values() if length])
+
+
 def _shape_of_images(processor: Any, channels: int) -> list[int]:
     """Return the shape ``[C, H, W]`` that a processor gives: the library checks this only when it meets an image.
 
     Where the processor gives patches, it is the shape of the largest square of them.
     """
+    example = Image.new(mode_of(channels), (8, 8))
     with refused_as("the image processor cannot be used"):
-        pixels = _pixels(processor, [Image.new(mode_of(channels), (8, 8))])
+        pixels = _pixels(processor, [example])
     if isinstance(pixels, dict):
         most_patches, width = pixels["pixel_values"].shape[1:]
         side = processor.patch_size * math.isqrt(most_patches)

@@ -39,11 +39,11 @@ _BERT = EncoderLayout(
     core="self",
     core_class="SelfAttention",
 )
-_DISTILBERT = EncoderLayout(
+_DISTILBERT = replace(
+    _BERT,
     layers="transformer.layer",
     heads=AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"),
     core="",
-    core_class="SelfAttention",
 )
 _VIT = EncoderLayout(
     layers="layers",
@@ -52,29 +52,15 @@ _VIT = EncoderLayout(
     core_class="Attention",
     norm="layernorm_before",
 )
-_DINOV2 = EncoderLayout(
-    layers="encoder.layer",
-    heads=_PROJECTIONS,
-    core="",
-    core_class="Attention",
-    norm="norm1",
-)
-_CLIP = EncoderLayout(
+_DINOV2 = replace(_VIT, layers="encoder.layer", norm="norm1")
+_CLIP = replace(
+    _VIT,
     layers="encoder.layers",
     heads=AttentionLayout(_PROJECTIONS.qkv, "out_proj"),
-    core="",
-    core_class="Attention",
     norm="layer_norm1",
     block="self_attn",
 )
-_MODERN = EncoderLayout(
-    layers="layers",
-    heads=AttentionLayout(("Wqkv",), "Wo"),
-    core="",
-    core_class="Attention",
-    norm="attn_norm",
-    block="attn",
-)
+_MODERN = replace(_VIT, heads=AttentionLayout(("Wqkv",), "Wo"), norm="attn_norm", block="attn")
 _BEIT = EncoderLayout(
     layers="layers",
     heads=AttentionLayout(
@@ -91,8 +77,10 @@ _BEIT = EncoderLayout(
 _DATA2VEC = replace(
     _BEIT,
     layers="encoder.layer",
-    heads=replace(
-        _BERT.heads, qkv=("attention.query", "attention.key", "attention.value"), table=f"attention.{_BEIT.heads.table}"
+    heads=AttentionLayout(
+        ("attention.query", "attention.key", "attention.value"),
+        "output.dense",
+        table="attention.relative_position_bias.relative_position_bias_table",
     ),
     core_class="SdpaSelfAttention",
     block="attention",
@@ -130,7 +118,7 @@ _MPNET = EncoderLayout(
 )
 _LLAMA = EncoderLayout(
     layers="layers",
-    heads=AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
+    heads=replace(_PROJECTIONS, q_norm="q_norm", k_norm="k_norm"),
     core="",
     core_class="Attention",
     norm="input_layernorm",

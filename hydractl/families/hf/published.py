@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from hydractl.errors import InputError
+from hydractl.families.config_json import LibraryConfig, Preprocessing
 from hydractl.families.hf import clip, dinov3
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
@@ -27,7 +28,6 @@ from hydractl.families.hf.architectures import (
 from hydractl.families.hf.decoders import longest_text_of
 from hydractl.families.hf.images import image_preprocess
 from hydractl.families.hf.texts import text_preprocess
-from hydractl.families.library_json import LibraryConfig, Preprocessing
 from hydractl.families.reading import refused_as
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import TensorInfo, torch_dtype
@@ -109,12 +109,15 @@ def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[
             f"{folder} does not hold the weights of {type(model).__name__}",
             problems=problems[:40],
         )
-    only_dtype = torch_dtype(next(iter(infos.values()))) if len(dtypes_in_file) == 1 else None
     tensors = {}
     for name, tensor in loaded.state_dict().items():
-        if name in expected:
-            dtype = only_dtype or _dtype_in_file(name, tensor, loaded, infos)
-            tensors[name] = tensor.to(dtype)
+        if name not in expected:
+            continue
+        if len(dtypes_in_file) == 1:
+            dtype = torch_dtype(next(iter(infos.values())))
+        else:
+            dtype = _dtype_in_file(name, tensor, loaded, infos)
+        tensors[name] = tensor.to(dtype)
     return DictTensors(tensors), left
 
 
@@ -152,8 +155,8 @@ def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report:
         problems.append(f"missing tensor {shown(name, 200)}")
     for name in sorted(unexpected):
         problems.append(f"unexpected tensor {shown(name, 200)}")
-    for name, shape, expected_shape in sorted(report["mismatched_keys"]):
-        problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected_shape)}")
+    for name, shape, expected in sorted(report["mismatched_keys"]):
+        problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected)}")
     for message in report.get("error_msgs", ()):
         problems.append(shown(message, 200))
     return problems
@@ -192,17 +195,17 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
 def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
     """Read the tokenizer of a folder."""
     config = model.config
-    prefix = towers_of(model)[0].prefix
-    if prefix in ("roberta", "roberta_prelayernorm", "data2vec_text"):
-        skipped = (config.pad_token_id or 0) + 1  # positions are counted from behind the padding token's number
-    elif prefix == "mpnet":
-        skipped = 2  # positions are counted from behind 1
-    else:
-        skipped = 0
+    # Some models number their positions from a token's number on: the first rows of their table are never used.
+    architecture = towers_of(model)[0].prefix
+    unused_positions = 0
+    if architecture in ("roberta", "roberta_prelayernorm", "data2vec_text"):
+        unused_positions = (config.pad_token_id or 0) + 1
+    elif architecture == "mpnet":
+        unused_positions = 2
     has_token_types = getattr(config, "type_vocab_size", 1) > 1
     return text_preprocess(
         folder,
-        positions=longest_text_of(config) - skipped,
+        positions=longest_text_of(config) - unused_positions,
         vocabulary=config.vocab_size,
         always=("input_ids", "attention_mask"),
         if_named=("token_type_ids",) if has_token_types else (),
@@ -228,9 +231,10 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
 def class_labels(published: LibraryConfig, classes: int) -> list[str] | None:
     """Return the names of the classes; the library's own placeholders are no names."""
     names = published.get("id2label")
-    if not isinstance(names, Mapping) or sorted(names) != sorted(map(str, range(classes))):
+    numbers = [str(number) for number in range(classes)]
+    if not isinstance(names, Mapping) or sorted(names) != sorted(numbers):
         return None
-    labels = [str(names[str(index)]) for index in range(classes)]
+    labels = [str(names[number]) for number in numbers]
     if all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
         return None
     return labels

@@ -127,8 +127,9 @@ class DisentangledInPlace(nn.Module):
     ) -> tuple[Tensor, None]:
         """Attend ``[M * B, T, d_model]``; ``relative_pos [1, T, T]`` counts from the query to the key."""
         assert relative_pos is not None and rel_embeddings is not None
+        rows = (relative_pos[0] + self.span).clamp(0, 2 * self.span - 1)  # [T, T], of the vectors of distances
         relative = Relative(
-            (relative_pos[0] + self.span).clamp(0, 2 * self.span - 1),
+            rows,
             embeddings=self.pos_dropout(rel_embeddings),
             to_position=self.to_position,
             to_content=self.to_content,
@@ -149,7 +150,8 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
         return Data2VecInPlace(attention, _take_index(layer.attention.attention))
     if kind == "SwinLayer":
         table = layer.attention.relative_position_bias
-        return SwinInPlace(attention, table.relative_position_index.view(table.window_area, table.window_area))
+        tokens = table.window_area
+        return SwinInPlace(attention, table.relative_position_index.view(tokens, tokens))
     if kind == "Swinv2Layer":
         return Swinv2InPlace(attention, layer.attention.self)
     if kind == "MPNetLayer":
@@ -194,8 +196,8 @@ def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
 
 def _disentangled_context(encoder: Any, hidden: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
     """Return what the layers of a DeBERTa are given: the mask, distances and the vectors of the distances."""
-    # As a module that is called: its weights may be kept in 16 bits.
-    vectors = encoder.rel_embeddings(torch.arange(encoder.rel_embeddings.num_embeddings, device=hidden.device))
+    rows = torch.arange(encoder.rel_embeddings.num_embeddings, device=hidden.device)
+    vectors = encoder.rel_embeddings(rows)  # by a call of the module: its weights may be kept in 16 bits
     if "layer_norm" in encoder.norm_rel_ebd:
         vectors = encoder.LayerNorm(vectors)
     if mask is None:
@@ -217,10 +219,12 @@ def run_relative_layer(layer: Any, state: State) -> State:
     if isinstance(getattr(layer, "attention", None), BeitInPlace):
         return State(_run_beit(layer, state.hidden, shared), state.context)
     arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
+    name_of_shared = "attention_mask"
     if is_data2vec:
         del arguments["attention_mask"]  # which it does not know
+        name_of_shared = "relative_position_bias"
     if shared is not None:
-        arguments["relative_position_bias" if is_data2vec else "attention_mask"] = shared[None]
+        arguments[name_of_shared] = shared[None]
     output = layer(state.hidden, **arguments)
     hidden = output[0] if isinstance(output, tuple) else output
     return State(hidden, state.context)
@@ -231,16 +235,20 @@ def run_relative_layer(layer: Any, state: State) -> State:
 
 def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
     attended, _ = layer.attention(layer.layernorm_before(hidden), shared)
-    hidden = layer.drop_path(_scaled(layer.lambda_1, layer.dropout(attended))) + hidden
+    attended = _scaled(layer.lambda_1, layer.dropout(attended))
+    hidden = layer.drop_path(attended) + hidden
     expanded = layer.mlp(layer.layernorm_after(hidden))
-    return layer.drop_path(_scaled(layer.lambda_2, layer.dropout(expanded))) + hidden
+    expanded = _scaled(layer.lambda_2, layer.dropout(expanded))
+    return layer.drop_path(expanded) + hidden
 
 
 def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
     attended = layer.attention(layer.layernorm_before(hidden), relative_position_bias=shared)[0]
-    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
-    expanded = layer.output(layer.intermediate(layer.layernorm_after(hidden)))
-    return layer.drop_path(_scaled(layer.lambda_2, expanded)) + hidden
+    attended = _scaled(layer.lambda_1, attended)
+    hidden = layer.drop_path(attended) + hidden
+    widened = layer.intermediate(layer.layernorm_after(hidden))
+    expanded = _scaled(layer.lambda_2, layer.output(widened))
+    return layer.drop_path(expanded) + hidden
 
 
 def _scaled(factor: Any, x: Tensor) -> Tensor:
@@ -286,7 +294,8 @@ def _problems_of_deberta(base: Any) -> list[str]:
     messages = []
     if base.encoder.conv is not None:
         messages.append("it has a convolution beside its first layer (conv_kernel_size)")
-    has_terms = bool({"c2p", "p2c"} & set(base.config.pos_att_type or ()))
+    terms = {"c2p", "p2c"} & set(base.config.pos_att_type or ())
+    has_terms = len(terms) > 0
     if not base.config.relative_attention or not has_terms:
         messages.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
     return messages
@@ -298,7 +307,8 @@ def _problems_of_swin(base: Any) -> list[str]:
     sides = [size, size] if isinstance(size, int) else size
     if any(side % base.embeddings.patch_size for side in sides):
         messages.append("its images are cut into patches that do not fill them")
-    smallest = min(min(swin_layer.grid) for swin_layer in swin_layers(base))
+    sides_of_grids = [min(swin_layer.grid) for swin_layer in swin_layers(base)]
+    smallest = min(sides_of_grids)
     window = base.config.window_size
     if smallest < window and type(base).__name__ == "SwinModel":
         messages.append(f"its windows of {window} tokens are larger than its {smallest} rows of tokens")
@@ -341,12 +351,10 @@ def swin_layers(base: Any) -> list[SwinLayer]:
             if merging is not None:
                 rows, columns = grid
                 grid = ((rows + 1) // 2, (columns + 1) // 2)
-            layers.append(SwinLayer(f"encoder.layers.{number}.blocks.{index}", layer, merging, grid_before, grid))
+            path = f"encoder.layers.{number}.blocks.{index}"
+            layers.append(SwinLayer(path, layer, merging, grid_before, grid))
             merging = None
-        if stage.downsample is not None:
-            merging = f"encoder.layers.{number}.downsample"
-        else:
-            merging = None
+        merging = f"encoder.layers.{number}.downsample" if stage.downsample is not None else None
     return layers
 
 

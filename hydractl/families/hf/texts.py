@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hydractl.errors import InputError
+from hydractl.families.config_json import Preprocessing, is_whole_number
 from hydractl.families.hf.architectures import quiet
-from hydractl.families.library_json import Preprocessing
 from hydractl.families.reading import cached_by_config, read_config, refused_as, write_config
 from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
@@ -144,15 +144,18 @@ def text_preprocess(
 def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[str]:
     """List why the tokenizer of a folder cannot be used by a model that knows so many tokens."""
     problems = []
-    files = [name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"]
+    own_files = dict(tokenizer.vocab_files_names)
+    own_files.pop("tokenizer_file", None)
+    files = list(own_files.values())
     has_files = all((folder / name).exists() for name in files)
     if not (folder / "tokenizer.json").exists() and not has_files:
         # Without its files the library makes a tokenizer that knows nothing but special tokens.
         problems.append(f"there is no tokenizer.json, nor {' and '.join(files) or 'another vocabulary'}")
     if not tokenizer.is_fast:
         problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
-    if type(tokenizer.model_max_length) not in (int, float) or not tokenizer.model_max_length >= 1:
-        problems.append(f"its model_max_length is {shown(tokenizer.model_max_length)}")
+    longest = tokenizer.model_max_length
+    if type(longest) not in (int, float) or not longest >= 1:  # NaN is not
+        problems.append(f"its model_max_length is {shown(longest)}")
     if tokenizer.pad_token is None:
         problems.append("it has no padding token")
     if len(tokenizer) > vocabulary:
@@ -201,7 +204,7 @@ def text_collate(preprocess: object) -> TextCollate:
     length = preprocess.get("max_length") if isinstance(preprocess, Mapping) else None
     longest = tokenizer.model_max_length
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
-    if type(length) is not int or not least <= length <= longest:
+    if not is_whole_number(length, least, longest):
         raise InputError(f"a text of at most {shown(length)} tokens: this model takes {least} to {longest}")
     return TextCollate(tokenizer, length)
 
@@ -242,8 +245,10 @@ class TextCollate:
         """Return the library's tokens of a batch of texts, of pairs, or of both."""
         lengths = {len(texts) for texts in batch_texts}
         if len(lengths) != 1:
-            each = [self._tokenizer(*texts, truncation=True, max_length=self.max_length) for texts in batch_texts]
-            return self._tokenizer.pad(each, return_tensors="pt")
+            tokenized = []
+            for texts in batch_texts:
+                tokenized.append(self._tokenizer(*texts, truncation=True, max_length=self.max_length))
+            return self._tokenizer.pad(tokenized, return_tensors="pt")
         columns = [list(column) for column in zip(*batch_texts, strict=True)]
         return self._tokenizer(
             *columns, padding="longest", return_tensors="pt", truncation=True, max_length=self.max_length
@@ -260,7 +265,10 @@ class TextCollate:
         count = 0
         for sample in samples:
             texts = _texts_of(sample)
-            if not self._is_surely_short(texts) and len(rust.encode(*texts).ids) > self.max_length:
+            if self._is_surely_short(texts):
+                continue
+            tokens = rust.encode(*texts).ids
+            if len(tokens) > self.max_length:
                 count += 1
         return count
 
@@ -269,8 +277,9 @@ class TextCollate:
 
         Plain ASCII has at most a token for each character, and a few that mark its ends.
         """
-        characters = sum(map(len, texts))
-        return all(map(str.isascii, texts)) and characters <= self.max_length - _ENDS
+        is_ascii = all(text.isascii() for text in texts)
+        characters = sum(len(text) for text in texts)
+        return is_ascii and characters <= self.max_length - _ENDS
 
 
 def _texts_of(sample: Any) -> tuple[str, ...]:
@@ -392,7 +401,8 @@ def _check_ids(document: Mapping[str, object], origin: str) -> None:
     for token in _parts(document.get("added_tokens")):
         if isinstance(token, dict):
             numbers.append(token.get("id"))
-    largest = max((number for number in numbers if type(number) is int), default=0)
+    whole_numbers = [number for number in numbers if type(number) is int]
+    largest = max(whole_numbers, default=0)
     if largest > _LARGEST_ID:
         raise InputError(f"{origin} numbers a token {shown(largest)}, expected at most {_LARGEST_ID}")
 
@@ -425,7 +435,8 @@ def _packed(text: str, folder: Path) -> str:
     """
     packed = text
     if _size(text) > MOST_BYTES:
-        packed = _PACKED + base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
+        compressed = zlib.compress(text.encode("utf-8"), 9)
+        packed = _PACKED + base64.b64encode(compressed).decode("ascii")
     size = _size(packed)
     if size > MOST_BYTES:
         raise InputError(
@@ -469,17 +480,23 @@ def _tokenizer_settings(preprocess: object) -> TokenizerSettings:
     settings = preprocess.get("tokenizer") if isinstance(preprocess, Mapping) else None
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
-    wrong = [key for key, kind in _TYPES.items() if type(settings.get(key)) is not kind]
+    wrong = []
+    for key, kind in _TYPES.items():
+        if type(settings.get(key)) is not kind:
+            wrong.append(key)
     if not wrong:
         wrong = _wrong_values(settings)
     if wrong:
-        raise InputError("the tokenizer is not described as it must be", problems=[f"{key!r}" for key in wrong])
+        raise InputError("the tokenizer is not described as it must be", problems=[repr(key) for key in wrong])
     return cast("TokenizerSettings", settings)
 
 
 def _wrong_values(settings: Mapping[str, Any]) -> list[str]:
     """List the keys whose values are of the right type, but no tokenizer has them."""
-    wrong = [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
+    wrong = []
+    for key in ("padding_side", "truncation_side"):
+        if settings[key] not in ("left", "right"):
+            wrong.append(key)
     names = settings["model_input_names"]
     if not names or names != _INPUT_NAMES[: len(names)]:
         wrong.append("model_input_names")

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from hydractl.errors import InputError, UsageError
 from hydractl.families import timm
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, MultiheadStandIn, Stages
+from hydractl.families.config_json import LibraryConfig, Preprocessing, object_in, object_or_empty
 from hydractl.families.hf import family as hf
 from hydractl.families.hf.texts import TOKENIZER_FILES, text_collate, write_tokenizer
-from hydractl.families.library_json import LibraryConfig, Preprocessing, object_in, object_or_empty
 from hydractl.families.open_clip.hf_text import LAYOUT, TRANSFORMER, hf_config_in, hf_text, is_of_transformers
 from hydractl.families.open_clip.inputs import (
     cleaned,
@@ -108,8 +108,11 @@ class OpenClip(ModelFamily):
         )
         tensors: TensorSource = published_weights(weights, hint)
         if is_coca:
-            names = [name for name in tensors.names() if not name.startswith(DECODER)]
-            tensors = MappedTensors({name: tensors.info(name) for name in names}, tensors.read)
+            infos = {}
+            for name in tensors.names():
+                if not name.startswith(DECODER):
+                    infos[name] = tensors.info(name)
+            tensors = MappedTensors(infos, tensors.read)
         preprocess = open_clip_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {})
         if not own_tokenizer(config):
             preprocess["texts"] = text_settings(folder, config)
@@ -121,6 +124,10 @@ class OpenClip(ModelFamily):
             labels=None,
             left=[f"{DECODER}*"] if is_coca else (),
         )
+
+    def known_names(self) -> Sequence[str]:
+        """Return the architectures of open_clip."""
+        return tuple(open_clip.list_models())
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         """Load ``open_clip:ARCH/TAG`` from the hub, or random weights with ``pretrained=0`` and any model setting.
@@ -350,8 +357,8 @@ class OpenClip(ModelFamily):
         for path in tower.block_paths:
             block = model.get_submodule(path)
             for name in names:
-                with_dropout = nn.Sequential(getattr(block, name), nn.Dropout(rate).eval())
-                setattr(block, name, with_dropout)
+                dropout = nn.Dropout(rate).eval()
+                setattr(block, name, nn.Sequential(getattr(block, name), dropout))
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------
@@ -393,8 +400,8 @@ def _known_config(arch: str) -> dict[str, object]:
     """
     known = open_clip.list_models()
     if arch not in known:
-        names = {name.lower(): name for name in known}
-        near = [names[name] for name in difflib.get_close_matches(arch.lower(), names, 5)]
+        spelled = {name.lower(): name for name in known}
+        near = [spelled[name] for name in difflib.get_close_matches(arch.lower(), spelled, 5)]
         hint = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
         if near:
             hint = f"near names: {', '.join(near)}"
@@ -420,7 +427,8 @@ def _changed(config: LibraryConfig, options: Mapping[str, object], name: str) ->
     """Return a configuration with other values."""
     known = set(_TOP)
     for section, section_class in SECTIONS.items():
-        known |= {f"{section}.{field.name}" for field in dataclasses.fields(section_class)}
+        for field in dataclasses.fields(section_class):
+            known.add(f"{section}.{field.name}")
     unknown = [option for option in options if option not in known]
     if unknown:
         raise UsageError(

@@ -19,10 +19,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hydractl.errors import InputError
 from hydractl.families.base import Stages, State, first_tokens, for_each, numbered_paths
+from hydractl.families.config_json import LibraryConfig
 from hydractl.families.hf.architectures import check_counts, check_encoder, fill_hf_buffers, without_traces
 from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
 from hydractl.families.hf.layouts import LAYOUTS
-from hydractl.families.library_json import LibraryConfig
 from hydractl.families.prompts import mean_features
 from hydractl.families.reading import read_config, write_config
 from hydractl.jsonio import shown

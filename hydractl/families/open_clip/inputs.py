@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import open_clip
 import torch
@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError
+from hydractl.families.config_json import LibraryConfig, Preprocessing, integers_in, is_whole_number, object_in
 from hydractl.families.hf.texts import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
-from hydractl.families.library_json import LibraryConfig, Preprocessing, integers_in, object_in
 from hydractl.families.pixels import in_mode, is_size, stacked
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import canonical_json, shown
@@ -108,25 +108,29 @@ def _problems(preprocess: Preprocessing) -> list[str]:
         return [f"it lacks {', '.join(missing)}"]
     problems = []
     for key, choices in _CHOICES.items():
-        if preprocess[key] not in choices:
-            problems.append(f"its {key} is {shown(preprocess[key])}, not one of {', '.join(choices)}")
+        value = preprocess[key]
+        if value not in choices:
+            problems.append(f"its {key} is {shown(value)}, not one of {', '.join(choices)}")
     size = preprocess["size"]
     if not isinstance(size, list) or len(size) != 2 or not is_size(size):
         problems.append(f"its size is {shown(size)}, not [height, width]")
     for key in ("mean", "std"):
         values = preprocess[key]
-        if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
+        if not _are_three_numbers(values):
             problems.append(f"its {key} is {shown(values)}, not three numbers")
         elif key == "std" and min(values) <= 0:
             problems.append(f"its std is {shown(values)}, which cannot be divided by")
     fill = preprocess["fill_color"]
-    if type(fill) is not int or not 0 <= fill <= 255:
+    if not is_whole_number(fill, 0, 255):
         problems.append(f"its fill_color is {shown(fill)}, not 0 to 255")
     return problems
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
+    """Return whether these are a finite number for each of red, green and blue."""
+    if not isinstance(values, list) or len(values) != 3:
+        return False
+    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------

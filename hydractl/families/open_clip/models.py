@@ -22,7 +22,7 @@ from torch import nn
 from hydractl.errors import InputError
 from hydractl.families import timm
 from hydractl.families.base import numbered_paths
-from hydractl.families.library_json import LibraryConfig, object_in
+from hydractl.families.config_json import LibraryConfig, is_whole_number, object_in
 from hydractl.families.open_clip.hf_text import (
     LAYOUT,
     TRANSFORMER,
@@ -185,7 +185,7 @@ def _check_config(config: LibraryConfig) -> None:
     if own_tokenizer(config):
         vocabulary = text_cfg.get("vocab_size", VOCABULARY)
         known = simple_tokenizer(config).vocab_size
-        if type(vocabulary) is not int or vocabulary < known:
+        if not is_whole_number(vocabulary, known):
             raise _refusal(name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {known}")
 
 
@@ -194,10 +194,10 @@ def _problems_of_sizes(config: LibraryConfig) -> list[str]:
     problems = []
     for section in SECTIONS:
         layers = object_in(config, section, _ORIGIN).get("layers", 12)
-        if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
+        if not is_whole_number(layers, 1, _MOST_LAYERS):
             problems.append(f"{section} has {shown(layers)} layers")
     length = text_cfg_of(config).get("context_length", CONTEXT_LENGTH)
-    if type(length) is not int or not 2 <= length <= _MOST_TOKENS:
+    if not is_whole_number(length, 2, _MOST_TOKENS):
         problems.append(f"text_cfg has a context of {shown(length)} tokens")
     return problems
 

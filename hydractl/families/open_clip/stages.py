@@ -22,9 +22,17 @@ from hydractl.families.prompts import mean_features
 
 def _run(block: Any, state: State) -> State:
     mask = state.context.get("attn_mask")
-    if mask is not None and mask.dim() == 4 and isinstance(block.attn, nn.MultiheadAttention | Attention):
-        mask = mask.expand(-1, block.attn.num_heads, -1, -1).flatten(0, 1)  # [B, 1, T, T] -> [B * heads, T, T]
+    if mask is not None and mask.dim() == 4:
+        mask = _mask_for(block.attn, mask)
     return State(block(state.hidden, attn_mask=mask), state.context)
+
+
+def _mask_for(attention: Any, mask: Tensor) -> Tensor:
+    """Return a mask ``[B, 1, T, T]`` as an attention takes it: the library's own ``[B * heads, T, T]``."""
+    if not isinstance(attention, nn.MultiheadAttention | Attention):
+        return mask
+    of_heads = mask.expand(-1, attention.num_heads, -1, -1)
+    return of_heads.flatten(0, 1)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
@@ -112,15 +120,16 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
     hidden = holder.token_embedding(text)
     class_token = getattr(holder, "cls_emb", None)
     if class_token is not None:
-        hidden = torch.cat([hidden, class_token.expand(len(text), 1, -1)], dim=1)
+        class_tokens = class_token.expand(len(text), 1, -1)
+        hidden = torch.cat([hidden, class_tokens], dim=1)
     tokens = hidden.shape[1]
     hidden = hidden + holder.positional_embedding[:tokens]
     mask = None
     if holder.attn_mask is not None:
         mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
     if class_token is not None:  # no token sees padding: the library's mask, which is the same for every head
-        of_heads = holder._build_additive_mask(text, tokens, hidden.dtype)
-        padding = of_heads.unflatten(0, (len(text), -1))[:, :1]
+        of_heads = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, T, T]
+        padding = of_heads.unflatten(0, (len(text), -1))[:, :1]  # [N, 1, T, T]
         mask = padding if mask is None else mask + padding
     return State(hidden, {"text": inputs["text"], "attn_mask": mask})
 
@@ -165,5 +174,6 @@ def _text_projection(tower: TextTower) -> Projection | None:
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
     """Return the position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
     text = state.context["text"].flatten(0, 1)
-    positions = torch.arange(state.hidden.shape[1], device=text.device).expand(len(text), -1)
-    return text_global_pool(positions[:, :, None], text, tower.pool, eos_token_id=tower.eos)
+    positions = torch.arange(state.hidden.shape[1], device=text.device)
+    of_texts = positions.expand(len(text), -1)[:, :, None]  # [N, T, 1]
+    return text_global_pool(of_texts, text, tower.pool, eos_token_id=tower.eos)

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from hydractl.model.projections import Packing, is_linear
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters import added_names
+from hydractl.training.adapters import added_names, banks_with_heads
 
 
 class RankOne(nn.Module):
@@ -47,12 +47,15 @@ class RankOneProjections(RankOne):
     """A pair of factors each for a bank's queries, keys and values."""
 
     def __init__(self, weight: Tensor, packing: Packing) -> None:
-        super().__init__(weight, 3)
+        super().__init__(weight, count=3)
         self.packing = packing
 
     def forward(self, weight: Tensor) -> Tensor:
-        pairs = zip(self.s.split(self.packing.rows), self.r.chunk(3), strict=True)
-        products = [torch.outer(s, r) for s, r in pairs]
+        s_of_projections = self.s.split(self.packing.rows)
+        r_of_projections = self.r.chunk(3)
+        products = []
+        for s, r in zip(s_of_projections, r_of_projections, strict=True):
+            products.append(torch.outer(s, r))  # [rows, columns]
         return weight * self.packing.join_rows(products)
 
 
@@ -74,10 +77,7 @@ class BatchEnsemble:
             factors.draw(self.std, generator)
             parametrize.register_parametrization(module, name, factors)
 
-        for attention in model.attentions:
-            bank = attention.only.bank
-            if not bank.heads:
-                continue
+        for bank in banks_with_heads(model):
             put(bank, "qkv", RankOneProjections(bank.qkv.detach(), bank.packing))
             put(bank, "out", RankOne(bank.out.detach()))
             if bank.gate is not None:

@@ -6,38 +6,39 @@ last.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hydractl.methods.base import MethodOption, OptionValues, TogetherMethod
+from hydractl.methods.base import TogetherOptions
+from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.members import MemberMaker
 
 
-class ClassifiersMethod(TogetherMethod):
-    """Members share a body and differ in their classifiers."""
+@dataclass(frozen=True)
+class ClassifiersOptions(TogetherOptions):
+    """``classifiers:M``: members share a body and differ in their classifiers."""
 
-    name = "classifiers"
-    can_be_sped_up = True
-    rows = (StudyRow("heads", ByOneTraining({"classifiers": str(MEMBERS)}), place=10, needs_classifier=True),)
-    options = (
-        MethodOption(
-            "classifiers",
-            int,
-            "Train this many classifiers on one body, drawn by --seed and the seeds after it: a.1.st, a.2.st and so on "
-            "for a.st [classifiers; default: one, one output]",
-            at_least=2,
-            at_most=100,
-        ),
+    kind = "classifiers"
+    summary = (
+        "Train M classifiers on one body, drawn by --seed and the seeds after it: a.1.st, a.2.st and so on for a.st"
     )
+    example = "3"
+    can_be_sped_up = True
 
-    def together(self, values: OptionValues) -> MemberMaker:
+    def together(self) -> MemberMaker:
         """Return what makes as many classifiers as are asked for."""
         one_body = import_module("hydractl.methods.classifiers.one_body")
-        maker: MemberMaker = one_body.Classifiers(values["classifiers"])
+        maker: MemberMaker = one_body.Classifiers(self.members)
         return maker
 
 
-METHOD = ClassifiersMethod()
+METHOD = Method(
+    "classifiers",
+    "Several classifiers on one body, trained together",
+    ClassifiersOptions,
+    rows=(StudyRow("heads", ByOneTraining(ClassifiersOptions(MEMBERS)), place=10, needs_classifier=True),),
+)

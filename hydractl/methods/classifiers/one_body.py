@@ -36,8 +36,9 @@ class OneBody(Together):
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return logits ``[M, B, classes]``."""
-        logits = self.each[0].member_logits(inputs)[0]
-        return logits.unflatten(-1, (self.members, -1)).transpose(0, 1)  # [B, M * classes] -> [M, B, classes]
+        logits = self.each[0].member_logits(inputs)[0]  # [B, M * classes]
+        by_member = logits.unflatten(-1, (self.members, -1))  # [B, M, classes]
+        return by_member.transpose(0, 1)
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return the mean over members and batch."""
@@ -47,7 +48,8 @@ class OneBody(Together):
         """Return the body with the classifier of one member."""
         tensors = dict(super().stock_tensors(0))
         for name in self._heads:
-            tensors[name] = tensors[name].chunk(self.members)[member].clone()
+            of_members = tensors[name].chunk(self.members)
+            tensors[name] = of_members[member].clone()
         return tensors
 
 
@@ -86,7 +88,8 @@ class Classifiers:
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
         """Make the body with all classifiers, see :class:`hydractl.training.members.MemberMaker`."""
-        return OneBody(models[0], draw_members(source, self.members, seed))
+        drawn = draw_members(source, self.members, seed)
+        return OneBody(models[0], drawn)
 
 
 def draw_members(source: Source, members: int, seed: int) -> list[dict[str, Tensor]]:

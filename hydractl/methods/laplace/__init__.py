@@ -6,15 +6,11 @@ Probabilistic Vision-Language Models (2024). ``hydractl laplace`` fits it and ha
 
 from __future__ import annotations
 
-from hydractl.methods.base import Method
+from hydractl.methods.method import Method
 from hydractl.methods.study_rows import ByVerb, StudyRow
 
-
-class LaplaceMethod(Method):
-    """The weights of the last layer are Gaussian."""
-
-    name = "laplace"
-    rows = (StudyRow("laplace", ByVerb("laplace"), place=6, needs_labels=False, needs_classifier=True),)
-
-
-METHOD = LaplaceMethod()
+METHOD = Method(
+    "laplace",
+    "A Gaussian posterior of the weights of the last layers",
+    rows=(StudyRow("laplace", ByVerb("laplace"), place=6, needs_labels=False, needs_classifier=True),),
+)

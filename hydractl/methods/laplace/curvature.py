@@ -66,12 +66,18 @@ class Curvature:
     squares: float
 
     @classmethod
-    def of(cls, a: Tensor, b: Tensor, layer: LastLayer) -> Curvature:
+    def from_factors(cls, a: Tensor, b: Tensor, layer: LastLayer) -> Curvature:
         """Build it from the factors ``[d, d]`` and ``[k, k]``."""
         a_values, a_vectors = torch.linalg.eigh(a)
         b_values, b_vectors = torch.linalg.eigh(b)
-        squares = float(layer.weight.cpu().double().square().sum())
-        return cls(a_values.clamp(min=0), a_vectors, b_values.clamp(min=0), b_vectors, squares)
+        weight = layer.weight.cpu().double()
+        return cls(
+            a=a_values.clamp(min=0),
+            basis=a_vectors,
+            b=b_values.clamp(min=0),
+            outer=b_vectors,
+            squares=float(weight.square().sum()),
+        )
 
     def precision(self, prior: float, count: float) -> Tensor:
         """Return the precision of the weights along the eigenvectors, ``[d, k]``."""
@@ -79,7 +85,8 @@ class Curvature:
 
     def posterior(self, prior: float, count: float) -> Posterior:
         """Return the posterior of the weights."""
-        return Posterior(self.basis, 1 / self.precision(prior, count), self.outer)
+        variances = 1 / self.precision(prior, count)
+        return Posterior(self.basis, variances, self.outer)
 
     def evidence(self, prior: float, count: float) -> float:
         """Return the log marginal likelihood by Laplace's method, but for what no prior changes.
@@ -87,7 +94,8 @@ class Curvature:
         See Daxberger et al. 2021.
         """
         precision = self.precision(prior, count)
-        return 0.5 * float((prior / precision).log().sum() - prior * self.squares)
+        log_ratio = (prior / precision).log().sum()  # of the determinants of prior and posterior precision
+        return 0.5 * float(log_ratio - prior * self.squares)
 
 
 @dataclass(frozen=True)
@@ -107,12 +115,13 @@ class LaplaceFit:
         """Choose the prior of each tower: of the lowest NLL on validation data, the same for both; else by evidence."""
         if self.logits is None or labels is None:
             return {tower: _most_evident(curvature, count) for tower, curvature in self.curvatures.items()}
-        logits = self.logits
+        logits_of = self.logits
 
         def nll(prior: float) -> float:
             same_prior = dict.fromkeys(self.curvatures, prior)
-            posteriors = list(self.posteriors(same_prior, count).values())
-            return float(F.cross_entropy(logits(posteriors), labels))
+            posteriors = self.posteriors(same_prior, count)
+            logits = logits_of(list(posteriors.values()))
+            return float(F.cross_entropy(logits, labels))
 
         best = min(PRIORS, key=nll)
         return dict.fromkeys(self.curvatures, best)
@@ -125,7 +134,8 @@ class LaplaceFit:
 def _most_evident(curvature: Curvature, count: float) -> float:
     """Return the prior of the highest evidence, the first of equals."""
     evidence = [curvature.evidence(prior, count) for prior in PRIORS]
-    best: float = PRIORS[evidence.index(max(evidence))]
+    place_of_highest = evidence.index(max(evidence))
+    best: float = PRIORS[place_of_highest]
     return best
 
 
@@ -142,8 +152,8 @@ class _FactorSums:
     def add(self, logits: Tensor, x: Tensor) -> None:
         """Add samples: logits ``[B, C]``, and what enters the layer ``[B, d]``."""
         p = logits.softmax(dim=-1)
-        self.a = self.a + x.T @ x
-        self.b = self.b + torch.diag(p.sum(dim=0)) - p.T @ p
+        self.a = self.a + x.T @ x  # [d, d]
+        self.b = self.b + torch.diag(p.sum(dim=0)) - p.T @ p  # [C, C]
 
 
 _LogitsAndFeatures = tuple[Tensor, list[Tensor]]
@@ -164,12 +174,18 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
         samples += logits.shape[1]
         for member, layer in enumerate(layers):
             sums[member].add(logits[member], with_one(features[member], layer.bias))
-    validation = [] if val is None else list(_outputs(model, val))
+    validation: list[_LogitsAndFeatures] = []
+    if val is not None:
+        validation = list(_outputs(model, val))
     fits = []
     for member, layer in enumerate(layers):
-        curvature = Curvature.of(sums[member].a / samples, sums[member].b / samples, layer)
-        scaled = _scaled_logits(validation, member, layer) if validation else None
-        fits.append(LaplaceFit({layer.tower: curvature}, scaled))
+        a = sums[member].a / samples
+        b = sums[member].b / samples
+        curvature = Curvature.from_factors(a, b, layer)
+        logits_of: LogitsOfPosteriors | None = None
+        if validation:
+            logits_of = _scaled_logits(validation, member, layer)
+        fits.append(LaplaceFit({layer.tower: curvature}, logits_of))
     return fits
 
 
@@ -184,7 +200,7 @@ def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAnd
 
 
 def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer: LastLayer) -> LogitsOfPosteriors:
-    """Return what scales a member's logits of validation data by a posterior of its classifier."""
+    """Return a function that scales a member's logits of validation data by a posterior of its classifier."""
     logits = torch.cat([batch_logits[member] for batch_logits, _ in validation])
     x = torch.cat([with_one(features[member], layer.bias) for _, features in validation])
     return lambda posteriors: posteriors[0].scaled(logits, x)
@@ -208,20 +224,25 @@ def fit_pairs(
     layers_of_members = last_layers(model)
     read_images = model.chain_of_samples.of_projection()
     read_texts = model.chain_of_labels.of_projection()
-    pairs = [(read_images(pixels), read_texts(captions)) for pixels, captions in batches]
-    images = torch.cat([pair[0] for pair in pairs], dim=1)[:, :, 0]  # [M, N, d]
-    texts = torch.cat([pair[1] for pair in pairs], dim=1)[:, :, 0]
-    shown: list[Tensor] = []
+    image_batches = []
+    text_batches = []
+    for pixels, captions in batches:
+        image_batches.append(read_images(pixels))
+        text_batches.append(read_texts(captions))
+    images = torch.cat(image_batches, dim=1)[:, :, 0]  # [M, N, d]
+    texts = torch.cat(text_batches, dim=1)[:, :, 0]
+    compared: list[Tensor] = []  # validation images, and the prompts of their classes
     if val is not None and classes is not None and classes.prompted is not None:
-        shown.append(torch.cat([read_images(pixels) for pixels, _ in val], dim=1))
-        shown.append(torch.cat([read_texts(prompts) for prompts in classes.prompted.inputs(256)], dim=1))
+        compared.append(torch.cat([read_images(pixels) for pixels, _ in val], dim=1))
+        prompts_of_classes = classes.prompted.inputs(256)
+        compared.append(torch.cat([read_texts(prompts) for prompts in prompts_of_classes], dim=1))
     fits = []
     for member, layers in enumerate(layers_of_members):
         curvatures = _curvatures_of_towers(model, member, layers, (images[member], texts[member]))
-        logits = None
-        if shown:
-            logits = _compared_logits(model, member, layers, [inputs[member] for inputs in shown])
-        fits.append(LaplaceFit(curvatures, logits))
+        logits_of: LogitsOfPosteriors | None = None
+        if compared:
+            logits_of = _compared_logits(model, member, layers, [inputs[member] for inputs in compared])
+        fits.append(LaplaceFit(curvatures, logits_of))
     return fits
 
 
@@ -230,20 +251,24 @@ def _curvatures_of_towers(
 ) -> dict[str, Curvature]:
     """Compute the curvatures of both projections of one member from what enters them, ``[N, d]`` each."""
     network = model.networks[member]
-    of_images, of_texts = layers
-    x = with_one(inputs[0], of_images.bias)
-    y = with_one(inputs[1], of_texts.bias)
-    g = x @ of_images.weight.T
-    h = y @ of_texts.weight.T
+    image_layer, text_layer = layers
+    x = with_one(inputs[0], image_layer.bias)
+    y = with_one(inputs[1], text_layer.bias)
+    g = x @ image_layer.weight.T
+    h = y @ text_layer.weight.T
     scale, bias = (float(number) for number in scale_and_bias(model.family, network, g))
     each_alone = model.family.judges_each_pair(network)
-    curvatures = {}
-    for layer, entering, features, others in ((of_images, x, g, h), (of_texts, y, h, g)):
+
+    def curvature_of(layer: LastLayer, entering: Tensor, features: Tensor, others: Tensor) -> Curvature:
         entering = entering.cpu().double()
         a = entering.T @ entering / len(entering)
         b = compared_factor(features, others, scale, bias, each_alone)
-        curvatures[layer.tower] = Curvature.of(a, b, layer)
-    return curvatures
+        return Curvature.from_factors(a, b, layer)
+
+    return {
+        image_layer.tower: curvature_of(image_layer, x, features=g, others=h),
+        text_layer.tower: curvature_of(text_layer, y, features=h, others=g),
+    }
 
 
 def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float, each_alone: bool) -> Tensor:
@@ -255,37 +280,44 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
         scale, bias: of the logits.
         each_alone: whether every pair is judged by itself (sigmoid).
     """
-    # J' L J sums up to two parts: what does not depend on the row but by its weight, and what lies along u.
+    # With w = s^2 / |g|^2, J' L J is w (I - u u') H' L H (I - u u'). Multiplied out and summed over rows that is the
+    # sum of w H' L H, less the sum of w u (H' L H u)' and its transpose, plus the sum of w (u' H' L H u) u u'.
     h = F.normalize(others.cpu().double(), dim=-1)
     width = features.shape[1]
     total = torch.zeros(width, width, dtype=torch.float64)
-    for g in features.cpu().double().split(ROWS_AT_ONCE):
+    for g in features.cpu().double().split(ROWS_AT_ONCE):  # [B, D]
         u = F.normalize(g, dim=-1)
-        weight = scale**2 / g.square().sum(dim=-1, keepdim=True)
-        cosines = u @ h.T
+        weight = scale**2 / g.square().sum(dim=-1, keepdim=True)  # [B, 1]
+        cosines = u @ h.T  # [B, N]
         logits = scale * cosines + bias
+        # L is diag(diagonal), less p p' for the softmax alone; mean is H' p of this second part.
         if each_alone:
             p = logits.sigmoid()
-            m = torch.zeros_like(g)
-            p = p * (1 - p)
+            diagonal = p * (1 - p)
+            mean = torch.zeros_like(g)
         else:
-            p = logits.softmax(dim=-1)
-            m = p @ h
-        along = (p * cosines) @ h - m * (m * u).sum(dim=-1, keepdim=True)  # H' L H u
-        twice = (weight * u).T @ along
-        total += h.T @ ((weight * p).sum(dim=0)[:, None] * h) - (weight * m).T @ m - twice - twice.T
-        total += (weight * (u * along).sum(dim=-1, keepdim=True) * u).T @ u
+            diagonal = logits.softmax(dim=-1)
+            mean = diagonal @ h
+        along = (diagonal * cosines) @ h - mean * (mean * u).sum(dim=-1, keepdim=True)  # H' L H u, [B, D]
+        weight_of_other = (weight * diagonal).sum(dim=0)[:, None]  # [N, 1]
+        around_mean = h.T @ (weight_of_other * h) - (weight * mean).T @ mean  # sum of w H' L H, [D, D]
+        crossed = (weight * u).T @ along
+        total += around_mean - crossed - crossed.T
+        length = (u * along).sum(dim=-1, keepdim=True)  # u' H' L H u, [B, 1]
+        total += (weight * length * u).T @ u
     return total / len(features)
 
 
 def _compared_logits(
     model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: Sequence[Tensor]
 ) -> LogitsOfPosteriors:
-    """Return what compares images with classes, given the posteriors of both projections."""
+    """Return a function that compares images with classes, given the posteriors of both projections."""
 
     def logits(posteriors: Sequence[Posterior]) -> Tensor:
         placed = [posterior.to(inputs[0]) for posterior in posteriors]
-        outputs = [gaussian_features(*of_tower) for of_tower in zip(placed, inputs, layers, strict=True)]
-        return gaussian_logits(model.family, model.networks[member], outputs, placed).cpu()
+        features = []
+        for posterior, inputs_of_tower, layer in zip(placed, inputs, layers, strict=True):
+            features.append(gaussian_features(posterior, inputs_of_tower, layer))
+        return gaussian_logits(model.family, model.networks[member], features, placed).cpu()
 
     return logits

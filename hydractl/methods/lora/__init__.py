@@ -5,39 +5,42 @@ Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hydractl.methods.base import AdapterMethod, MethodOption, OptionValues
+from hydractl.methods.base import SeededOptions, argument
+from hydractl.methods.method import Method
 from hydractl.methods.study_rows import BySeeds, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.adapters import Adapter
 
 
-class LoraMethod(AdapterMethod):
-    """Low-rank matrices are trained in the place of the weights of the heads."""
+@dataclass(frozen=True)
+class LoraOptions(SeededOptions):
+    """``lora:RANK,ALPHA[,M]``: low-rank matrices are trained in the place of the weights of the heads."""
 
-    name = "lora"
-    rows = (StudyRow("lora", BySeeds({"lora": "4,8"}), place=2),)
-    options = (
-        MethodOption(
-            "lora",
-            str,
-            "Train matrices of rank R on queries, keys, values and outputs, scaled by ALPHA / R, and the classifier "
-            "[default: off, the weights themselves]",
-            metavar="R,ALPHA",
-            pattern=r"[1-9][0-9]{0,3},[0-9]{1,5}(\.[0-9]{1,5})?",
-            example="4,8",
-        ),
+    kind = "lora"
+    summary = (
+        "Train matrices of rank RANK on queries, keys, values and outputs, scaled by ALPHA / RANK, and the classifier, "
+        "M times by --seed and the next seeds"
     )
+    example = "4,8,3"
 
-    def adapter(self, values: OptionValues) -> Adapter:
-        """Return the matrices that ``R,ALPHA`` asks for."""
-        rank, alpha = values["lora"].split(",")
+    rank: int = argument("RANK", int, at_least=1, at_most=9999)
+    alpha: float = argument("ALPHA", float, at_least=0, at_most=99999)
+
+    def adapter(self) -> Adapter:
+        """Return the matrices."""
         matrices = import_module("hydractl.methods.lora.matrices")
-        adapter: Adapter = matrices.LoRA(int(rank), float(alpha))
+        adapter: Adapter = matrices.LoRA(self.rank, self.alpha)
         return adapter
 
 
-METHOD = LoraMethod()
+METHOD = Method(
+    "lora",
+    "Members that differ in low-rank matrices on their heads",
+    LoraOptions,
+    rows=(StudyRow("lora", BySeeds(ensemble=LoraOptions(4, 8)), place=2),),
+)

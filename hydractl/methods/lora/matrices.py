@@ -8,6 +8,7 @@ gets the sum, so what is written is an ordinary checkpoint.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from hydractl.model.projections import Packing
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters import added_names
+from hydractl.training.adapters import added_names, banks_with_heads
 
 
 class LowRank(nn.Module):
@@ -41,23 +42,26 @@ class LowRank(nn.Module):
             self.a.copy_(drawn)
 
     def forward(self, weight: Tensor) -> Tensor:
-        product = self.b @ self.a  # [1, rows, columns]
-        return weight + (self.scale * product)[0]
+        product = self.scale * (self.b @ self.a)  # [1, rows, columns]
+        return weight + product[0]
 
 
 class LowRankProjections(LowRank):
     """Low-rank matrices for a bank's queries, keys, values; B ``[n, r]`` of all their rows, where heads share keys."""
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
-        super().__init__(weight, rank, alpha, 3)
+        super().__init__(weight, rank, alpha, count=3)
         self.packing = packing
         if packing.keys is not None:
             self.b = nn.Parameter(weight.new_zeros((weight.shape[0], rank)))
 
     def forward(self, weight: Tensor) -> Tensor:
-        shares_keys = self.packing.keys is not None
-        b_of_each = self.b.split(self.packing.rows) if shares_keys else self.b
-        products = [self.scale * (b @ a) for b, a in zip(b_of_each, self.a, strict=True)]
+        b_of_projections: Iterable[Tensor] = self.b
+        if self.packing.keys is not None:  # keys and values have fewer rows than queries
+            b_of_projections = self.b.split(self.packing.rows)
+        products = []
+        for b, a in zip(b_of_projections, self.a, strict=True):
+            products.append(self.scale * (b @ a))  # [rows, columns]
         return weight + self.packing.join_rows(products)
 
 
@@ -81,10 +85,7 @@ class LoRA:
             matrices.draw(generator)
             parametrize.register_parametrization(bank, name, matrices)
 
-        for attention in model.attentions:
-            bank = attention.only.bank
-            if not bank.heads:
-                continue
+        for bank in banks_with_heads(model):
             qkv = bank.qkv.detach()
             out = bank.out.detach()
             put(bank, "qkv", LowRankProjections(bank.packing, qkv, self.rank, self.alpha))

@@ -6,39 +6,42 @@ is dealt as in the authors' code (google/uncertainty-baselines, ``baselines/cifa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hydractl.methods.base import MethodOption, OptionValues, TogetherMethod
+from hydractl.methods.base import TogetherOptions, argument
+from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.members import MemberMaker
 
 
-class MimoMethod(TogetherMethod):
-    """Members share a network that takes several inputs."""
+@dataclass(frozen=True)
+class MimoOptions(TogetherOptions):
+    """``mimo:M[,RHO[,REPEATS]]``: members share a network that takes several inputs."""
 
-    name = "mimo"
-    rows = (StudyRow("mimo", ByOneTraining({"mimo": str(MEMBERS)}), place=9, needs_classifier=True),)
-    options = (
-        MethodOption(
-            "mimo",
-            str,
-            "Train one network of M inputs and M answers: of the rows of a batch a share RHO takes one sample M times, "
-            "the others M that were shuffled, each sample REPEATS times; a.1.st, a.2.st and so on for a.st "
-            "[default: off; RHO 0.5, REPEATS 4]",
-            metavar="M[,RHO[,REPEATS]]",
-            pattern=r"([2-9]|[1-9][0-9])(,(0|0?\.[0-9]{1,6}|1)(\.0)?(,[1-9][0-9]?)?)?",
-            example="3,0.5",
-        ),
+    kind = "mimo"
+    summary = (
+        "Train one network of M inputs and M answers: of the rows of a batch a share RHO takes one sample M times, the "
+        "others M that were shuffled, each sample REPEATS times; a.1.st, a.2.st and so on for a.st"
     )
+    example = "3,0.25"
 
-    def together(self, values: OptionValues) -> MemberMaker:
-        """Return what makes the network that ``M[,RHO[,REPEATS]]`` asks for."""
+    equal: float = argument("RHO", float, 0.5, at_least=0, at_most=1)
+    repeats: int = argument("REPEATS", int, 4, at_least=1, at_most=99)
+
+    def together(self) -> MemberMaker:
+        """Return what makes the network."""
         many_inputs = import_module("hydractl.methods.mimo.many_inputs")
-        maker: MemberMaker = many_inputs.Mimo.parse(values["mimo"])
+        maker: MemberMaker = many_inputs.Mimo(self.members, self.equal, self.repeats)
         return maker
 
 
-METHOD = MimoMethod()
+METHOD = Method(
+    "mimo",
+    "One network that takes M inputs at once and gives M answers",
+    MimoOptions,
+    rows=(StudyRow("mimo", ByOneTraining(MimoOptions(MEMBERS)), place=9, needs_classifier=True),),
+)

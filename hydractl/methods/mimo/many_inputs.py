@@ -35,21 +35,9 @@ class Mimo:
         repeats: how often each sample of a batch is there.
     """
 
-    members: int = 3
-    equal: float = 0.5
-    repeats: int = 4
-
-    @classmethod
-    def parse(cls, text: str) -> Mimo:
-        """Read ``M[,RHO[,REPEATS]]``."""
-        parts = text.split(",")
-        members = int(parts[0])
-        if len(parts) == 1:
-            return cls(members)
-        equal = float(parts[1])
-        if len(parts) == 2:
-            return cls(members, equal)
-        return cls(members, equal, int(parts[2]))
+    members: int
+    equal: float
+    repeats: int
 
     @property
     def passes(self) -> int:
@@ -64,10 +52,13 @@ class Mimo:
         """
         rows = samples * self.repeats
         shuffled = torch.randperm(rows) % samples
-        count = int(rows * (1 - self.equal))
-        apart = shuffled[:count]
-        equal = shuffled[count:]
-        inputs = [torch.cat([apart[torch.randperm(count)], equal]) for _ in range(self.members)]
+        differing_rows = int(rows * (1 - self.equal))
+        differing = shuffled[:differing_rows]
+        equal = shuffled[differing_rows:]
+        inputs = []
+        for _ in range(self.members):
+            shuffled_again = differing[torch.randperm(differing_rows)]
+            inputs.append(torch.cat([shuffled_again, equal]))
         return torch.stack(inputs)
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
@@ -96,7 +87,8 @@ class ManyInputs(OneBody):
         super().__init__(model, drawn)
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"
-        weights = torch.stack([tensors[self._stem] for tensors in drawn]) / self.members**0.5
+        drawn_weights = torch.stack([tensors[self._stem] for tensors in drawn])
+        weights = drawn_weights / self.members**0.5
         if not scratch:
             pretrained = model.networks[0].get_parameter(self._stem).detach().cpu()
             weights = weights - weights.mean(0) + pretrained / self.members
@@ -168,7 +160,7 @@ def _stem_path(model: HydraModel) -> str:
         if type(module) is kind and re.match(pattern, f"{path}.weight"):
             paths.append(path)
     if len(paths) != 1:
-        raise UsageError(f"--mimo: {model.description.arch} has no single {wanted}")
+        raise UsageError(f"--ensemble mimo: {model.description.arch} has no single {wanted}")
     return paths[0]
 
 
@@ -179,8 +171,10 @@ def _embedded(layer: Any, x: Tensor) -> Tensor:
     if inputs is None:
         inputs = [x] * weight.shape[0]
     if isinstance(layer, nn.Embedding):
-        tables = zip(inputs, weight.unbind(), strict=True)
-        each = [F.embedding(words, table, layer.padding_idx) for words, table in tables]
-        return torch.stack(each).sum(0)
+        embeddings = []
+        for words, table in zip(inputs, weight.unbind(), strict=True):
+            embeddings.append(F.embedding(words, table, layer.padding_idx))
+        return torch.stack(embeddings).sum(0)
+    channels = torch.cat(inputs, 1)  # [B, M * C, H, W]
     kernels = weight.transpose(0, 1).flatten(1, 2)  # [M, d, C, p, p] -> [d, M * C, p, p]
-    return F.conv2d(torch.cat(inputs, 1), kernels, layer.bias, layer.stride, layer.padding, layer.dilation)
+    return F.conv2d(channels, kernels, layer.bias, layer.stride, layer.padding, layer.dilation)

@@ -35,14 +35,6 @@ class Packed:
     alpha: Fraction
     gamma: int = 1
 
-    @classmethod
-    def parse(cls, text: str) -> Packed:
-        """Read ``M,ALPHA[,GAMMA]``."""
-        members, alpha, *gamma = text.split(",")
-        if gamma:
-            return cls(int(members), Fraction(alpha), int(gamma[0]))
-        return cls(int(members), Fraction(alpha))
-
     @property
     def passes(self) -> int:
         """The passes of :class:`hydractl.training.members.MemberMaker`: one for each member."""
@@ -55,8 +47,10 @@ class Packed:
         (:func:`part_of`).
         """
         narrow = self._narrowed(source)
-        is_drawn = source.drawn_by is not None
-        tensors_of_members = self._drawn(narrow, seed) if is_drawn else self._cut(source, narrow)
+        if source.drawn_by is not None:
+            tensors_of_members = self._drawn(narrow, seed)
+        else:
+            tensors_of_members = self._cut(source, narrow)
         members = []
         for tensors in tensors_of_members:
             if self.gamma > 1:
@@ -80,11 +74,13 @@ class Packed:
 
     def _cut(self, source: Source, narrow: Source) -> list[dict[str, Tensor]]:
         """Cut the weights of each member out of the wide model."""
-        sites = narrow.sites
         shapes = dict(source.family.build(narrow.description.config).state_dict())
         wide = {name: source.tensors.read(name) for name in source.tensors.names()}
-        starts = [Fraction(member, self.members) for member in range(self.members)]
-        return [part_of(wide, source, shapes, sites, start) for start in starts]
+        tensors_of_members = []
+        for member in range(self.members):
+            start = Fraction(member, self.members)
+            tensors_of_members.append(part_of(wide, source, shapes, narrow.sites, start))
+        return tensors_of_members
 
     def _narrowed(self, source: Source) -> Source:
         """Return the model with the width of a member, its tensors not yet changed.
@@ -96,11 +92,11 @@ class Packed:
         description = source.description
         share = self.alpha / self.members
         if not description.mask.is_full:
-            raise UsageError(f"--packed: {name} has lost heads", hint="pack the dense model")
+            raise UsageError(f"--ensemble packed: {name} has lost heads", hint="pack the dense model")
         config = source.family.narrowed(description.config, share)
         if config is None:
             raise UsageError(
-                f"--packed: a {description.arch} of {share} of the width is unknown",
+                f"--ensemble packed: a {description.arch} of {share} of the width is unknown",
                 hint="packed are the ViTs of timm and the encoders of transformers whose layers all have the width",
             )
         wide_sizes = _sizes(source, description.config)
@@ -108,14 +104,17 @@ class Packed:
         if sizes != [size * share for size in wide_sizes]:
             heads, width, mlp = wide_sizes[0], wide_sizes[1], wide_sizes[-1]
             raise UsageError(
-                f"--packed: {share} of {heads} heads, a width of {width} or MLPs of {mlp} is no whole number",
+                f"--ensemble packed: {share} of {heads} heads, a width of {width} or MLPs of {mlp} is no whole number",
                 hint="choose M and ALPHA so that ALPHA / M of each is one",
             )
         uneven = [size for size in sizes if size % self.gamma]
         if uneven:
-            raise UsageError(f"--packed: GAMMA {self.gamma} does not divide {uneven[0]} heads or channels of a member")
-        masks = [HeadMask.full(source.family.sites(config))]
-        return replace(source, description=replace(description, config=config, masks=masks, extra={}))
+            raise UsageError(
+                f"--ensemble packed: GAMMA {self.gamma} does not divide {uneven[0]} heads or channels of a member"
+            )
+        full = HeadMask.full(source.family.sites(config))
+        narrow_description = replace(description, config=config, masks=[full], extra={})
+        return replace(source, description=narrow_description)
 
 
 def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
@@ -134,7 +133,7 @@ def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
             sides += tensor.shape
     inner_sizes = set(sides) - {sites[0].d_model}
     if len(inner_sizes) > 1:
-        raise UsageError(f"--packed: the MLPs of {source.description.arch} have layers of several sizes")
+        raise UsageError(f"--ensemble packed: the MLPs of {source.description.arch} have layers of several sizes")
     return sizes + sides
 
 
@@ -175,15 +174,20 @@ def _cut_to(tensor: Tensor, like: Tensor, start: Fraction) -> Tensor:
     """Cut a tensor to the shape of another one, along each dimension from this share on and around its end."""
     for dim, (size, kept) in enumerate(zip(tensor.shape, like.shape, strict=True)):
         if size != kept:
-            indices = (torch.arange(kept) + int(size * start)) % size
+            first = int(size * start)
+            indices = (torch.arange(kept) + first) % size
             tensor = tensor.index_select(dim, indices)
     return tensor.clone()
 
 
 def _tensor_fields(weights: HeadWeights) -> dict[str, Tensor]:
     """Return the tensors among the fields of weights, by the names of the fields."""
-    values = {field.name: getattr(weights, field.name) for field in fields(weights)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    tensors = {}
+    for field in fields(weights):
+        value = getattr(weights, field.name)
+        if isinstance(value, Tensor):
+            tensors[field.name] = value
+    return tensors
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

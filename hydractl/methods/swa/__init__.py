@@ -1,88 +1,71 @@
-"""The weights at the end of a training as one Gaussian: SWA is its mean, members drawn from it are SWAG's.
+"""Stochastic weight averaging: the average of the weights at the end of a training.
 
-Izmailov et al., Averaging Weights Leads to Wider Optima (UAI 2018); Maddox et al., A Simple Baseline for Bayesian
-Uncertainty in Deep Learning (NeurIPS 2019).
+Izmailov et al., Averaging Weights Leads to Wider Optima (UAI 2018).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hydractl.methods.base import LENGTH, CourseMethod, FinetuneRequest, MethodOption, OptionValues
-from hydractl.methods.study_rows import MEMBERS, ByOneTraining, ByTraining, StudyRow
+from hydractl.methods.base import CourseMethodOptions, FinetuneRequest, argument
+from hydractl.methods.method import Method
+from hydractl.methods.study_rows import ByTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.course import CourseOptions
 
 
-_TWENTY_WEIGHTS = {"swa": "0.5,20", "schedule": "constant"}
-"""The average of 20 weights of the second half of a training, as many as the rank of SWAG."""
-
-
-class SwaMethod(CourseMethod):
-    """The model is an average of weights; with ``--swag`` members are drawn around it."""
-
-    name = "swa"
-    rows = (
-        StudyRow("swa", ByTraining(_TWENTY_WEIGHTS), place=5, least_steps=40),
-        # Draws lie so close together that their MLPs would be averaged back to the mean.
-        StudyRow(
-            "swag", ByOneTraining({**_TWENTY_WEIGHTS, "swag": str(MEMBERS)}, merge="none"), place=5, least_steps=40
-        ),
-    )
-    options = (
-        MethodOption(
-            "swa",
-            str,
-            "Write the average of the weights after this share of the steps, at a constant learning rate: of N "
-            "weights, evenly spread, or of one for each epoch left [default: off]",
-            heading=LENGTH,
-            metavar="START[,N]",
-            pattern=r"0?\.(?=0*[1-9])[0-9]{1,6}(,([2-9]|[1-9][0-9]{1,5}))?",
-            example="0.75",
-        ),
-        MethodOption(
-            "swag",
-            str,
-            "Write M members drawn by --seed from SWAG's Gaussian around the average of --swa, whose low-rank half is "
-            "of the last RANK weights, 20 by default: a.1.st, a.2.st and so on for a.st [default: the average itself]",
-            heading=LENGTH,
-            metavar="M[,RANK]",
-            pattern=r"([2-9]|[1-9][0-9]{1,2})(,([2-9]|[1-9][0-9]{1,2}))?",
-            example="3,20",
-        ),
-    )
-
-    def models(self, values: OptionValues) -> int | None:
-        """Return how many members are drawn; None for the average itself."""
-        swag = values["swag"]
-        if swag is None:
-            return None
-        return int(swag.partition(",")[0])
+@dataclass(frozen=True)
+class AveragingOptions(CourseMethodOptions):
+    """Options of a method that collects weights at the end of a training, at a learning rate that is not zero."""
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
         """List what is missing: a learning rate while it averages."""
         problems = super().conflicts(request)
         if request.schedule == "cosine" and request.has_default("lr_floor"):
             problems.append(
-                f"--swa{request.where('swa')} needs the learning rate while it averages: --lr-floor, a fraction of "
-                "--lr, or --schedule constant"
+                f"--ensemble {self.kind}{request.where('ensemble')} needs the learning rate while it averages: "
+                "--schedule constant, or the key lr_floor, a fraction of --lr"
             )
         return problems
 
-    def sets_aside(self, request: FinetuneRequest) -> dict[str, str]:
+    def sets_aside(self, request: FinetuneRequest) -> list[str]:
         """Return the options that mean nothing beside it: no epoch is chosen, and the rate does not go to zero."""
         unused = super().sets_aside(request)
         if request.schedule == "linear":
-            unused["schedule"] = "swa"
+            unused.append("schedule")
         return unused
 
-    def course(self, values: OptionValues) -> CourseOptions:
-        """Return when weights are collected, and what is drawn around their average."""
+
+@dataclass(frozen=True)
+class SwaOptions(AveragingOptions):
+    """``swa:START[,N]``: the model is an average of weights."""
+
+    kind = "swa"
+    summary = (
+        "Write the average of the weights after this share of the steps, at a constant learning rate: of N weights, "
+        "evenly spread, or of one for each epoch left"
+    )
+    example = "0.75"
+
+    start: float = argument("START", float, above=0, below=1)
+    count: int | None = argument("N", int, None, at_least=2, at_most=999_999)
+
+    def course(self) -> CourseOptions:
+        """Return when weights are collected."""
         averaging = import_module("hydractl.methods.swa.averaging")
-        options: CourseOptions = averaging.AverageOptions.parse(values["swa"], values["swag"])
+        options: CourseOptions = averaging.AverageOptions(start=self.start, count=self.count)
         return options
 
 
-METHOD = SwaMethod()
+# As many weights as the rank of SWAG, of the second half of a training.
+_OF_A_STUDY = ByTraining(SwaOptions(0.5, 20), {"schedule": "constant"})
+
+METHOD = Method(
+    "swa",
+    "The average of the weights at the end of a training",
+    SwaOptions,
+    rows=(StudyRow("swa", _OF_A_STUDY, place=5, least_steps=40),),
+)

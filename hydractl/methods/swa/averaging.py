@@ -34,18 +34,6 @@ class AverageOptions:
     members: int = 0
     rank: int = 20
 
-    @classmethod
-    def parse(cls, swa: str, swag: str | None) -> AverageOptions:
-        """Read ``START[,N]`` and ``M[,RANK]``."""
-        start, _, count = swa.partition(",")
-        collected = int(count) if count else None
-        if swag is None:
-            return cls(start=float(start), count=collected)
-        members, _, rank = swag.partition(",")
-        if not rank:
-            return cls(start=float(start), count=collected, members=int(members))
-        return cls(start=float(start), count=collected, members=int(members), rank=int(rank))
-
     def begin(self, length: Length, schedule: ScheduleOptions) -> Averaging:
         """Choose the steps, see :class:`hydractl.training.course.CourseOptions`."""
         return Averaging(length, schedule, self)
@@ -74,20 +62,23 @@ class Averaging(Course):
 
     def _check_count(self) -> None:
         steps_left = self.length.total - self.start
+        kind = "swag" if self.options.members else "swa"
         if self.count > steps_left:
             hint = "train longer, or give a smaller START or N"
-            raise UsageError(f"--swa is to collect weights {self.count} times in {steps_left} steps", hint=hint)
+            message = f"--ensemble {kind} is to collect weights {self.count} times in {steps_left} steps"
+            raise UsageError(message, hint=hint)
         if self.options.members:
             least = self.options.rank
-            purpose = f"--swag of rank {least}"
+            purpose = f"a Gaussian of rank {least}"
             remedies = "train longer, or a smaller RANK"
         else:
             least = 2
             purpose = "an average"
             remedies = "train longer"
         if self.count < least:
-            hint = f"--swa START,{least} collects them {least} times; or {remedies}"
-            raise UsageError(f"--swa is to collect weights {self.count} times: too few for {purpose}", hint=hint)
+            hint = f"with {least} as N it collects them {least} times; or {remedies}"
+            message = f"--ensemble {kind} is to collect weights {self.count} times: too few for {purpose}"
+            raise UsageError(message, hint=hint)
 
     @property
     def start(self) -> int:
@@ -140,7 +131,8 @@ class Averaging(Course):
         """Return the members that were drawn."""
         models = []
         for number, weights in enumerate(self.drawn, start=1):
-            models.append(LeftModel(weights, self.length.total, {**self.facts(), "draw": number}))
+            facts = {**self.facts(), "draw": number}
+            models.append(LeftModel(weights, self.length.total, facts))
         return models
 
     def facts(self) -> dict[str, int]:
@@ -202,13 +194,15 @@ class Moments:
         """Yield samples of N(mean, (diag + D Dᵀ / (K - 1)) / 2), D the K deviations. Source: Maddox et al., eq. 1."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(members):
-            along = torch.randn(self.rank, generator=generator, dtype=torch.float64) / math.sqrt(2 * (self.rank - 1))
+            low_rank_noise = torch.randn(self.rank, generator=generator, dtype=torch.float64)
+            factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))  # [K], of the deviations
             drawn = {}
             for name, mean in sorted(self.mean.items()):  # of a run that was resumed the order is that of a file
-                noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
-                value = mean + (self.squares[name] / (2 * self.count)).sqrt() * noise
-                for share, deviation in zip(along.tolist(), self.deviations, strict=True):
-                    value += share * deviation[name]
+                diagonal_noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+                std = (self.squares[name] / (2 * self.count)).sqrt()  # of half the variance
+                value = mean + std * diagonal_noise
+                for factor, deviation in zip(factors.tolist(), self.deviations, strict=True):
+                    value += factor * deviation[name]
                 drawn[name] = value.to(self.deviations[0][name].dtype)
             yield drawn
 
@@ -228,8 +222,12 @@ class Moments:
     def load(self, count: int, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` has given."""
 
-        def part(start: str) -> Weights:
-            return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+        def part(prefix: str) -> Weights:
+            weights = {}
+            for name, tensor in tensors.items():
+                if name.startswith(prefix):
+                    weights[name.removeprefix(prefix)] = tensor
+            return weights
 
         self.count = count
         self.mean = part("mean.")

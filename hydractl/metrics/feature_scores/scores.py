@@ -86,22 +86,29 @@ def _whitening(centred: Floats) -> Floats:
     classifier, or fewer samples than features, leave some without any spread.
     """
     covariance = centred.T @ centred / len(centred)
-    values, vectors = np.linalg.eigh(covariance)  # rising
-    kept = values > values[-1] * len(values) * _EPSILON**2
-    if not kept.any() or values[-1] <= 0:
-        raise InputError("the features of --fit are the same for every sample", hint="give more training data")
+    values, vectors = np.linalg.eigh(covariance)  # by rising eigenvalues
+    largest = values[-1]
+    rounding = largest * len(values) * _EPSILON**2
+    kept = values > rounding
+    if not kept.any() or largest <= 0:
+        raise InputError("the features of --train are the same for every sample", hint="give more training data")
     return np.asarray(vectors[:, kept] / np.sqrt(values[kept]))
 
 
 def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
-    """Return the centre of all features, the whitening of the covariance within classes, and the whitened means."""
-    assert data.labels is not None  # checked when --fit is opened
+    """Return what classes of one covariance are described by.
+
+    Returns:
+        ``centre`` of all features, [D]; ``whitening`` of the covariance within classes, [D, r]; the whitened ``means``
+        of the classes, [K, r].
+    """
+    assert data.labels is not None  # checked when --train is opened
     centre = data.features.mean(axis=0)
-    _, class_of, counts = np.unique(data.labels, return_inverse=True, return_counts=True)
-    means = np.zeros((len(counts), data.features.shape[1]))
-    np.add.at(means, class_of, data.features)
-    means /= counts[:, None]
-    whitening = _whitening(data.features - means[class_of])
+    _, class_of_sample, class_sizes = np.unique(data.labels, return_inverse=True, return_counts=True)
+    means = np.zeros((len(class_sizes), data.features.shape[1]))  # [K, D]
+    np.add.at(means, class_of_sample, data.features)
+    means /= class_sizes[:, None]
+    whitening = _whitening(data.features - means[class_of_sample])
     return {"centre": centre, "whitening": whitening, "means": (means - centre) @ whitening}
 
 
@@ -109,29 +116,36 @@ def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
 def _mahalanobis(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Lee et al. 2018, equation 2, on the last features alone; the covariance is shared by all classes."""
     whitened = (features - fitted["centre"]) @ fitted["whitening"]  # [n, r]
-    means = fitted["means"]  # [classes, r]
-    squares = np.square(means).sum(axis=1)
-    return np.asarray(_squared_distances(whitened, means, squares).min(axis=1))
+    means = fitted["means"]  # [K, r]
+    squared_lengths = np.square(means).sum(axis=1)
+    distances = _squared_distances(whitened, means, squared_lengths)  # [n, K]
+    return np.asarray(distances.min(axis=1))
 
 
-def _squared_distances(points: Floats, others: Floats, squares: Floats) -> Floats:
-    """Return the squared distances [n, K] of points [n, D] from others [K, D], whose squared lengths are known.
+def _squared_distances(points: Floats, others: Floats, squared_lengths: Floats) -> Floats:
+    """Return the squared distances [n, K] of points [n, D] from others [K, D], whose squared lengths are known, [K].
 
-    |a - b|^2 is written out: the differences [n, K, D] would be too much at once.
+    Computed as |a|^2 - 2 a b + |b|^2: the differences [n, K, D] would be too much at once.
     """
-    return np.asarray(np.square(points).sum(axis=1)[:, None] - 2 * points @ others.T + squares)
+    squared_lengths_of_points = np.square(points).sum(axis=1)
+    twice_products = 2 * points @ others.T  # [n, K]
+    return np.asarray(squared_lengths_of_points[:, None] - twice_products + squared_lengths)
 
 
 def _fit_rmd(data: MemberTraining) -> dict[str, Floats]:
+    """Return what :func:`_fit_mahalanobis` does, and the whitening of all features, ``background`` [D, r]."""
     fitted = _fit_mahalanobis(data)
-    return {**fitted, "background": _whitening(data.features - fitted["centre"])}
+    background = _whitening(data.features - fitted["centre"])
+    return {**fitted, "background": background}
 
 
 @_declare("rmd", "squared Mahalanobis distance to the nearest class mean less that to the mean of all", _fit_rmd)
 def _rmd(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Ren et al. 2021, equation 3."""
-    background = np.square((features - fitted["centre"]) @ fitted["background"]).sum(axis=1)
-    return np.asarray(_mahalanobis(fitted, features, logits) - background)
+    whitened = (features - fitted["centre"]) @ fitted["background"]  # [n, r]
+    to_mean_of_all = np.square(whitened).sum(axis=1)
+    to_nearest_class = _mahalanobis(fitted, features, logits)
+    return np.asarray(to_nearest_class - to_mean_of_all)
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------------
@@ -144,40 +158,43 @@ def unit(features: Floats) -> Floats:
 
 
 def _fit_knn(data: MemberTraining) -> Statistics:
+    """Return the training features of length 1 as ``bank`` [N, D], their ``squares`` [N], and ``k`` [1]."""
     if len(data.features) < data.neighbours:
         raise InputError(
-            f"knn looks for the nearest neighbour {data.neighbours}, and --fit has {len(data.features)} samples",
+            f"knn looks for the nearest neighbour {data.neighbours}, and --train has {len(data.features)} samples",
             hint="give more training data, or a smaller --knn-k",
         )
     bank = unit(data.features).astype(np.float32).astype(np.float64)  # half as large in a file
-    return {"bank": bank, "squares": np.square(bank).sum(axis=1), "k": np.array([float(data.neighbours)])}
+    squared_lengths = np.square(bank).sum(axis=1)
+    return {"bank": bank, "squares": squared_lengths, "k": np.array([float(data.neighbours)])}
 
 
 @_declare("knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn)
 def _knn(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2022, section 3."""
     place = int(fitted["k"][0]) - 1
-    squared = _squared_distances(unit(features), fitted["bank"], fitted["squares"])
-    nearest = np.partition(squared, place, axis=1)[:, place]
-    return np.asarray(np.sqrt(np.maximum(nearest, 0.0)))  # rounding makes some of them negative
+    squared_distances = _squared_distances(unit(features), fitted["bank"], fitted["squares"])  # [n, N]
+    of_neighbour = np.partition(squared_distances, place, axis=1)[:, place]
+    return np.asarray(np.sqrt(np.maximum(of_neighbour, 0.0)))  # rounding makes some of them negative
 
 
 # --- the classifier ---------------------------------------------------------------------------------------------------
 
 
 def _energy(logits: Floats) -> Floats:
-    """Return -logsumexp of logits [n, C]."""
+    """Return -logsumexp of logits [n, C], [n]."""
     highest = logits.max(axis=1)
     powers = np.exp(logits - highest[:, None])
     return np.asarray(-highest - np.log(powers.sum(axis=1)))
 
 
-def _classified(fitted: Statistics, features: Floats) -> Floats:
-    """Return the energy of the logits that the classifier gives these features."""
-    return _energy(features @ fitted["weight"].T + fitted["bias"])
+def _energy_of_classified(fitted: Statistics, features: Floats) -> Floats:
+    """Return the energy [n] of the logits that the classifier gives features [n, D]."""
+    logits = features @ fitted["weight"].T + fitted["bias"]
+    return _energy(logits)
 
 
-def _principal(features: int) -> int:
+def _principal_dimensions(features: int) -> int:
     """Return the dimensions of the principal space of ViM: those of the paper, and half of few as its authors do."""
     if features > 1500:
         return 1000
@@ -187,14 +204,20 @@ def _principal(features: int) -> int:
 
 
 def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
+    """Return the space outside the principal one, and what scales a length in it to a logit.
+
+    Returns:
+        ``origin``, the features whose logits are all 0, [D]; ``residual``, the space outside, [D, r]; ``alpha`` [1].
+    """
     origin = -np.linalg.pinv(data.weight) @ data.bias
     shifted = data.features - origin
-    _, vectors = np.linalg.eigh(shifted.T @ shifted / len(shifted))  # by rising eigenvalues: the residual comes first
+    second_moments = shifted.T @ shifted / len(shifted)  # [D, D]
+    _, vectors = np.linalg.eigh(second_moments)  # by rising eigenvalues: the residual space comes first
     dimensions = len(vectors)
-    residual = vectors[:, : dimensions - _principal(dimensions)]
+    residual = vectors[:, : dimensions - _principal_dimensions(dimensions)]
     lengths = np.linalg.norm(shifted @ residual, axis=1)
     if not lengths.any():
-        raise InputError("the features of --fit have no residual for vim", hint="give more training data")
+        raise InputError("the features of --train have no residual for vim", hint="give more training data")
     alpha = data.highest.mean() / lengths.mean()  # scales a length to a logit
     return {"origin": origin, "residual": residual, "alpha": np.array([alpha])}
 
@@ -202,8 +225,9 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
 @_declare("vim", "length of the features outside their principal space, scaled to a logit, plus the energy", _fit_vim)
 def _vim(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Wang et al. 2022, sections 4.2 and 4.3, before the softmax that keeps the order."""
-    lengths = np.linalg.norm((features - fitted["origin"]) @ fitted["residual"], axis=1)
-    return np.asarray(lengths * fitted["alpha"][0] + _energy(logits))
+    outside = (features - fitted["origin"]) @ fitted["residual"]  # [n, r]
+    virtual_logit = np.linalg.norm(outside, axis=1) * fitted["alpha"][0]
+    return np.asarray(virtual_logit + _energy(logits))
 
 
 def _classifier(data: MemberTraining) -> dict[str, Floats]:
@@ -211,7 +235,9 @@ def _classifier(data: MemberTraining) -> dict[str, Floats]:
 
 
 def _fit_react(data: MemberTraining) -> Statistics:
-    return {**_classifier(data), "clip": np.array([np.quantile(data.features, REACT_CLIP)])}
+    """Return the classifier, and the quantile of all training features at which they are clipped, ``clip`` [1]."""
+    clip = np.quantile(data.features, REACT_CLIP)
+    return {**_classifier(data), "clip": np.array([clip])}
 
 
 @_declare(
@@ -219,25 +245,29 @@ def _fit_react(data: MemberTraining) -> Statistics:
 )
 def _react(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2021, section 3."""
-    return _classified(fitted, np.minimum(features, fitted["clip"][0]))
+    clipped = np.minimum(features, fitted["clip"][0])
+    return _energy_of_classified(fitted, clipped)
 
 
 @_declare("ash", "energy of the logits of the highest 35 % of the features, scaled by ASH-S", _classifier)
 def _ash(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Djurisic et al. 2023, algorithm 3 (ASH-S), with 65 % pruned; of equal features the first are kept."""
-    kept = features.shape[1] - round(features.shape[1] * ASH_PRUNED)
-    places = np.argsort(-features, axis=1, kind="stable")[:, :kept]
+    dimensions = features.shape[1]
+    kept = dimensions - round(dimensions * ASH_PRUNED)
+    places = np.argsort(-features, axis=1, kind="stable")[:, :kept]  # of the highest features, [n, kept]
+    highest = np.take_along_axis(features, places, axis=1)
     pruned = np.zeros_like(features)
-    np.put_along_axis(pruned, places, np.take_along_axis(features, places, axis=1), axis=1)
+    np.put_along_axis(pruned, places, highest, axis=1)
     scale = np.exp(features.sum(axis=1) / pruned.sum(axis=1))
-    return _classified(fitted, pruned * scale[:, None])
+    return _energy_of_classified(fitted, pruned * scale[:, None])
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def _fit_vilu(data: MemberTraining) -> Statistics:
-    assert data.labels is not None  # checked when --fit is opened
+    """Return the network trained on the features, of which the classifier's weight holds those of the class texts."""
+    assert data.labels is not None  # checked when --train is opened
     return fit_vilu(unit(data.features), data.labels, unit(data.weight))
 
 

@@ -48,12 +48,13 @@ def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) 
     asked = features @ weights["query"].T @ weights["key"]  # [n, D]; the attention logits are its products with texts
     attention = torch.softmax(asked @ texts.T / root, dim=1)  # [n, C]
     attended = attention @ texts @ weights["value"].T  # [n, D]
-    predicted = texts[(features @ texts.T).argmax(dim=1)]  # [n, D]
-    state = torch.cat([features, attended, predicted], dim=1)  # [n, 3 D]
+    predicted = (features @ texts.T).argmax(dim=1)  # [n]
+    state = torch.cat([features, attended, texts[predicted]], dim=1)  # [n, 3 D]
     for layer in range(len(HIDDEN)):
         state = torch.relu(F.linear(state, weights[f"weight.{layer}"], weights[f"bias.{layer}"]))
     last = len(HIDDEN)
-    return F.linear(state, weights[f"weight.{last}"], weights[f"bias.{last}"]).squeeze(1)
+    logits = F.linear(state, weights[f"weight.{last}"], weights[f"bias.{last}"])  # [n, 1]
+    return logits.squeeze(1)
 
 
 def fit_vilu(features: Floats, labels: NDArray[np.int64], texts: Floats) -> dict[str, Floats]:
@@ -83,8 +84,11 @@ def _as_float32(values: NDArray[Any]) -> Tensor:
 
 def _predictions(features: Floats, texts: Floats) -> NDArray[np.int64]:
     """Return the class of the nearest text of each sample, ``[n]``."""
-    parts = np.array_split(features, 1 + len(features) // _MOST_ROWS)
-    return np.concatenate([(part @ texts.T).argmax(axis=1) for part in parts])
+    classes = []
+    for part in np.array_split(features, 1 + len(features) // _MOST_ROWS):
+        similarities = part @ texts.T
+        classes.append(similarities.argmax(axis=1))
+    return np.concatenate(classes)
 
 
 def _trained(features: Tensor, texts: Tensor, wrong: Tensor) -> dict[str, Tensor]:
@@ -98,10 +102,12 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor) -> dict[str, Tensor
     weights = _drawn(features.shape[1], generator)
     error_weight = torch.log1p((1 - wrong).sum() / wrong.sum())
     optimizer = torch.optim.AdamW(weights.values(), lr=_PEAK_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-    steps = max(_FEWEST_STEPS, _EPOCHS * len(features) // _BATCH)
+    samples = len(features)
+    batch_size = min(_BATCH, samples)
+    steps = max(_FEWEST_STEPS, _EPOCHS * samples // _BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
-        batch = torch.randint(len(features), (min(_BATCH, len(features)),), generator=generator)
+        batch = torch.randint(samples, (batch_size,), generator=generator)
         optimizer.zero_grad()
         logits = vilu_logits(weights, features[batch], texts)
         loss = F.binary_cross_entropy_with_logits(logits, wrong[batch], pos_weight=error_weight)
@@ -112,7 +118,7 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor) -> dict[str, Tensor
 
 
 def _drawn(width: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the MLP as torch draws linear layers, uniform within 1 / √(inputs).
+    """Return weights to start from: those of the MLP as torch draws linear layers, uniform within 1 / √(inputs).
 
     The attention starts as that of the zero-shot classifier: drawn at random, it would take far more data to learn that
     an image is to be compared with texts.
@@ -128,7 +134,8 @@ def _drawn(width: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _uniform(shape: tuple[int, ...], inputs: int, generator: torch.Generator) -> Tensor:
-    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(inputs)
+    within_one = 2 * torch.rand(shape, generator=generator) - 1
+    return within_one / math.sqrt(inputs)
 
 
 def vilu_score(fitted: Mapping[str, Floats], features: Floats) -> Floats:

@@ -14,8 +14,9 @@ from hydractl.evaluation.predictions import store
 from hydractl.evaluation.predictions.concatenated import Concatenated
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.files.model_records import CostRecord
 
-TEST = ["--data", "builtin:digits/test", "--limit", "30", "--ood", "l:far=builtin:letters", "--allow-seen"]
+TEST = ["--test", "builtin:digits/test", "--limit", "30", "--ood", "l:far=builtin:letters", "--allow-seen"]
 OWN = {"members": 1, "classes": 3}
 
 
@@ -33,7 +34,7 @@ def test_the_row_is_that_of_the_models_that_run(run: Any, answer: Callable[..., 
             spread["mi"] = round(spread["mi"], 12)  # a sum over batches, which may be others
             spread["pairs"] = [{**pair, "mi": round(pair["mi"], 12)} for pair in spread["pairs"]]
     assert row == expected and len(row["members"]) == 5 and len(row["sha256"]) == 3
-    assert found["data"]["id"]["spec"] == text
+    assert found["test"]["id"]["spec"] == text
     beside = answer("base.st", text, *TEST)["models"]
     assert beside[1]["name"] == "hydra.pred+t0.pred+c.pred" and beside[1]["id"] == row["id"]
 
@@ -72,7 +73,7 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
     assert [len(rows) for rows, *_ in pieces] == [4, 5, 2] and found.shape(0) == (3, 12, 3)
     assert [row for rows, *_ in pieces for row in rows] == there
     assert np.array_equal(np.concatenate([logits for _, logits, _ in pieces], axis=1), expected)
-    assert found.model["cost"] == {"params": 33, "macs": 15, "single_macs": 7}
+    assert found.model.cost == CostRecord(params=33, macs=15, single_macs=7)
     assert [one.seen for one in found.sets] == [0, 2]
 
 
@@ -85,7 +86,7 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
         ({"called": "p"}, "b.st: has no set o"),
         ({"model": {"batch_size": 32, "dtype": "float64"}}, "b.st: batch_size is 32, not 64"),
         ({"model": {"labels": ["i", "j", "k"]}}, "b.st: labels is"),
-        ({"model": {"mc_dropout": {"p": 0.1, "samples": 2, "seed": 0}}}, "b.st: mc_dropout is"),
+        ({"model": {"mc_dropout": {"p": 0.1, "passes": 2, "seed": 0}}}, "b.st: mc_dropout is"),
     ],
 )
 def test_what_differs_is_named(run: Any, capsys: Any, other: dict[str, Any], complaint: str) -> None:

@@ -1,4 +1,4 @@
-"""``bench --from`` and ``--plot``: the picture and the table are made of the document alone."""
+"""``report`` of a bench: the picture and the table are made of the document alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from hydractl.log import Log
 from hydractl.report.pictures import COLOURS
 from hydractl.report.terminal import render
 from hydractl.settings.measuring import BenchSettings
-from hydractl.verbs.bench import run
+from hydractl.settings.reporting import ReportSettings
+from hydractl.verbs import bench, report
 from hydractl.verbs.outcome import Outcome
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
@@ -55,9 +56,9 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def again(found: Any = None, **changes: Any) -> Outcome:
     Path("bench.json").write_text(json.dumps(document() if found is None else found))
-    settings = BenchSettings(from_file="bench.json", **changes)
+    settings = ReportSettings(model=["bench.json"], **changes)
     settings.check()
-    return run(settings, Log())
+    return report.run(settings, Log())
 
 
 def table(found: dict[str, Any], width: int = 80) -> list[str]:
@@ -86,7 +87,7 @@ def test_the_document_is_the_answer_and_is_held_against_requirements() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: d.update(schema="hydractl.eval/1"), "not the JSON of bench"),
+        (lambda d: d.update(schema="hydractl.eval/2"), "is no document that eval writes"),
         (lambda d: d.update(results=[]), "results is [], not a list of 1 or more"),
         (lambda d: d["results"][1].pop("latency_ms"), "results[1] has no latency_ms"),
         (lambda d: d["results"][1]["latency_ms"].pop("median"), "results[1].latency_ms has no median"),
@@ -108,25 +109,31 @@ def test_another_document_is_refused(damage: Any, message: str) -> None:
 
 
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
-    with pytest.raises(InputError, match="not the JSON of bench"):
+    with pytest.raises(InputError, match="bench.json is no document of eval, bench or study \\(schema none\\)"):
         again([1])
-    plan = run(BenchSettings(model=[PICO], dry_run=True, device="cpu"), Log()).document
+    plan = bench.run(BenchSettings(model=[PICO], dry_run=True, device="cpu"), Log()).document
     with pytest.raises(InputError) as caught:
         again(plan)
     assert caught.value.hint == "a dry run measures nothing"
 
 
-def test_what_says_how_to_measure_has_no_effect() -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"html": "r.html"}, "--html is of an eval, and bench.json is of bench"),
+        ({"over": "seed"}, "--over is of an eval, and bench.json is of bench"),
+        ({"plots": "folder"}, "--plots of a bench is one picture, .png or .svg, and not folder"),
+    ],
+)
+def test_what_is_of_an_eval_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        again(model=["a.st"], rounds=3, compare=["deep"], plot="a.pdf")
-    assert caught.value.problems == [
-        "--compare has no effect with --from bench.json",
-        "--rounds has no effect with --from bench.json",
-        "MODEL has no effect with --from bench.json",
-        "--plot must end in .png or .svg, not 'a.pdf'",
-    ]
-    with pytest.raises(UsageError, match="^bench needs a MODEL, or --from FILE$"):
-        BenchSettings().check()
+        again(**options)
+    assert caught.value.message == message
+
+
+def test_a_document_of_another_verb_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="bench.json is no document of eval, bench or study .*hydractl.mask/1"):
+        again({"schema": "hydractl.mask/1"})
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -169,8 +176,8 @@ def colours(path: str) -> set[str]:
 
 
 def test_a_plot_has_bars_of_every_model_and_the_same_bytes_every_time() -> None:
-    assert again(plot="a.png").files == [Path("a.png")]
-    again(plot="b.png")
+    assert again(plots="a.png").files == [Path("a.png")]
+    again(plots="b.png")
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
     assert colours("a.png") & set(COLOURS) == set(COLOURS[:3])
 
@@ -178,7 +185,7 @@ def test_a_plot_has_bars_of_every_model_and_the_same_bytes_every_time() -> None:
 def test_an_svg_says_what_its_axes_are() -> None:
     found = document(dtypes=("float32", "bfloat16"))
     for name in ("a.SVG", "b.svg"):
-        again(found, plot=name)
+        again(found, plots=name)
     text = Path("a.SVG").read_text(encoding="utf-8")
     assert text == Path("b.svg").read_text(encoding="utf-8")
     for words in (
@@ -192,16 +199,14 @@ def test_more_models_than_colours_are_told_apart_by_hatches() -> None:
     found = document(sizes=(4,))
     row = found["results"][2]
     found["results"] += [{**row, "model": f"m{n}"} for n in range(9)]
-    again(found, plot="a.svg")
+    again(found, plots="a.svg")
     assert Path("a.svg").read_text(encoding="utf-8").count("<pattern") >= 2
 
 
 def test_outputs_are_claimed_before_anything_else() -> None:
     Path("a.png").write_text("old")
     with pytest.raises(OutputError):
-        again(plot="a.png")
-    with pytest.raises(OutputError):
-        run(BenchSettings(model=[PICO], plot="a.png", device="cpu"), Log())
+        again(plots="a.png")
     assert Path("a.png").read_text() == "old"
-    again(plot="a.png", force=True)
+    again(plots="a.png", force=True)
     assert Image.open("a.png").format == "PNG"

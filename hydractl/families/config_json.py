@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import TypeGuard
 
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
@@ -12,6 +14,11 @@ LibraryConfig = Mapping[str, object]
 
 Preprocessing = Mapping[str, object]
 """How raw samples become the inputs of a model, in the words of its library; ``kind`` is ``text`` or ``image``."""
+
+
+def is_whole_number(value: object, least: int, most: float = math.inf) -> TypeGuard[int]:
+    """Return whether a value of a file is a whole number within these bounds, both included."""
+    return type(value) is int and least <= value <= most
 
 
 def object_in(values: Mapping[str, object], key: str, origin: str) -> Mapping[str, object]:

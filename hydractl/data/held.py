@@ -1,0 +1,145 @@
+"""What a Python program hands over as data, as samples and labels that can be read one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import Dataset as TorchDataset
+
+from hydractl.errors import InputError
+
+
+@runtime_checkable
+class Table(Protocol):
+    """A ``datasets.Dataset`` of Hugging Face, by what is needed of it: it need not be installed."""
+
+    @property
+    def column_names(self) -> Any:
+        """The names of its columns."""
+
+    @property
+    def features(self) -> Any:
+        """What is in each column."""
+
+    def select_columns(self, column_names: Any) -> Any:
+        """Return the table with these columns alone."""
+
+    def __len__(self) -> int: ...
+
+
+class HeldSamples(NamedTuple):
+    """Samples in memory, or read as they are asked for.
+
+    Attributes:
+        samples: images, texts or pairs of texts.
+        labels: one for each, by number or by name; None where there are none.
+        class_names: what numbers point into; None where that is not known.
+    """
+
+    samples: Sequence[Any]
+    labels: Sequence[Any] | None
+    class_names: list[str] | None = None
+
+
+HeldSet = HeldSamples | Table
+"""A table is read by its columns, when it is known what the models read."""
+
+
+class LazySamples(Sequence[Any]):
+    """Samples of which each is read when it is asked for, every time anew.
+
+    Args:
+        read: returns the sample of a row.
+        rows: the rows, in order.
+    """
+
+    def __init__(self, read: Callable[[int], Any], rows: Sequence[int]) -> None:
+        self._read = read
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._read(self._rows[place])
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in self._rows:
+            yield self._read(row)
+
+
+class _SampleOfPair:
+    """Reads the first part of an item ``(sample, label)``; a class, because processes that read data pickle it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __call__(self, row: int) -> Any:
+        return self._dataset[row][0]
+
+
+def held_set(value: Any, argument: str) -> HeldSet:
+    """Return what a program gave as data.
+
+    Args:
+        value: samples; ``(samples, labels)``, where labels may be None; a torch ``Dataset`` of ``(sample, label)`` or
+            of samples; or a ``datasets.Dataset``.
+        argument: its name, for messages.
+
+    Raises:
+        InputError: for a data loader, a set without a length, or items of a torch set that are neither.
+    """
+    if isinstance(value, DataLoader):
+        raise InputError(f"{argument} is a DataLoader", hint="give its dataset: batches are made by batch_size")
+    if isinstance(value, IterableDataset):
+        raise InputError(f"{argument} is an IterableDataset, which has no samples by number")
+    if isinstance(value, TorchDataset):
+        return _torch_set(value, argument)
+    if isinstance(value, Table):
+        return value
+    samples, labels = value, None
+    if isinstance(value, tuple) and len(value) == 2:
+        samples, labels = value
+    if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
+        raise InputError(
+            f"{argument} is neither samples nor a data set: {type(samples).__name__}",
+            hint="give a SPEC, samples, (samples, labels), or a data set of torch or Hugging Face",
+        )
+    return HeldSamples(samples, labels)
+
+
+def _torch_set(dataset: Any, argument: str) -> HeldSamples:
+    """Read the labels of a torch data set; its samples are read when they are needed."""
+    try:
+        count = len(dataset)
+    except (TypeError, NotImplementedError):
+        raise InputError(f"{argument} is a data set without a length") from None
+    if count == 0:
+        return HeldSamples((), None)
+    first = dataset[0]
+    if isinstance(first, dict):
+        raise InputError(
+            f"{argument} is a data set whose items are dictionaries",
+            hint="give one of (sample, label), or (samples, labels)",
+        )
+    if not isinstance(first, tuple | list):
+        return HeldSamples(LazySamples(dataset.__getitem__, range(count)), None)
+    if len(first) != 2:
+        raise InputError(f"{argument} is a data set whose items have {len(first)} parts: (sample, label) is needed")
+    samples = LazySamples(_SampleOfPair(dataset), range(count))
+    labels = _labels_of(dataset, count)
+    names = getattr(dataset, "classes", None)
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return HeldSamples(samples, labels)
+    return HeldSamples(samples, labels, list(names))
+
+
+def _labels_of(dataset: Any, count: int) -> Sequence[Any]:
+    """Return the labels of a torch data set, where it has them in a list without reading its samples for that."""
+    listed = getattr(dataset, "targets", None)
+    changes_labels = getattr(dataset, "target_transform", None) is not None
+    if listed is not None and len(listed) == count and not changes_labels:
+        return list(listed)
+    return [dataset[row][1] for row in range(count)]

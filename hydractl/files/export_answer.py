@@ -1,0 +1,69 @@
+"""The answer of export (``hydractl.export/1``): files that run a model without hydractl, and how each was checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundedFigures(Record, form="RoundedFigures"):
+    """What a model, or a file of it, reaches on the data of the check."""
+
+    accuracy: float = needed("Accuracy.")
+    auroc: Mapping[str, Number] = needed("By OOD set the AUROC; null where it cannot be told.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundedOnData(Record, form="RoundedOnData"):
+    """What rounding the weights does on data."""
+
+    data: str = needed("Fingerprint of the ID data.")
+    n: Count = needed("Number of ID samples.")
+    score: str = needed("The OOD score that was taken.")
+    agreement: float = needed("Share of the ID samples with the same predicted class.")
+    before: RoundedFigures = needed("The model.")
+    after: RoundedFigures = needed("The exported file.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCheck(Record, form="ExportCheck"):
+    """The check of an exported file against the model; differences have three digits."""
+
+    runtime: str = needed("What ran the file.")
+    inputs: Sequence[Mapping[str, Sequence[int]]] = needed("The shapes of the inputs that it ran on.")
+    probabilities_max_abs: float = needed("The largest difference of an averaged probability.")
+    member_logits_max_abs: float = needed("The largest difference of a logit of a member.")
+    max_abs_logit: float = needed("The largest logit of the model, without its sign.")
+    tolerance: Number = needed("The largest difference that is allowed; null where weights are rounded.")
+    on_data: RoundedOnData | None = described("What rounding weights does on the data of `--test`.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedFileRecord(Record, form="ExportedFile"):
+    """A file that is, or would be, exported."""
+
+    format: str = needed("Its format: `onnx`, `onnx-int8` or `pt2`.")
+    path: str = needed("The file.")
+    data: str | None = described("The file that holds its weights, where that is another.")
+    bytes: Count | None = described("Its size; not in a plan.")
+    sha256: str | None = described("SHA-256 of the file; not in a plan.")
+    inputs: Mapping[str, str] | None = described("By input its number format and shape; not in a plan.")
+    check: ExportCheck | None = described("How it was checked; not in a plan.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportAnswer(Record, form="Export"):
+    """What `hydractl export --json` prints."""
+
+    schema: Literal["hydractl.export/1"] = needed(SCHEMA_TEXT, "hydractl.export/1")
+    model: str = needed("Name of the model.")
+    sha256: str | None = described("SHA-256 of its checkpoint; not in a plan.")
+    arch: str = needed("Its architecture.")
+    members: Count = needed("Number of its members.")
+    exports: Sequence[ExportedFileRecord] = needed("The files.")
+    warnings: Sequence[str] | None = described("What makes a file less than it seems.")
+    dry_run: bool | None = described("True in a plan.")

@@ -1,0 +1,58 @@
+"""SWAG: members drawn from a Gaussian whose mean is the average of the weights at the end of a training.
+
+Maddox et al., A Simple Baseline for Bayesian Uncertainty in Deep Learning (NeurIPS 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from hydractl.methods.base import argument
+from hydractl.methods.method import Method
+from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
+from hydractl.methods.swa import AveragingOptions
+
+if TYPE_CHECKING:
+    from hydractl.training.course import CourseOptions
+
+
+@dataclass(frozen=True)
+class SwagOptions(AveragingOptions):
+    """``swag:M[,RANK[,START[,N]]]``: members are drawn around the average of SWA."""
+
+    kind = "swag"
+    summary = (
+        "Write M members drawn by --seed from the Gaussian around the average of swa:START,N, whose low-rank half is "
+        "of the last RANK weights: a.1.st, a.2.st and so on for a.st"
+    )
+    example = "3,20,0.5,40"
+
+    members: int = argument("M", int, at_least=2, at_most=999)
+    rank: int = argument("RANK", int, 20, at_least=2, at_most=999)
+    start: float = argument("START", float, 0.5, above=0, below=1)
+    count: int | None = argument("N", int, None, at_least=2, at_most=999_999)
+
+    def models(self) -> int:
+        """Return how many members are drawn."""
+        return self.members
+
+    def course(self) -> CourseOptions:
+        """Return when weights are collected, and what is drawn around their average."""
+        averaging = import_module("hydractl.methods.swa.averaging")
+        options: CourseOptions = averaging.AverageOptions(
+            start=self.start, count=self.count, members=self.members, rank=self.rank
+        )
+        return options
+
+
+# Draws lie so close together that their MLPs would be averaged back to the mean.
+_OF_A_STUDY = ByOneTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "constant"}, merge="none")
+
+METHOD = Method(
+    "swag",
+    "Members drawn from a Gaussian around the average of weights",
+    SwagOptions,
+    rows=(StudyRow("swag", _OF_A_STUDY, place=5, least_steps=40),),
+)

@@ -1,0 +1,279 @@
+"""The verbs: where the options and the function of each are, and what its help says.
+
+A further verb is one file and one entry here (``docs/way-of-a-command.md``). Importing this reads no options: the list
+of verbs is shown without them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """One verb.
+
+    Attributes:
+        summary: one line for ``hydractl --help``.
+        settings: the dataclass of its options, as ``MODULE:NAME``; empty for ``Settings`` of the verb's own module.
+        usage: what follows the verb in the usage line.
+        about: what it does and gives, for its own help; empty for the summary.
+        examples: a comment and a command each, as they are printed.
+        prints_table: the answer is the table itself, not a file, so it is printed on any kind of output.
+        function: what it is called in Python; empty for its own name.
+        module: has ``run(settings, log) -> Outcome``; empty for the file of its name in ``hydractl/verbs``. It is
+            imported only when the verb runs.
+    """
+
+    summary: str
+    settings: str = ""
+    usage: str = "MODEL [options]"
+    about: str = ""
+    examples: str = ""
+    prints_table: bool = False
+    function: str = ""
+    module: str = ""
+
+
+VERBS: dict[str, Verb] = {
+    "score": Verb(
+        settings="hydractl.settings.pruning:ScoreSettings",
+        summary="Give every attention head an importance score",
+        usage="MODEL [-o scores.json] [options]",
+        about="Give every attention head an importance score: a JSON file that prune --scores reads.",
+        examples="""
+  # Taylor scores from 512 labelled samples
+  hydractl score vit.st --method taylor --data cal.npz
+  # piped into prune, without a file
+  hydractl score vit.st --method taylor --keep 8 --data cal.npz -o - | hydractl prune vit.st --scores - --keep 8
+""",
+    ),
+    "extract-circuit": Verb(
+        settings="hydractl.settings.pruning:CircuitSettings",
+        summary="Rank heads by greedy search on validation data",
+        usage="MODEL --val SPEC [--ood-val SPEC] [-o circuit.json] [options]",
+        about=(
+            "Remove heads one by one, each time the one whose removal leaves the best score on validation data. "
+            "The resulting order also serves every smaller budget."
+        ),
+        examples="""
+  # three circuits for three members, 8 heads a site
+  hydractl extract-circuit vit.st --val val.npz --ood-val ood.npz --objective acc,ood,avg --keep 8
+""",
+    ),
+    "prune": Verb(
+        settings="hydractl.settings.pruning:PruneSettings",
+        summary="Cut heads out of a model",
+        usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
+        about="Cut heads out of a model and write the smaller model and its mask; or with --weights set single weights "
+        "to zero.",
+        examples="""
+  # 8 heads per site by Taylor scores
+  hydractl prune vit.st --method taylor --data cal.npz --keep 8
+  # another member: another draw of samples
+  hydractl prune --method taylor --keep 8 --seed 1 -o b.st
+  # follow a circuit
+  hydractl prune vit.st --circuit circuit.avg.json --keep 8 -o c.st
+  # zeros for single weights, as many parameters left as without a third of the heads
+  hydractl prune vit.st --weights 0.891 --method oba --data cal.npz -o oba.st
+""",
+    ),
+    "finetune": Verb(
+        settings="hydractl.settings.finetuning:FinetuneSettings",
+        summary="Fine-tune a pruned model",
+        usage="MODEL... --train SPEC [--val SPEC] [-o a.st] [options]",
+        about="Fine-tune a pruned model, without its removed heads; the best epoch on --val is kept. Several models "
+        "are trained separately; -o then names their folder, as in out/.",
+        examples="""
+  # three epochs
+  hydractl finetune a.st --train train.npz --val val.npz -o a.tuned.st
+  # the last five blocks by SGD
+  hydractl finetune a.st --train train.npz --optimizer sgd --lr 0.01 --train-last 5 --steps 10000
+  # a recipe of the paper; the best of four learning rates is kept
+  hydractl finetune a.st --train train/ --val val/ --recipe imagenet1k
+  # three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st
+  hydractl finetune vit.st --train train/ --val val/ --ensemble deep:3 --devices 0,1,2 -o deep.st
+  # resume after a kill
+  hydractl finetune a.st --train train/ --val val/ --recipe imagenet1k --resume
+""",
+    ),
+    "laplace": Verb(
+        settings="hydractl.settings.laplace:LaplaceSettings",
+        summary="Give a model a posterior of its last layer",
+        usage="MODEL --train SPEC [--val SPEC] [-o a.laplace.st] [options]",
+        about="Fit a Laplace approximation over the classifier, or over the projections of a CLIP (BayesVLM), and "
+        "write the model with it: its logits then are what the posterior makes of them. It comes last, behind pruning, "
+        "training and fusing.",
+        examples="""
+  # the prior of the highest marginal likelihood on the training data
+  hydractl laplace vit.st --train train/
+  # of every member of a fused model, the prior of the lowest NLL on validation data
+  hydractl laplace hydra.st --train train/ --val val/ -o hydra.laplace.st
+  # BayesVLM: pairs of images and captions
+  hydractl laplace clip.st --train captions:pairs.csv --pseudo-data 10 -o clip.laplace.st
+""",
+    ),
+    "fuse": Verb(
+        settings="hydractl.settings.members:FuseSettings",
+        summary="Fuse pruned members into one model",
+        usage="MODEL... [-o hydra.st] [options]",
+        about="Fuse pruned members into one model file that gives their averaged prediction in one pass.",
+        examples="""
+  # three members
+  hydractl fuse a.st b.st c.st -o hydra.st
+  # exactly the members, nothing averaged
+  hydractl fuse a.st b.st c.st --merge none -o hydra.st
+  # what averaging does to accuracy
+  hydractl fuse a.st b.st c.st --val val.npz --limit 1000 -o hydra.st
+  # one member where it is enough, the others only for the other samples
+  hydractl fuse a.st b.st c.st --cascade --val val.npz --ood-val auto -o cascade.st
+""",
+    ),
+    "export": Verb(
+        settings="hydractl.settings.exporting:ExportSettings",
+        summary="Write a model as ONNX or for plain PyTorch",
+        usage="MODEL [--format FORMATS] [-o hydra.onnx] [options]",
+        about="Write a model, fused or not, as files that run without hydractl; each is run and compared with the "
+        "model before it is kept.",
+        examples="""
+  # for ONNX Runtime: hydra.onnx
+  hydractl export hydra.st
+  # in two formats: hydra.onnx and hydra.pt2
+  hydractl export hydra.st --format onnx,pt2
+  # weights of 8 bits, and what that does to the answers
+  hydractl export hydra.st --test test.npz --ood svhn=svhn.npz -o hydra.int8.onnx
+""",
+    ),
+    "eval": Verb(
+        settings="hydractl.settings.evaluating:EvalSettings",
+        function="evaluate",
+        summary="Measure accuracy, calibration and OOD detection",
+        usage="[NAME=]MODEL... --test SPEC [--ood NAME=SPEC]... [-o eval.json] [options]",
+        about="Measure accuracy, calibration, OOD detection and diversity: one row per MODEL.",
+        examples="""
+  # a single model against a fused one
+  hydractl eval single=vit.st hydra.st --test test.npz --ood svhn:far=svhn.npz
+  # members run sequentially (of independent trainings: a deep ensemble)
+  hydractl eval ensemble=a.st+b.st+c.st --test test.npz
+  # a gate for scripts: exit code 4 when it fails
+  hydractl eval hydra.st --test test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'
+""",
+        prints_table=True,
+    ),
+    "bench": Verb(
+        settings="hydractl.settings.measuring:BenchSettings",
+        summary="Measure latency, memory and mult-adds",
+        usage="[NAME=]MODEL... [-o bench.json] [options]",
+        about="Measure latency, throughput, memory and mult-adds; ratios are to the first MODEL, in paired rounds.",
+        examples="""
+  # the fused model against the single one
+  hydractl bench vit.st hydra.st --batch-size 1,8
+  # and both against baselines
+  hydractl bench vit.st hydra.st --compare stock,members,deep
+  # a gate for scripts
+  hydractl bench vit.st hydra.st --require 'ratio<=2.7'
+""",
+        prints_table=True,
+    ),
+    "calibrate": Verb(
+        settings="hydractl.settings.calibrating:CalibrateSettings",
+        summary="Choose temperature, threshold and OOD score on validation data",
+        usage="MODEL --val SPEC [--ood-val NAME=SPEC|auto]... [-o cal.st] [options]",
+        about="Choose a temperature, a threshold and an OOD score of one model on validation data, and write the model "
+        "with them. No test data are read: eval measures the result.",
+        examples="""
+  # a temperature, and a threshold that flags 1 % of the validation data
+  hydractl calibrate hydra.st --val val.npz --temperature fit --threshold id:0.01 -o cal.st
+  # the score that tells OOD validation data best, and a threshold that flags 95 % of them
+  hydractl calibrate hydra.st --val val.npz --ood-val auto --ood-score msp,energy,mi --threshold ood:0.95
+""",
+    ),
+    "report": Verb(
+        settings="hydractl.settings.reporting:ReportSettings",
+        function="make_report",
+        summary="Show, draw and check what eval, bench and study found",
+        usage="DOCUMENT... [--html FILE] [--plots DIR|FILE] [--card FILE.md] [options]",
+        about="Show, draw and check the documents that eval, bench and study wrote, without running a model: their "
+        "table, a report, plots, a model card, and what is required of them.",
+        examples="""
+  # a page with tables and plots, and a model card
+  hydractl report eval.json --html report.html --card README.md
+  # a bench as a picture
+  hydractl report vit.bench.json --plots bench.svg
+  # means and standard deviations over seeds
+  hydractl report a.json b.json c.json --over seed -o mean.json
+  # a gate for scripts: exit code 4 when it fails
+  hydractl report eval.json --require 'ood_avg.auroc>=0.85'
+""",
+        prints_table=True,
+    ),
+    "study": Verb(
+        settings="hydractl.settings.studying:StudySettings",
+        summary="Find out whether any of this helps a model",
+        usage="MODEL [--train SPEC] --val SPEC --ood-val SPEC --test SPEC --ood NAME=SPEC [-o DIR] [options]",
+        about="Find out whether any of this helps a model: make several fused models of it, choose one and an OOD "
+        "score on validation data, and say what it gains and loses on test data against the single model. The same "
+        "command goes on after a break.",
+        examples="""
+  # everything, with a verdict
+  hydractl study vit.st --train train/ --val val/ --ood-val textures/ --test test/ --ood svhn:far=svhn.npz -o runs/vit
+  # what would be run, and how long it would take
+  hydractl study vit.st --val val/ --ood-val textures/ --test test/ --ood svhn:far=svhn.npz --time 1h --dry-run
+""",
+        prints_table=True,
+    ),
+    "list": Verb(
+        summary="List scores, metrics, methods, criteria and more",
+        usage="[KIND [PATTERN]] [--json]",
+        about="List what there is to choose from, what other packages add included: what each entry is and what it "
+        "needs. Without a KIND, list the kinds.",
+        examples="""
+  # the kinds, and how many there are of each
+  hydractl list
+  # OOD scores
+  hydractl list scores
+  # models of which a library knows the name
+  hydractl list models 'vit_small*'
+""",
+        prints_table=True,
+        function="available",
+    ),
+    "push": Verb(
+        settings="hydractl.settings.pushing:PushSettings",
+        summary="Upload a model to the Hugging Face Hub",
+        usage="FILE|FOLDER hf:ORG/NAME [options]",
+        about="Upload a checkpoint or a published folder, and its model card, to a repository of the Hugging Face Hub, "
+        "in one commit. Every verb opens it from there: hf:ORG/NAME.",
+        examples="""
+  # with the card of an eval, its results and a licence
+  hydractl push hydra.st hf:me/hydra-vit --card hydra.md --license apache-2.0
+  # what would be uploaded
+  hydractl push hydra.st hf:me/hydra-vit --dry-run
+  # use it anywhere; @REVISION pins it
+  hydractl eval hf:me/hydra-vit --test test.npz
+""",
+        prints_table=True,
+    ),
+}
+
+
+def module_of(verb: str) -> str:
+    """Return the name of the module that has the function of a verb."""
+    return VERBS[verb].module or f"hydractl.verbs.{verb.replace('-', '_')}"
+
+
+def settings_of(verb: str) -> str:
+    """Return where the settings class of a verb is, as ``MODULE:NAME``."""
+    return VERBS[verb].settings or f"{module_of(verb)}:Settings"
+
+
+def function_of(verb: str) -> str:
+    """Return what a verb is called in Python."""
+    return VERBS[verb].function or verb.replace("-", "_")
+
+
+def verb_called(function: str) -> str | None:
+    """Return the verb that has this name in Python; None where there is none."""
+    for verb in VERBS:
+        if function_of(verb) == function:
+            return verb
+    return None

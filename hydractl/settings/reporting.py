@@ -1,0 +1,104 @@
+"""The options of ``report``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from hydractl.expressions.conditions import Requirement, parse_requirement
+from hydractl.settings.common import Common, Rule
+from hydractl.settings.option import ends_in, option
+from hydractl.settings.rules import needs
+
+report_option = partial(option, "Reporting")
+
+
+def _several_documents_over_something(settings: ReportSettings) -> list[str]:
+    """Find several documents, and nothing said of what to take means over."""
+    if len(settings.model) < 2 or settings.over is not None:
+        return []
+    return ["several documents need --over: means over seeds or over data sets"]
+
+
+def _a_document_to_write(settings: ReportSettings) -> list[str]:
+    """Find an output for a document that is there already."""
+    if settings.output is None or settings.over is not None:
+        return []
+    return [f"--output{settings.where('output')} needs --over: only means are a new document"]
+
+
+@dataclass(kw_only=True)
+class ReportSettings(Common):
+    """Options of ``report``; ``model`` is the documents."""
+
+    verb: ClassVar[str] = "report"
+    many_models: ClassVar[bool] = True
+    models_help: ClassVar[str] = "A document that eval, bench or study wrote; several of eval with --over; - is stdin"
+    lacks: ClassVar[tuple[str, ...]] = (
+        *("data", "limit", "max_length", "labels", "prompt", "tower", "arch"),
+        *("device", "workers", "seed"),
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        needs("card_model", "card"),
+        _several_documents_over_something,
+        _a_document_to_write,
+    )
+
+    html: str | None = report_option(
+        "Write a report of an eval as one .html file, with tables and plots",
+        metavar="FILE",
+        check=ends_in(".html", any_case=True),
+        often=True,
+        writes=True,
+    )
+    plots: str | None = report_option(
+        "Write the plots of that report as .png files into a folder; of a bench one picture, .png or .svg",
+        metavar="DIR|FILE",
+        often=True,
+        writes=True,
+    )
+    card: str | None = report_option(
+        "Write a model card: a .md file with the results of one row of an eval",
+        metavar="FILE",
+        check=ends_in(".md", any_case=True),
+        often=True,
+        writes=True,
+    )
+    card_model: str | None = report_option("The row that the card is about [default: the last one]", metavar="NAME")
+    note: str | None = report_option("A sentence about how this model was chosen, for the card", metavar="TEXT")
+    openood_csv: str | None = report_option(
+        "Write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has its "
+        "name in the file's",
+        metavar="FILE",
+        check=ends_in(".csv", any_case=True),
+        writes=True,
+    )
+    over: str | None = report_option(
+        "Show the means of several evals, with sample standard deviations, over seeds (rows with the same name before "
+        "#) or over data sets (rows with the same name); -o keeps them",
+        choices=("seed", "data"),
+        often=True,
+    )
+    require: list[str] = report_option(
+        "Exit with 4 unless it holds in every row, of a bench in every one but the first, as [NAME:]KEY>=NUMBER; "
+        "repeat it for more",
+        [],
+        metavar="EXPR",
+        check=parse_requirement,
+        often=True,
+    )
+
+    def requirements(self) -> list[Requirement]:
+        """Return the ``--require`` expressions, in order."""
+        return [parse_requirement(text) for text in self.require]
+
+    def settle(self) -> None:
+        """Leave a model alone that every verb was given: documents are named for this verb."""
+        if not self.of_this_verb("model"):
+            self.model = []
+
+    def _model_problems(self) -> list[str]:
+        if not self.model and "model" not in self.unread:
+            return ["report needs a document that eval, bench or study wrote"]
+        return []

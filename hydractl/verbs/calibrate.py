@@ -1,0 +1,168 @@
+"""``hydractl calibrate``: choose temperature, threshold and OOD score of a checkpoint on validation data."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from hydractl.data.base import report_skipped
+from hydractl.evaluation.answer import records_of_sets
+from hydractl.evaluation.calibrated import write_calibrated
+from hydractl.evaluation.choosing import Choice, choose_for
+from hydractl.evaluation.doubts import eval_data_doubts
+from hydractl.evaluation.features import FeaturesFile
+from hydractl.evaluation.fitting import unused_sets
+from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
+from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
+from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
+from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.calibrate_answer import (
+    CALIBRATE_SCHEMA,
+    CalibrateAnswer,
+    CalibratedModelRecord,
+    ChosenConformalRecord,
+    ComparedScoreRecord,
+    PlannedCalibration,
+)
+from hydractl.files.model_records import ThresholdRecord
+from hydractl.log import Log
+from hydractl.metrics.conformal import Conformal
+from hydractl.model.loading import resolve_device
+from hydractl.settings.calibrating import CalibrateSettings
+from hydractl.verbs.opening import model_options
+from hydractl.verbs.outcome import Outcome
+
+
+def run(settings: CalibrateSettings, log: Log) -> Outcome:
+    """Choose on validation data, and write the checkpoint with what was chosen."""
+    resolve_device(settings.device)
+    options = _options(settings)
+    model = find_row_to_calibrate(settings.model[0], model_options(settings), options, log)
+    opened = open_fitted_sets(options.data, model)
+    check_scores([model], opened.sets, options)
+    model.check_sets(opened.sets)
+    path = file_path(settings.output or f"{model.name}.calibrated.st")
+    features = None if settings.features is None else file_path(settings.features)
+    for note in opened.notes:
+        log.info(note)
+    doubts = [*opened.warnings, *eval_data_doubts([model], opened.sets, options)]
+    for doubt in doubts:
+        log.warn(doubt)
+    if settings.dry_run:
+        return _dry_run(model, opened, path, features, settings)
+    with ExitStack() as stack:
+        output = stack.enter_context(Output(path, force=settings.force))
+        features_file = None
+        if features is not None:
+            kept = features if features.exists() else stack.enter_context(Output(features))
+            features_file = FeaturesFile(kept)
+        for dataset in unused_sets(opened.sets, options):
+            if not _compares_on(settings):
+                log.info(f"{option_of(dataset)} is not run: nothing is chosen on it")
+        try:
+            choice = choose_for(model, opened.sets, options, features_file, log)
+        finally:
+            model.release()
+        for warning in choice.warnings:
+            log.warn(warning)
+        if choice.near_ties:
+            ties = ", ".join(choice.near_ties)
+            log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
+        score = choice.score if options.fit.scores.told or model.stored.score else None
+        write_calibrated(model, choice.fitted, score, opened.sets, settings.note, output)
+    for dataset in opened.sets:
+        if dataset.dataset is not None:
+            report_skipped(dataset.dataset, log)
+    answer = _answer(model, opened, choice, score, options, settings.note, [*doubts, *choice.warnings])
+    return Outcome(answer.to_json(), files=[path])
+
+
+def _dry_run(
+    model: RunningModel, opened: OpenedSets, path: Path, features: Path | None, settings: CalibrateSettings
+) -> Outcome:
+    """Say what would be chosen on, and written."""
+    check_outputs([path], force=settings.force)
+    files = [path]
+    if features is not None and not features.exists():
+        files.append(features)
+    plan = PlannedCalibration(
+        model=model.name,
+        samples={dataset.name: len(dataset) for dataset in opened.sets},
+        files=[str(file) for file in files],
+    )
+    return Outcome({"schema": CALIBRATE_SCHEMA, "dry_run": True, **plan.to_json()})
+
+
+def _options(settings: CalibrateSettings) -> EvalOptions:
+    """Return the options of the choice, those of an evaluation that tests nothing."""
+    data = settings.fill(
+        DataOptions,
+        test=None,
+        ood=(),
+        ood_val=settings.ood_val_sets(),
+        corruptions=(),
+        severities=(),
+        photographs=None,
+        allow_seen=False,
+    )
+    fit = settings.fill(
+        FitOptions,
+        scores=ScoreOptions(settings.score_names(), {}, settings.ood_score == ["all"]),
+        temperature=settings.temperature_of_all(),
+        temperatures={},
+        probe=None,
+    )
+    return settings.fill(
+        EvalOptions,
+        run=settings.fill(EvalRunOptions, dropout=None),
+        data=data,
+        fit=fit,
+        bootstrap=0,
+        keep_logits=False,
+        resume=False,
+    )
+
+
+def _compares_on(settings: CalibrateSettings) -> bool:
+    """Return whether scores are compared, for which all validation sets are run."""
+    return len(settings.score_names()) > 1
+
+
+def _answer(
+    model: RunningModel,
+    opened: OpenedSets,
+    choice: Choice,
+    score: str | None,
+    options: EvalOptions,
+    note: str | None,
+    warnings: list[str],
+) -> CalibrateAnswer:
+    """Return the answer: what was chosen, and on what."""
+    fitted = choice.fitted
+    records = records_of_sets(opened.sets, options, all_used=bool(choice.compared))
+    compared = {}
+    for name, found in choice.compared.items():
+        compared[name] = ComparedScoreRecord(auroc=found.mean, by_set=dict(found.by_set))
+    return CalibrateAnswer(
+        model=CalibratedModelRecord(name=model.name, sha256=model.argument.sources[0].sha256),
+        calibration=fitted.calibration_record(),
+        threshold=None if fitted.threshold is None else ThresholdRecord.from_json(fitted.threshold),
+        conformal=_conformal_record(fitted.conformal),
+        ood_score=score,
+        compared=compared or None,
+        near_ties=list(choice.near_ties) or None,
+        val=records.val,
+        ood_val=records.ood_val or None,
+        train=records.train,
+        note=note,
+        warnings=warnings or None,
+    )
+
+
+def _conformal_record(conformal: Conformal | None) -> ChosenConformalRecord | None:
+    if conformal is None:
+        return None
+    return ChosenConformalRecord(
+        method=conformal.method, alpha=conformal.alpha, qhat=conformal.qhat, n_val=conformal.n_val
+    )

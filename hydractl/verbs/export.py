@@ -1,0 +1,133 @@
+"""``hydractl export``: one model, fused or not, as files that run without hydractl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hydractl.data import open_data
+from hydractl.errors import UsageError
+from hydractl.exports.checking import CheckData
+from hydractl.exports.formats import FORMATS, kind_of
+from hydractl.exports.targets import claimed, plan_exports
+from hydractl.files.atomic import check_outputs, file_path
+from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
+from hydractl.log import Log
+from hydractl.model.cost import cost_of
+from hydractl.model.loading import build_model
+from hydractl.model.matching import check_labels_are_classes, named_by_data
+from hydractl.model.source import Source, need_classifier, open_sources
+from hydractl.report.export_words import rounding_words
+from hydractl.settings.exporting import ExportSettings
+from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.outcome import Outcome
+
+
+def run(settings: ExportSettings, log: Log) -> Outcome:
+    """Write one model in every format that was asked for, each file checked against the model."""
+    (source,) = open_sources(settings.model, model_options(settings, bodies=True))
+    need_classifier(source)
+    targets = plan_exports(settings.format, _stem(settings, source), source.description, source.tensors)
+    files = []
+    for target in targets:
+        files += target.files
+    check_outputs(files, force=settings.force)
+    plan = ExportAnswer(
+        model=source.name,
+        arch=source.description.arch,
+        members=len(source.description.masks),
+        exports=[target.planned() for target in targets],
+    )
+    if settings.dry_run:
+        return Outcome(replace(plan, dry_run=True).to_json())
+
+    source, data = _with_data(settings, source)
+    announce_reading([source], log)
+    with claimed(targets, force=settings.force) as claim:
+        macs = cost_of(source.description, source.tensors)["macs"]
+        exports = claim.write(lambda: build_model(source), _origins(source), macs, settings.seed, log, data)
+        answer = replace(
+            plan,
+            sha256=source.sha256,
+            exports=exports,
+            warnings=_say_rounded(exports, log) or None,
+        )
+        return Outcome(answer.to_json(), files=claim.commit())
+
+
+def _stem(settings: ExportSettings, source: Source) -> Path:
+    """Return the path of the files without their endings: by ``-o``, or else the model's name.
+
+    Raises:
+        UsageError: for an ending of ``-o`` that none of the files has.
+    """
+    if settings.output is None:
+        return Path(source.name)
+    path = file_path(settings.output)
+    kind = kind_of(path)
+    if kind in settings.format:
+        return path.with_name(path.name.removesuffix(FORMATS[kind].ending))
+    if path.suffix == ".st" or kind is not None:
+        formats = ",".join(settings.format)
+        better = path.with_suffix(FORMATS[settings.format[0]].ending)
+        raise UsageError(
+            f"--output {settings.output}: export --format {formats} writes no such file", hint=f"-o {better}"
+        )
+    return path
+
+
+def _with_data(settings: ExportSettings, source: Source) -> tuple[Source, CheckData | None]:
+    """Open the data that rounded weights are measured on.
+
+    Returns:
+        The model, its classes named by the data where it has no classifier; and the data, None without ``--test``.
+    """
+    if settings.test is None:
+        return source, None
+    named = named_by_data(source, settings.test, settings.limit, "--test")
+    inside = open_data(
+        settings.test,
+        option="--test",
+        limit=settings.limit,
+        seed=settings.seed,
+        labels=named.description.labels or [],
+        need_labels=True,
+        reads={named.name: named.description.reads},
+    )
+    check_labels_are_classes(inside, named)
+    outside = {}
+    for ood_set in settings.ood_sets():
+        outside[ood_set.name] = open_data(
+            ood_set.spec,
+            option=f"--ood {ood_set.name}",
+            ignore_labels=True,
+            limit=settings.limit,
+            seed=settings.seed,
+            reads={"the model": inside.kind},
+        )
+    return named, CheckData(inside, outside, settings.batch_size, settings.workers)
+
+
+def _origins(source: Source) -> list[str]:
+    """Return the SHA-256 of the checkpoints that a model was fused of; of one that was not fused, its own."""
+    origins = []
+    for member in source.description.members:
+        if "sha256" in member:
+            origins.append(str(member["sha256"]))
+    return origins or [source.sha256]
+
+
+def _say_rounded(exports: Sequence[ExportedFileRecord], log: Log) -> list[str]:
+    """Say what rounding weights does; return the warnings, which are said too."""
+    warnings = []
+    for export in exports:
+        words, harmful = rounding_words(export)
+        if words is None:
+            continue
+        if harmful:
+            log.warn(words)
+            warnings.append(words)
+        else:
+            log.info(words)
+    return warnings

@@ -1,0 +1,222 @@
+"""``hydractl list``: what there is to choose from, read from the registries, what other packages add included.
+
+Importing this imports neither numpy nor torch. What describes the entries of a kind may need them: it is imported when
+they are listed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import pkgutil
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from hydractl.criteria import CRITERIA
+from hydractl.errors import UsageError, did_you_mean
+from hydractl.expressions.data_sets import CORRUPTIONS, FROST, OOD_SUITES
+from hydractl.files.plugins import Registry
+from hydractl.files.verb_answers import ListAnswer, ListedEntry
+from hydractl.log import Log
+from hydractl.methods import METHODS
+from hydractl.metrics.declaration import metrics
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.settings.common import FLAG, Common
+from hydractl.settings.yaml_files import recipe_about, recipe_names
+from hydractl.verbs.outcome import Outcome
+
+
+@dataclass(kw_only=True)
+class Settings(Common):
+    """Options of ``list``; ``model`` is the kind and a pattern."""
+
+    verb: ClassVar[str] = "list"
+    many_models: ClassVar[bool] = True
+    models_called: ClassVar[str] = "[KIND [PATTERN]]"
+    models_help: ClassVar[str] = (
+        "scores, metrics, methods, criteria, suites, corruptions, recipes or models, and a part of the names to list, "
+        "or a pattern with * and ?"
+    )
+    lacks: ClassVar[tuple[str, ...]] = (
+        *("output", "data", "limit", "max_length", "labels", "prompt", "tower", "arch"),
+        *("force", "device", "workers", "seed", "dry_run"),
+    )
+
+    def settle(self) -> None:
+        """Leave a MODEL that a file or a variable names for other verbs."""
+        if self._rank("model") < FLAG:
+            self.model = []
+
+    def _model_problems(self) -> list[str]:
+        if not self.model:
+            return []
+        kind = self.model[0]
+        if kind not in KINDS:
+            return [f"list takes one of {', '.join(KINDS)}, not {kind!r}{did_you_mean(kind, KINDS)}"]
+        if len(self.model) > 2:
+            return [f"list takes a kind and a pattern, not {' '.join(self.model)}"]
+        return []
+
+
+class Kind(NamedTuple):
+    """One kind of things to choose from.
+
+    Attributes:
+        about: what they are, and which option takes their names.
+        names: all names, without importing what they name.
+        entries: what is listed; given a pattern, which may be empty.
+    """
+
+    about: str
+    names: Callable[[], Sequence[str]]
+    entries: Callable[[str], Iterator[ListedEntry]]
+
+
+def run(settings: Settings, log: Log) -> Outcome:
+    """List the kinds, or what there is of one."""
+    if not settings.model:
+        entries = []
+        for name, kind in KINDS.items():
+            entries.append(ListedEntry(name=name, about=kind.about, count=len(kind.names())))
+        return _outcome(ListAnswer(entries=entries))
+    kind_name = settings.model[0]
+    pattern = ""
+    if len(settings.model) > 1:
+        pattern = settings.model[1]
+    entries = [entry for entry in KINDS[kind_name].entries(pattern) if _fits(entry.name, pattern)]
+    if pattern and not entries:
+        raise UsageError(f"none of the {kind_name} fits {pattern!r}", hint=f"hydractl list {kind_name}")
+    return _outcome(ListAnswer(kind=kind_name, entries=entries))
+
+
+def _outcome(answer: ListAnswer) -> Outcome:
+    return Outcome({"schema": "hydractl.list/1", **answer.to_json()})
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Return whether a name holds a text, or fits a pattern as a whole; large and small letters are the same."""
+    name = name.lower()
+    pattern = pattern.lower()
+    if "*" not in pattern and "?" not in pattern:
+        return pattern in name
+    _, _, name_of_model = name.partition(":")
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name_of_model, pattern)
+
+
+def _first_sentence(text: str | None) -> str:
+    """Return the first sentence of a docstring, on one line and without markup of code."""
+    paragraph, _, _ = (text or "").partition("\n\n")
+    line = " ".join(paragraph.split()).replace("``", "")
+    sentences = re.split(r"(?<=[^.])\. (?=[A-Z])", line)
+    return sentences[0].removesuffix(".")
+
+
+# --- the kinds --------------------------------------------------------------------------------------------------------
+
+_NEEDED_BY_SCORE = {"labels": "labelled training data (--train)", "data": "training data (--train)", "": ""}
+_NEEDED_BY_METRIC = {"id": "labels", "ood": "OOD data (--ood)", "diversity": "several members"}
+_LIBRARIES = {"hf": "transformers"}
+"""Families that are not called as their library is."""
+
+
+def _score_names() -> list[str]:
+    return [*SCORES, *ON_FEATURES]
+
+
+def _scores(pattern: str) -> Iterator[ListedEntry]:
+    for name, score in SCORES.items():
+        needs = "several members" if score.of_several else ""
+        yield ListedEntry(name=name, about=_convention(score.convention), needs=needs)
+    # One of them trains a network, so torch comes with it.
+    on_features: Any = pkgutil.resolve_name("hydractl.metrics.feature_scores.scores:FEATURE_SCORES")
+    for name, needed in ON_FEATURES.items():
+        about = _convention(on_features[name].convention)
+        yield ListedEntry(name=name, about=about, needs=_NEEDED_BY_SCORE[needed])
+
+
+def _convention(text: str) -> str:
+    return text.removeprefix("OOD score: ").removesuffix(".")
+
+
+def _metric_names() -> list[str]:
+    return [entry.name for entry in _metrics("")]
+
+
+def _metrics(pattern: str) -> Iterator[ListedEntry]:
+    for kind, needs in _NEEDED_BY_METRIC.items():
+        for metric in metrics(kind):
+            yield ListedEntry(name=metric.key, about=_first_sentence(metric.convention), needs=needs)
+
+
+def _methods(pattern: str) -> Iterator[ListedEntry]:
+    for method in METHODS.all():
+        trains = any(row.needs_training_data for row in method.rows)
+        needs = "training data" if trains else ""
+        yield ListedEntry(name=method.name, about=method.about, needs=needs)
+
+
+def _criteria(pattern: str) -> Iterator[ListedEntry]:
+    for criterion in CRITERIA.all():
+        needs = "labelled samples (--data)" if criterion.needs_data else ""
+        yield ListedEntry(name=criterion.name, about=_first_sentence(type(criterion).__doc__), needs=needs)
+
+
+def _suites(pattern: str) -> Iterator[ListedEntry]:
+    suites: Any = pkgutil.resolve_name("hydractl.data.suites:SUITES")
+    for name in OOD_SUITES:
+        suite = suites[name]
+        sets = []
+        for member in suite.members:
+            if member.group is not None and not member.official:
+                sets.append(f"{member.name} ({member.group})")
+        about = f"OOD {suite.samples}: {', '.join(sets)}"
+        yield ListedEntry(name=name, about=about, needs="its files (--ood-root)")
+
+
+def _corruptions(pattern: str) -> Iterator[ListedEntry]:
+    table: Any = pkgutil.resolve_name("hydractl.data.corruptions:TABLE")
+    for name in CORRUPTIONS:
+        needs = "images of frost (--photographs)" if name == FROST else ""
+        yield ListedEntry(name=name, about=_first_sentence(table[name].apply.__doc__), needs=needs)
+
+
+def _recipes(pattern: str) -> Iterator[ListedEntry]:
+    for name in recipe_names():
+        yield ListedEntry(name=name, about=recipe_about(name))
+
+
+def _families() -> Registry[Any]:
+    """Return the families; their registry imports numpy."""
+    families: Registry[Any] = pkgutil.resolve_name("hydractl.families:FAMILIES")
+    return families
+
+
+def _family_names() -> list[str]:
+    return _families().names
+
+
+def _models(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the libraries; with a pattern, which imports them, the models that they know by name."""
+    families = _families()
+    for family_name in families.names:
+        library = _LIBRARIES.get(family_name, family_name)
+        if not pattern:
+            about = f"Models of {library}, by name or as a folder; list models PATTERN searches the names"
+            yield ListedEntry(name=f"{family_name}:NAME", about=about, needs=f"the package {library}")
+            continue
+        family: Any = families.get(family_name)
+        for model_name in family.known_names():
+            yield ListedEntry(name=f"{family_name}:{model_name}", about=f"A model of {library} {family.version}")
+
+
+KINDS: dict[str, Kind] = {
+    "scores": Kind("OOD scores: eval --ood-score", _score_names, _scores),
+    "metrics": Kind("What eval measures", _metric_names, _metrics),
+    "methods": Kind("Ways of getting members", lambda: METHODS.names, _methods),
+    "criteria": Kind("Criteria of heads: prune --method", lambda: CRITERIA.names, _criteria),
+    "suites": Kind("OOD benchmarks: eval --ood-suite", lambda: OOD_SUITES, _suites),
+    "corruptions": Kind("Corruptions of images: eval --corruptions", lambda: CORRUPTIONS, _corruptions),
+    "recipes": Kind("Recipes of a training: finetune --recipe", recipe_names, _recipes),
+    "models": Kind("Libraries whose models are a MODEL", _family_names, _models),
+}

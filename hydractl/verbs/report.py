@@ -1,0 +1,151 @@
+"""``hydractl report``: show, draw and check documents that ``eval``, ``bench`` and ``study`` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydractl.benchmark.figures import COMPARED, ROW_KEYS
+from hydractl.errors import InputError, UsageError
+from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
+from hydractl.files.bench_answer import BENCH_SCHEMA, BenchAnswer
+from hydractl.files.documents import Bench, check_document
+from hydractl.files.eval_answer import EVAL_SCHEMA, EvalAnswer
+from hydractl.files.study_answer import STUDY_SCHEMA
+from hydractl.jsonio import read_json_file, shown
+from hydractl.log import Log
+from hydractl.report.bench_picture import draw_bench
+from hydractl.report.eval_document import StudyForm, eval_of
+from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
+from hydractl.report.eval_runs import means
+from hydractl.settings.reporting import ReportSettings
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.requirements import check_known, unmet_in, unmet_of_bench
+
+_OF_AN_EVAL = ("html", "card", "card_model", "note", "openood_csv", "over")
+"""Options that only documents of ``eval`` have a use for."""
+
+Documents = Mapping[str, Any]
+"""The documents, as read, by the path that each was read from."""
+
+
+def run(settings: ReportSettings, log: Log) -> Outcome:
+    """Report on documents of one kind."""
+    documents = {path: read_json_file(path) for path in settings.model}
+    schemas = {_schema_of(document, path) for path, document in documents.items()}
+    if schemas == {EVAL_SCHEMA}:
+        return _report_on_evals(documents, settings, log)
+    if len(documents) > 1:
+        raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
+    ((path, document),) = documents.items()
+    (schema,) = schemas
+    return _OF_OTHERS[schema](document, path, settings)
+
+
+def _schema_of(document: Any, path: str) -> str:
+    """Return the schema of a document that there are reports on.
+
+    Raises:
+        InputError: it is another one, which is named.
+    """
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema == EVAL_SCHEMA or schema in _OF_OTHERS:
+        return str(schema)
+    name = shown(schema) if isinstance(document, dict) else "none"
+    raise InputError(
+        f"{_origin(path)} is no document of eval, bench or study (schema {name})",
+        hint=f"these have the schemas {EVAL_SCHEMA}, {', '.join(_OF_OTHERS)}",
+    )
+
+
+def _origin(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
+# --- evals ------------------------------------------------------------------------------------------------------------
+
+
+def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -> Outcome:
+    """Show one eval, or the means of several, and write what is made of it."""
+    answer = _answer_of(documents, settings, log)
+    if settings.note is not None:
+        answer = replace(answer, note=settings.note)
+    document = answer.to_json()
+    rows = [(row.name, row.to_json()) for row in answer.models]
+    unmet = unmet_in(rows, settings.requirements(), skip_first=False)
+    names = [name for name, _ in rows]
+    files: list[Path] = []
+    with ExitStack() as stack:
+        output = None
+        if settings.output is not None and not settings.to_stdout:
+            output = stack.enter_context(Output(file_path(settings.output), force=settings.force))
+        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
+        if not settings.dry_run:
+            if output is not None:
+                files.append(write_json(output, document))
+            files += write_reports(answer, reports)
+    return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
+
+
+def _answer_of(documents: Documents, settings: ReportSettings, log: Log) -> EvalAnswer:
+    """Return the answer of an eval, or the means of several."""
+    answers = {path: eval_of(document, _origin(path)) for path, document in documents.items()}
+    if settings.over is None:
+        (answer,) = answers.values()  # several are refused by the settings
+        return answer
+    mean = means(answers, settings.over)
+    for warning in mean.warnings or ():
+        log.warn(warning)
+    return mean
+
+
+# --- benches and studies ----------------------------------------------------------------------------------------------
+
+
+def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outcome:
+    """Show a bench, and draw it as one picture."""
+    check_document(document, _origin(path), Bench)
+    _refuse("bench", path, settings, _OF_AN_EVAL, hint=None)
+    plot = None if settings.plots is None else file_path(settings.plots)
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"--plots of a bench is one picture, .png or .svg, and not {plot}", hint="--plots bench.svg")
+    names = list(dict.fromkeys(row["model"] for row in document["results"]))
+    compared = {row["model"] for row in document["results"] if row.get("kind") in COMPARED}
+    check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
+    unmet = unmet_of_bench(document["results"], settings.requirements(), compared)
+    if plot is None:
+        return Outcome(document, unmet=unmet)
+    if settings.dry_run:
+        check_outputs([plot], force=settings.force)
+        return Outcome(document, unmet=unmet)
+    answer = BenchAnswer.from_json(document)
+    with Output(plot, force=settings.force) as output:
+        picture = write_with(output, partial(draw_bench, answer, form=plot.suffix.lower()))
+    return Outcome(document, files=[picture], unmet=unmet)
+
+
+def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outcome:
+    """Show a study: its rows and its verdict."""
+    check_document(document, _origin(path), StudyForm)
+    hint = "the folder of a study holds test.json, the eval of all its rows"
+    _refuse("study", path, settings, (*_OF_AN_EVAL, "plots"), hint)
+    rows = [(row["name"], row) for row in document["rows"]]
+    return Outcome(document, unmet=unmet_in(rows, settings.requirements(), skip_first=False))
+
+
+def _refuse(verb: str, path: str, settings: ReportSettings, names: tuple[str, ...], hint: str | None) -> None:
+    """Refuse options that documents of this verb have no use for."""
+    for name in names:
+        if settings.given(name):
+            raise UsageError(f"{settings.called(name)} is of an eval, and {_origin(path)} is of {verb}", hint=hint)
+
+
+_OF_OTHERS: Mapping[str, Callable[[Any, str, ReportSettings], Outcome]] = {
+    BENCH_SCHEMA: _report_on_bench,
+    STUDY_SCHEMA: _report_on_study,
+}
+"""What reports on a document that is no eval, by its schema."""

@@ -1,0 +1,118 @@
+"""``calibrate``: chosen on validation data alone, as ``eval`` would choose, and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.evaluation.choosing import ComparedScore, _best_first
+from hydractl.metrics.curves import curves
+from hydractl.metrics.samples import samples_of
+from hydractl.model.source import open_source
+from tests.evaluation.stored import write_predictions
+from tests.running import tensors
+
+VAL = ["--val", "builtin:digits/val", "--limit", "60"]
+OOD_VAL = ["--ood-val", "s=builtin:symbols"]
+TEST = ["--test", "builtin:digits/test", "--limit", "60"]
+
+
+def calibrated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["calibrate", *arguments, "--json", "-q"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_it_chooses_what_eval_chooses_and_eval_takes_it_from_the_file(
+    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [*OOD_VAL, "--temperature", "fit", "--threshold", "ood:0.9", "--conformal", "0.2", "--ood-score", "energy"]
+    document = calibrated(capsys, "base.st", *VAL, *chosen, "--note", "the only one", "-o", "k.st")
+    (row,) = answer("base.st", *TEST, *VAL[:2], *chosen)["models"]
+    assert document["schema"] == "hydractl.calibrate/1" and document["ood_score"] == "energy"
+    assert document["calibration"] == row["calibration"]
+    assert document["threshold"] == {key: row["threshold"][key] for key in ("score", "value", "rule")}
+    assert document["conformal"]["qhat"] == row["conformal"]["qhat"] and document["val"]["n"] == 60
+    (applied,) = answer("k.st", *TEST)["models"]
+    assert applied["id"] == row["id"] and applied["threshold"] == row["threshold"]
+    assert open_source("k.st").description.provenance["note"] == "the only one"
+    before = tensors("base.st")
+    assert all(np.array_equal(before[name], value) for name, value in tensors("k.st").items())
+
+
+def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(
+    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["msp", "energy", "margin", "mi"]
+    asked = [*VAL, *OOD_VAL, "--ood-score", ",".join(names), "--threshold", "ood:0.9"]
+    document = calibrated(capsys, "base.st", *asked, "-o", "k.st")
+    seen = ["--test", "builtin:digits/val", "--limit", "60", "--ood", "s=builtin:symbols"]
+    (row,) = answer("base.st", *seen, "--ood-score", ",".join(names))["models"]
+    aurocs = {name: row["scores"][name]["ood"]["s"]["auroc"] for name in names}
+    compared = document["compared"]
+    assert {name: compared[name]["auroc"] for name in names} == aurocs and aurocs["mi"] is None
+    best = max(value for value in aurocs.values() if value is not None)
+    near = [name for name, value in aurocs.items() if value is not None and best - value < 0.005]
+    assert [document["ood_score"], *document.get("near_ties", [])] == near
+    assert document["threshold"]["score"] == document["ood_score"]
+
+
+def test_near_ties_are_told_and_the_order_given_decides() -> None:
+    means = {"msp": 0.9, "mi": None, "energy": 0.904, "gen": 0.88}
+    compared = {name: ComparedScore(mean, {}) for name, mean in means.items()}
+    assert _best_first(compared, "m") == ["msp", "energy"]
+    assert _best_first({"energy": compared["energy"], "msp": compared["msp"]}, "m") == ["energy", "msp"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        ([*VAL], 2, "calibrate needs something to choose"),
+        (["--temperature", "fit"], 2, "--temperature fit needs --val"),
+        ([*VAL, "--temperature", "base=2"], 2, "--temperature base=2 (flag) is for the rows of eval"),
+        ([*VAL, "--ood-score", "msp,energy"], 2, "--ood-score msp,energy needs --ood-val"),
+        ([*VAL, "--threshold", "ood:0.9"], 2, "--threshold ood:0.9 needs --ood-val"),
+        ([*VAL, "--ood-val", "s=builtin:digits/val", "--threshold", "ood:0.9"], 3, "are the same samples"),
+        ([*VAL, "--ood-score", "knn"], 2, "--ood-score knn needs --train SPEC"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    words: list[str], code: int, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", "base.st", *words, "-o", "k.st", "-q"]) == code
+    assert problem in capsys.readouterr().err and not Path("k.st").exists()
+
+
+def test_only_a_checkpoint_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    write_predictions("p.st")
+    for model, what in (("t0.st+t1.st", "none"), ("p.st", "a predictions file")):
+        assert main(["calibrate", model, "--temperature", "2", "-o", "k.st"]) == 2
+        assert f"calibrate writes a checkpoint, and {model} is {what}" in capsys.readouterr().err
+
+
+def test_validation_data_that_chose_are_no_test_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "base.st", *VAL, "--temperature", "fit", "-o", "k.st", "-q"]) == 0
+    assert main(["eval", "k.st", "--test", "builtin:digits/val", "-o", "e.json", "-q"]) == 3
+    assert "60 by calibrate (val)" in capsys.readouterr().err
+
+
+def test_in_python_it_is_a_model_too() -> None:
+    found = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, temperature=2.5, threshold=0.5)
+    assert (found.temperature, found.threshold, found.score) == (2.5, 0.5, None)
+    assert len(found.model.refs) == 1 and "temperature" in str(found)
+
+
+def test_an_ood_set_without_samples_has_no_roc_curve() -> None:
+    """A null in its place would be refused when the answer is read again."""
+    inside = samples_of(np.random.default_rng(0).normal(size=(1, 6, 3)), score="msp")
+    outside = samples_of(np.zeros((1, 0, 3)), score="msp")
+    block = curves(inside, {"empty": outside, "far": inside})
+    assert block["roc"] is not None and list(block["roc"]) == ["far"]

@@ -1,0 +1,26 @@
+"""What stands after ``--ensemble KIND:`` is read once, and refused with an example where it makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.cli.app import main
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("snapshots:1", "--ensemble snapshots: M must be at least 2, not 1; such as snapshots:3"),
+        ("swa:1", "--ensemble swa: START must be less than 1, not 1.0"),
+        ("swa:0", "--ensemble swa: START must be greater than 0, not 0.0"),
+        ("lora:0,1", "--ensemble lora: RANK must be at least 1, not 0"),
+        ("mimo:x", "--ensemble mimo: M must be a whole number, not 'x'"),
+        ("packed:2", "--ensemble must be packed:M,ALPHA[,GAMMA], such as packed:3,2"),
+        ("nothing:3", "--ensemble must begin with one of deep, snapshots,"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    assert main(["finetune", "a.st", "--train", "train.npz", "--ensemble", text]) == 2
+    assert message in capsys.readouterr().err
