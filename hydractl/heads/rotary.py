@@ -53,7 +53,7 @@ class Rotary:
             positions: the numbers of the tokens ``[B, q]``.
         """
         rows = positions[:, None, :, None]  # [B, 1, q, 1]
-        samples = len(positions)
+        samples = positions.shape[0]  # not len(): while a graph is exported the size of the batch is a symbol
 
         def picked(angles: Tensor) -> Tensor:
             """Return ``[(M,) B, 1 or H, q, width]`` of ``[(M,) 1 or B, 1 or H, T, width]``."""
