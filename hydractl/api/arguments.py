@@ -76,8 +76,8 @@ class EveryVerb(TypedDict, total=False):
     config: Path | None
 
 
-class OnModels(EveryVerb, total=False):
-    """Arguments of every verb that computes something: all but ``push``."""
+class OpensModels(EveryVerb, total=False):
+    """Arguments of every verb that opens models and data: all but ``push`` and ``report``."""
 
     output: Path | None
     limit: int | None
@@ -85,8 +85,13 @@ class OnModels(EveryVerb, total=False):
     labels: str | Sequence[str] | None
     prompt: str | Sequence[str]
     arch: str | None
-    device: str
     seed: int
+
+
+class OnModels(OpensModels, total=False):
+    """Arguments of every verb that computes on a device of one's choice."""
+
+    device: str
 
 
 class InBatches(OnModels, total=False):
@@ -233,37 +238,43 @@ class FuseArguments(InBatches, total=False):
     cascade_score: str
 
 
-class ExportArguments(EveryVerb, total=False):
+class ExportArguments(OpensModels, total=False):
     """Arguments of :func:`hydractl.export`, which computes on the CPU in float32."""
 
     format: ExportFormat | Sequence[ExportFormat]
     test: Data | None
     ood: NamedData
-    output: Path | None
-    limit: int | None
-    max_length: int | None
-    labels: str | Sequence[str] | None
-    prompt: str | Sequence[str]
-    arch: str | None
-    seed: int
     workers: int
     batch_size: int
 
 
-class EvalArguments(InBatches, total=False):
+class Predicting(InBatches, total=False):
+    """Arguments of verbs that need the probabilities and OOD scores of a model: ``eval`` and ``calibrate``."""
+
+    whole_last_block: bool
+    on_bad: Literal["error", "skip"]
+    val: Data | None
+    ood_val: NamedData
+    temperature: str | float | Sequence[str]
+    threshold: str | float | None
+    conformal: float | None
+    conformal_score: Literal["lac", "aps"]
+    ood_score: str | Sequence[str]
+    train: Data | None
+    knn_k: int
+    features: Path | None
+    label_map: JsonDocument | None
+    reuse: Path | Sequence[Path]
+
+
+class EvalArguments(Predicting, total=False):
     """Arguments of :func:`hydractl.evaluate`."""
 
     test: Data | None
     ood: NamedData
-    ood_score: str | Sequence[str]
-    train: Data | None
     probe: Literal["knn", "linear"] | None
-    knn_k: int
-    features: Path | None
-    label_map: JsonDocument | None
     bootstrap: int
     predictions: Path | None
-    reuse: Path | Sequence[Path]
     resume: bool
     allow_seen: bool
     require: str | Sequence[str]
@@ -272,35 +283,13 @@ class EvalArguments(InBatches, total=False):
     severities: int | Sequence[int]
     ood_suite: str | None
     ood_root: Path | None
-    whole_last_block: bool
-    on_bad: Literal["error", "skip"]
-    val: Data | None
-    ood_val: NamedData
-    temperature: str | float | Sequence[str]
-    threshold: str | float | None
-    conformal: float | None
-    conformal_score: Literal["lac", "aps"]
     mc_dropout: float | None
     passes: int | None
 
 
-class CalibrateArguments(InBatches, total=False):
+class CalibrateArguments(Predicting, total=False):
     """Arguments of :func:`hydractl.calibrate`."""
 
-    whole_last_block: bool
-    on_bad: Literal["error", "skip"]
-    val: Data | None
-    ood_val: NamedData
-    temperature: str | float | Sequence[str]
-    threshold: str | float | None
-    conformal: float | None
-    conformal_score: Literal["lac", "aps"]
-    ood_score: str | Sequence[str]
-    train: Data | None
-    knn_k: int
-    features: Path | None
-    label_map: JsonDocument | None
-    reuse: Path | Sequence[Path]
     note: str | None
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
+from hydractl.expressions.conditions import Requirement, parse_requirement
 from hydractl.files.header import PICKLES
 from hydractl.settings.option import Option, option, options_of
 
@@ -349,6 +350,16 @@ class Batched(Common):
 
     dtype: str = run_option("Number format of the computation", "float32", choices=DTYPES)
     batch_size: int = run_option("Samples that are computed together [samples]", 64, at_least=1)
+
+
+class Requiring:
+    """Reads ``--require`` of the verbs that have it; each of them declares the option with its own help."""
+
+    require: list[str]
+
+    def requirements(self) -> list[Requirement]:
+        """Return the ``--require`` expressions, in order."""
+        return [parse_requirement(text) for text in self.require]
 
 
 def _jobs_end(settings: SideBySide) -> list[str]:

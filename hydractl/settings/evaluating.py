@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from hydractl.expressions.conditions import Requirement, parse_requirement
+from hydractl.expressions.conditions import parse_requirement
 from hydractl.expressions.data_sets import (
     AUTO,
     CORRUPTIONS,
@@ -25,7 +25,7 @@ from hydractl.expressions.data_sets import (
 from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
 from hydractl.files.model_records import DropoutRecord
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
-from hydractl.settings.common import Batched, Rule, file_option
+from hydractl.settings.common import Batched, Requiring, Rule, file_option
 from hydractl.settings.measuring import Measured
 from hydractl.settings.option import ends_in, option
 from hydractl.settings.rules import names_once, needs
@@ -330,7 +330,7 @@ def _data_to_test_on(settings: EvalSettings) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class EvalSettings(WithDropout):
+class EvalSettings(Requiring, WithDropout):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
@@ -488,7 +488,3 @@ class EvalSettings(WithDropout):
         if self.photographs is None and FROST in names:
             names.remove(FROST)
         return names
-
-    def requirements(self) -> list[Requirement]:
-        """Return the ``--require`` expressions, in order."""
-        return [parse_requirement(text) for text in self.require]

@@ -7,8 +7,8 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.expressions.conditions import Requirement, parse_requirement
-from hydractl.settings.common import DTYPES, Common, Rule, run_option
+from hydractl.expressions.conditions import parse_requirement
+from hydractl.settings.common import DTYPES, Common, Requiring, Rule, run_option
 from hydractl.settings.option import option
 from hydractl.settings.rules import needs
 
@@ -41,7 +41,7 @@ def _compiled_for_a_mode(settings: BenchSettings) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class BenchSettings(Measured):
+class BenchSettings(Requiring, Measured):
     """Options of ``bench``."""
 
     verb: ClassVar[str] = "bench"
@@ -98,10 +98,6 @@ class BenchSettings(Measured):
         check=parse_requirement,
         often=True,
     )
-
-    def requirements(self) -> list[Requirement]:
-        """The ``--require`` expressions, in order."""
-        return [parse_requirement(text) for text in self.require]
 
     def settle(self) -> None:
         """Leave data alone that every verb was given: inputs are random unless samples are asked for."""

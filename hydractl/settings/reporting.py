@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from hydractl.expressions.conditions import Requirement, parse_requirement
-from hydractl.settings.common import Common, Rule
+from hydractl.expressions.conditions import parse_requirement
+from hydractl.settings.common import Common, Requiring, Rule
 from hydractl.settings.option import ends_in, option
 from hydractl.settings.rules import needs
 
@@ -29,7 +29,7 @@ def _a_document_to_write(settings: ReportSettings) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class ReportSettings(Common):
+class ReportSettings(Requiring, Common):
     """Options of ``report``; ``model`` is the documents."""
 
     verb: ClassVar[str] = "report"
@@ -88,10 +88,6 @@ class ReportSettings(Common):
         check=parse_requirement,
         often=True,
     )
-
-    def requirements(self) -> list[Requirement]:
-        """Return the ``--require`` expressions, in order."""
-        return [parse_requirement(text) for text in self.require]
 
     def settle(self) -> None:
         """Leave a model alone that every verb was given: documents are named for this verb."""
