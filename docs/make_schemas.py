@@ -15,6 +15,7 @@ from hydractl.files.documents import Form, schema_of
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.export_answer import ExportAnswer
 from hydractl.files.fuse_answer import FuseAnswer
+from hydractl.files.predict_answer import PredictAnswer
 from hydractl.files.predictions_header import PredictionsRecord
 from hydractl.files.records import Record
 from hydractl.files.study_answer import StudyAnswer
@@ -30,6 +31,7 @@ RECORDS: tuple[type[Record], ...] = (
     ExportAnswer,
     FuseAnswer,
     MaskRecord,
+    PredictAnswer,
     PredictionsRecord,
     ScoresAnswer,
     StudyAnswer,

@@ -14,7 +14,18 @@ from hydractl.files.version import __version__
 if TYPE_CHECKING:
     from hydractl.api.models import Calibrated, HydraModel, Model, load, open, save
     from hydractl.api.progress import show_progress
-    from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Exports, Push, Scores, Study
+    from hydractl.api.results import (
+        Benchmark,
+        Circuit,
+        Circuits,
+        Document,
+        Evaluation,
+        Exports,
+        Predictions,
+        Push,
+        Scores,
+        Study,
+    )
     from hydractl.api.verbs import (
         available,
         bench,
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
         fuse,
         laplace,
         make_report,
+        predict,
         prune,
         push,
         score,
@@ -42,6 +54,7 @@ __all__ = [
     "Exports",
     "HydraModel",
     "Model",
+    "Predictions",
     "Push",
     "Scores",
     "Study",
@@ -59,6 +72,7 @@ __all__ = [
     "load",
     "make_report",
     "open",
+    "predict",
     "prune",
     "push",
     "save",
@@ -66,7 +80,18 @@ __all__ = [
     "show_progress",
     "study",
 ]
-_RESULTS = ("Benchmark", "Circuit", "Circuits", "Document", "Evaluation", "Exports", "Push", "Scores", "Study")
+_RESULTS = (
+    "Benchmark",
+    "Circuit",
+    "Circuits",
+    "Document",
+    "Evaluation",
+    "Exports",
+    "Predictions",
+    "Push",
+    "Scores",
+    "Study",
+)
 _MODELS = ("Calibrated", "HydraModel", "Model", "load", "open", "save")
 
 

@@ -293,6 +293,20 @@ class CalibrateArguments(Predicting, total=False):
     note: str | None
 
 
+class PredictArguments(InBatches, total=False):
+    """Arguments of :func:`hydractl.predict`."""
+
+    data: Data | None
+    whole_last_block: bool
+    on_bad: Literal["error", "skip"]
+    top: int
+    members: bool
+    part: str | None
+    report: Path | None
+    resume: bool
+    require: str | Sequence[str]
+
+
 class BenchArguments(OnModels, total=False):
     """Arguments of :func:`hydractl.bench`."""
 

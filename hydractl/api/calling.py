@@ -82,6 +82,8 @@ def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcom
             module = importlib.import_module(module_of(verb))
             with reading(inputs_of(settings)):
                 outcome: Outcome = module.run(settings, _PythonLog(wording.said))
+                if outcome.lines is not None:  # computed while they are read, which the data must be there for
+                    outcome.lines = iter(list(outcome.lines))
         except HydraError as error:
             wording.translate(error)
             raise

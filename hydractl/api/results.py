@@ -177,6 +177,28 @@ class Evaluation(_ByModel):
         return dict(self["conventions"])
 
 
+class Predictions(Document):
+    """What :func:`hydractl.predict` found: a summary, and a row for each sample."""
+
+    def __init__(self, document: Mapping[str, Any], files: Sequence[Path] = (), rows: Sequence[Row] = ()) -> None:
+        super().__init__(document, files)
+        self._rows = list(rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The samples: ``id``, ``predicted``, ``confidence``, ``ood_score``, ``is_ood`` ..."""
+        return self._rows
+
+    @property
+    def ood_share(self) -> float | None:
+        """The share of samples that are flagged; None without a threshold."""
+        flagged = self.get("ood")
+        return None if flagged is None else flagged["share"]
+
+    def _summary(self) -> str:
+        return f"{self['n']} samples by {self['model']['name']}"
+
+
 class Benchmark(_ByModel):
     """What :func:`hydractl.bench` measured: one row for each model, batch size and number format."""
 

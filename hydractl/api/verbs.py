@@ -21,6 +21,7 @@ from hydractl.api.arguments import (
     FinetuneArguments,
     FuseArguments,
     LaplaceArguments,
+    PredictArguments,
     PruneArguments,
     PushArguments,
     ReportArguments,
@@ -29,7 +30,18 @@ from hydractl.api.arguments import (
 )
 from hydractl.api.calling import arguments_of, data_in, run
 from hydractl.api.models import Calibrated, Folder, Model, ModelLike, open
-from hydractl.api.results import Benchmark, Circuit, Circuits, Document, Evaluation, Exports, Push, Scores, Study
+from hydractl.api.results import (
+    Benchmark,
+    Circuit,
+    Circuits,
+    Document,
+    Evaluation,
+    Exports,
+    Predictions,
+    Push,
+    Scores,
+    Study,
+)
 from hydractl.errors import UsageError
 from hydractl.jsonio import HeldDocument
 from hydractl.methods import MethodOptions, read_ensemble
@@ -52,6 +64,7 @@ ARGUMENTS: dict[str, type] = {
     "export": ExportArguments,
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
+    "predict": PredictArguments,
     "bench": BenchArguments,
     "report": ReportArguments,
     "study": StudyArguments,
@@ -352,6 +365,29 @@ def calibrate(model: ModelLike, **options: Unpack[CalibrateArguments]) -> Calibr
     result = Calibrated(calibrated.result, calibrated.result.files)
     result.model = calibrated
     return result
+
+
+@_documented("predict")
+def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Predictions:
+    """Predict samples without labels, and flag those that the model was not made for.
+
+    A loaded model predicts a batch by its own method ``predict``.
+
+    Args:
+        model: one checkpoint, best one of :func:`calibrate`, which holds a threshold.
+        options: ``data`` are the samples.
+
+    Returns:
+        The summary, with a row for each sample; with ``output`` the rows are in that file alone.
+
+    Raises:
+        RequirementError: one of ``require`` does not hold.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    with _held([model]) as refs:
+        outcome = run("predict", refs, options)
+    rows = list(outcome.lines) if outcome.lines is not None else []
+    return Predictions(outcome.document, outcome.files, rows)
 
 
 @_documented("bench")

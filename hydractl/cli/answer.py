@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -58,9 +58,19 @@ class Answer:
         except ValueError:
             raise NonFiniteError("the answer holds a number that is not finite, which JSON cannot say") from None
         if self.to_terminal:
-            text = _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+            text = _UNSAFE_IN_JSON.sub(_escaped, text)
         # A file name that is not UTF-8 holds lone surrogates: they become \udcNN, which is JSON for the same.
         self._write(text + "\n", encoding="utf-8")
+
+    def lines(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Print each row as one line of JSON when it comes; a reader that has gone away ends the work, too."""
+        for row in rows:
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+            if self.to_terminal:
+                text = _UNSAFE_IN_JSON.sub(_escaped, text)
+            self._write(text + "\n", encoding="utf-8")
+            if self._stream is None:
+                return
 
     def paths(self, paths: Sequence[Path]) -> None:
         """Print the paths written, one a line, for a script."""
@@ -108,6 +118,11 @@ class Answer:
         """Write no more, and let the interpreter's own flush at its exit succeed."""
         send_nowhere(self._stream)
         self._stream = None
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Return a character as JSON escapes it."""
+    return f"\\u{ord(match[0]):04x}"
 
 
 def drawn(document: dict[str, Any], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:

@@ -114,12 +114,30 @@ def run_verb(request: Request, answer: Answer) -> None:
     with contextlib.redirect_stdout(Stray()), _library_warnings(log), reading(inputs):
         try:
             outcome: Outcome = verb.run(settings, log)
+            if outcome.lines is not None:
+                _give_lines(outcome, outcome.lines, settings, answer)
         except HydraError as error:
             error.message = with_sources(error.message, settings)
             error.problems = [with_sources(problem, settings) for problem in error.problems]
             raise
     if not outcome.silent:
         _give(outcome, settings, answer, log)
+
+
+_MOST_SHOWN = 20
+"""Samples that a table for a person shows; a file or a pipe has all."""
+
+
+def _give_lines(outcome: Outcome, lines: Iterator[dict[str, Any]], settings: Common, answer: Answer) -> None:
+    """Print rows as they are computed; for a person, keep the first ones for the table behind them."""
+    if settings.to_stdout or not answer.to_terminal:
+        answer.lines(lines)
+        return
+    first: list[dict[str, Any]] = []
+    for row in lines:
+        if len(first) < _MOST_SHOWN:
+            first.append(row)
+    outcome.document["first"] = first
 
 
 def _log_options(settings: Common, log: ConsoleLog) -> None:
@@ -166,6 +184,11 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
     Raises:
         RequirementError: after printing, if a ``--require`` did not hold.
     """
+    if outcome.lines is not None and (settings.to_stdout or not answer.to_terminal):
+        for path in outcome.files:
+            log.info(f"wrote {path}")
+        _check_requirements(outcome)
+        return
     as_json = settings.json or outcome.print_document
     for_a_script = not answer.to_terminal and not VERBS[settings.verb].prints_table
     if for_a_script and outcome.files and not as_json:
@@ -177,6 +200,15 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
             answer.table(outcome.document)
         for path in outcome.files:
             log.info(f"wrote {path}")
+    _check_requirements(outcome)
+
+
+def _check_requirements(outcome: Outcome) -> None:
+    """Fail where a ``--require`` did not hold.
+
+    Raises:
+        RequirementError: naming each.
+    """
     if len(outcome.unmet) == 1:
         raise RequirementError(f"requirement not met: {outcome.unmet[0]}")
     if outcome.unmet:

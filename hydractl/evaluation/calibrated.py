@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +14,7 @@ from hydractl.evaluation.sets import EvalSet, fitted_entries
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_checkpoint
 from hydractl.files.fingerprints import merged
+from hydractl.metrics.conformal import stored_conformal
 from hydractl.model.laplace import START as POSTERIOR
 
 
@@ -25,11 +26,11 @@ def write_calibrated(
     note: str | None,
     output: Output,
 ) -> Path:
-    """Write the checkpoint of a model with its calibration, threshold and OOD score.
+    """Write the checkpoint of a model with its calibration, threshold, prediction sets and OOD score.
 
     Args:
         model: of one checkpoint.
-        fitted: its calibration and threshold.
+        fitted: its calibration, threshold and prediction sets.
         score: its OOD score; None where none was asked for.
         sets: all data sets of the command, whose samples it has now seen where something was fitted to them.
         note: a sentence about how the model was chosen, for its provenance.
@@ -39,13 +40,19 @@ def write_calibrated(
     description = source.description
     tensors: TensorSource = with_tensors(source.tensors, beside(source.tensors, POSTERIOR))
     extra = dict(description.extra)
-    for key in ("calibration", "threshold", "ood_score"):
+    for key in ("calibration", "threshold", "ood_score", "conformal"):
         extra.pop(key, None)
     calibration = fitted.calibration_record()
     if calibration is not None:
         extra["calibration"] = replace(calibration, stored=True).to_json()
     if fitted.threshold is not None:
         extra["threshold"] = fitted.threshold
+    conformal = fitted.conformal
+    keeps_probabilities = fitted.stored or (calibration is None and model.stored.calibration is None)
+    if conformal is None and keeps_probabilities:
+        conformal = stored_conformal(description.extra.get("conformal"))
+    if conformal is not None:
+        extra["conformal"] = asdict(conformal)
     if score is not None:
         entry: StoredScoreEntry = {"score": score}
         detector = model.detector

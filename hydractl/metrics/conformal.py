@@ -11,11 +11,13 @@ Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydractl.errors import InputError
 from hydractl.metrics.calibrators import Calibration
@@ -48,6 +50,25 @@ class Conformal:
     n_val: int
 
 
+def stored_conformal(entry: Any) -> Conformal | None:
+    """Read the threshold of prediction sets that a checkpoint holds; None where it holds none.
+
+    Raises:
+        InputError: for what ``calibrate`` does not write.
+    """
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping) or entry.get("method") not in CONFORMAL_METHODS:
+        raise InputError("its conformal prediction sets are broken")
+    for key in ("alpha", "qhat"):
+        value: Any = entry.get(key)
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise InputError(f"its conformal prediction sets have no {key} between 0 and 1")
+    if type(entry.get("n_val")) is not int:
+        raise InputError("its conformal prediction sets do not say on how many samples they were fitted")
+    return Conformal(entry["method"], entry["alpha"], entry["qhat"], entry["n_val"])
+
+
 class ConformalEntry(TypedDict):
     """The row's entry: the fit, and the shares of test samples; these are None without samples."""
 
@@ -76,6 +97,11 @@ def nonconformity(probs: Floats, method: str) -> Floats:
     scores = np.empty_like(probs)
     np.put_along_axis(scores, order, sums, axis=1)
     return scores
+
+
+def prediction_sets(probs: Floats, fitted: Conformal) -> NDArray[np.bool_]:
+    """Return which classes are in the prediction set of each sample, bool [n, C], from p [n, C]."""
+    return nonconformity(probs, fitted.method) <= fitted.qhat
 
 
 def fit_conformal(
@@ -153,7 +179,7 @@ class SetCounts:
         _, samples, classes = check_shape(logits).shape
         checked = check_labels(labels, samples, classes)
         for rows, block in blocks(logits, self._calibration):
-            in_set = nonconformity(block.probs, self.fitted.method) <= self.fitted.qhat  # [n, C]
+            in_set = prediction_sets(block.probs, self.fitted)  # [n, C]
             sizes = in_set.sum(axis=1)
             is_covered = in_set[np.arange(len(in_set)), checked[rows]]
             self._samples += len(in_set)

@@ -25,18 +25,16 @@ from hydractl.files.checkpoint import TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.log import Log
-from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.cascade import Cascade, stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.samples import samples_of
-from hydractl.metrics.threshold import stored_score, stored_threshold
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.context import RunContext
 from hydractl.model.detection import Detector, read_features
 from hydractl.model.laplace import attach, compared, has_posterior
+from hydractl.model.prediction import Chosen, Prediction, prediction_of
 from hydractl.model.prompted import STAND_INS, PromptedClasses
 from hydractl.model.stacking import PerMember
 
@@ -456,6 +454,28 @@ class HydraModel(nn.Module):
 
     # --- OOD detection ------------------------------------------------------------------------------------------------
 
+    def predict(self, inputs: Any) -> Prediction:
+        """Return the whole answer to a batch from one forward pass, without gradients.
+
+        Probabilities, score, flag and prediction sets are those that ``calibrate`` chose, as the checkpoint holds
+        them; the OOD score is ``msp`` where it holds none.
+
+        Args:
+            inputs: of the batch, as ``preprocess`` makes them.
+
+        Raises:
+            InputError: for a score on features whose training data are not in the file.
+            NonFiniteError: for logits that are NaN or infinite.
+        """
+        chosen = Chosen.of(self._stored)
+        fitted_scores: dict[str, Floats] = {}
+        with torch.no_grad():
+            if chosen.score in ON_FEATURES:
+                logits, fitted_scores = self._fitted_scores(inputs, chosen.score)
+            else:
+                logits = self.member_logits(inputs)
+        return prediction_of(logits, fitted_scores, chosen, self.labels)
+
     def ood_score(self, inputs: Any) -> Tensor:
         """Return the OOD score of each sample as ``eval`` takes it: float64 ``[B]`` on the CPU, higher = more OOD.
 
@@ -463,29 +483,13 @@ class HydraModel(nn.Module):
 
         Raises:
             UsageError: for a score of several members, of a single model.
-            InputError: for a score on features whose training data are not in the file.
-            NonFiniteError: for logits that are NaN or infinite.
+            InputError, NonFiniteError: as :meth:`predict`.
         """
-        name = stored_score(self._stored) or "msp"
-        fitted_scores: dict[str, Floats] = {}
-        with torch.no_grad():
-            if name in ON_FEATURES:
-                logits, fitted_scores = self._fitted_scores(inputs, name)
-            else:
-                logits = self.member_logits(inputs)
-        stored = self._stored.get("calibration")
-        calibration = Calibration.from_json(stored) if stored else None
-        at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
-        samples = samples_of(
-            logits.to("cpu", at_least_float32).numpy(),
-            score=name,
-            fitted_scores=fitted_scores,
-            calibration=calibration,
-            pairs=False,
-        )
-        if samples.score is None:
+        score = self.predict(inputs).ood_score
+        if score is None:
+            name = Chosen.of(self._stored).score
             raise UsageError(f"{name} is the same for every sample of a single model")
-        return torch.from_numpy(samples.score)
+        return score
 
     def _fitted_scores(self, inputs: Any, name: str) -> tuple[Tensor, dict[str, Floats]]:
         """Return the logits ``[M, B, classes]``, and by name the scores on features, ``[B]`` over all members."""
@@ -503,10 +507,13 @@ class HydraModel(nn.Module):
         Raises:
             UsageError: it holds none.
         """
-        threshold = stored_threshold(self._stored.get("threshold"))
-        if threshold is None:
+        if Chosen.of(self._stored).threshold is None:
             raise UsageError("the checkpoint holds no threshold", hint="calibrate --threshold RULE -o F.st")
-        return self.ood_score(inputs) >= float(threshold["value"])
+        flags = self.predict(inputs).is_ood
+        if flags is None:
+            name = Chosen.of(self._stored).score
+            raise UsageError(f"{name} is the same for every sample of a single model")
+        return flags
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the whole network in place and as one graph (``torch.compile``); what cannot be compiled fails."""

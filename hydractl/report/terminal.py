@@ -18,6 +18,7 @@ from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.export_answer import ExportAnswer
 from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
 from hydractl.files.model_records import ModelSize
+from hydractl.files.predict_answer import PlannedPredictions, PredictAnswer
 from hydractl.files.records import Record
 from hydractl.files.verb_answers import (
     CascadeAnswer,
@@ -509,11 +510,66 @@ def _calibrated(answer: CalibrateAnswer, width: int) -> RenderableType:
     return Group(fact_table(facts), Text(""), compared)
 
 
+def _predictions(answer: PredictAnswer, width: int) -> RenderableType:
+    parts: list[RenderableType] = []
+    if answer.first:
+        parts += [_samples(answer.first), Text("")]
+        left = answer.n - len(answer.first)
+        if left > 0:
+            parts += [Text(f"... and {count_text(left)} more; -o FILE.jsonl keeps all"), Text("")]
+    facts = [("model", answer.model.name), ("inputs", count_text(answer.n))]
+    if answer.part is not None:
+        facts.append(("part", answer.part))
+    if answer.confidence is not None:
+        facts.append(("mean confidence", number(answer.confidence, 4)))
+    threshold = answer.model.threshold
+    if threshold is not None:
+        facts.append(("threshold", f"{number(threshold, 6)} of {answer.model.ood_score}"))
+    flagged = answer.ood
+    if flagged is not None and flagged.share is not None and flagged.ci is not None:
+        low, high = flagged.ci
+        assert low is not None and high is not None  # there are samples
+        facts.append(("flagged as OOD", f"{count_text(flagged.n)}: {flagged.share:.2%} ({low:.2%} to {high:.2%})"))
+    if answer.skipped is not None:
+        facts.append(("could not be read", count_text(answer.skipped.n)))
+    most_frequent = [f"{entry.label}: {count_text(entry.n)}" for entry in answer.classes[:_MOST_CLASSES]]
+    if len(answer.classes) > _MOST_CLASSES:
+        most_frequent.append(f"and {len(answer.classes) - _MOST_CLASSES} more classes")
+    facts.append(("predicted", ", ".join(most_frequent) or "nothing"))
+    return Group(*parts, fact_table(facts))
+
+
+_MOST_CLASSES = 5
+"""Predicted classes that a table names."""
+
+
+def _samples(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of predictions."""
+    has_flags = any("is_ood" in row for row in rows)
+    titles = ["input", "predicted", "confidence", "OOD score"]
+    if has_flags:
+        titles.append("OOD?")
+    cells = []
+    for row in rows:
+        line = [str(row["id"]), str(row["predicted"]), number(row["confidence"], 4), number(row["ood_score"], 4)]
+        if has_flags:
+            line.append("OOD" if row["is_ood"] else "")
+        cells.append(line)
+    return plain_table("", tuple(titles), cells, left=2)
+
+
+def _planned_predictions(plan: PlannedPredictions, width: int) -> RenderableType:
+    facts = [("model", plan.model), ("inputs", count_text(plan.samples))]
+    facts.append(("would write", ", ".join(plan.files) or "lines to standard output"))
+    return fact_table(facts)
+
+
 # --- which document is drawn by what ----------------------------------------------------------------------------------
 
 _ANSWERS: Mapping[str, _Drawing[Any]] = {
     "hydractl.eval/2": _Drawing(EvalAnswer, eval_table),
     "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibrated),
+    "hydractl.predict/1": _Drawing(PredictAnswer, _predictions),
     "hydractl.bench/1": _Drawing(BenchAnswer, bench_table),
     _PRUNE: _Drawing(PruneAnswer, _prune),
     _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),
@@ -532,6 +588,7 @@ _ANSWERS: Mapping[str, _Drawing[Any]] = {
     "hydractl.overlap/1": _Drawing(OverlapAnswer, _overlap),
 }
 _PLANS: Mapping[str, _Drawing[Any]] = {
+    "hydractl.predict/1": _Drawing(PlannedPredictions, _planned_predictions),
     "hydractl.bench/1": _Drawing(PlannedBench, planned_bench),
     _PRUNE: _Drawing(PruneAnswer, _prune),
     _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),

@@ -187,6 +187,26 @@ VERBS: dict[str, Verb] = {
   hydractl calibrate hydra.st --val val.npz --ood-val auto --ood-score msp,energy,mi --threshold ood:0.95
 """,
     ),
+    "predict": Verb(
+        settings="hydractl.settings.predicting:PredictSettings",
+        summary="Predict inputs, and flag those the model was not made for",
+        usage="MODEL [INPUT...] [-o F.jsonl|.csv] [options]",
+        about="Predict inputs without labels: a line for each with its class, confidence and OOD score, whether it is "
+        "flagged as OOD, and its prediction set, by what calibrate chose. One forward pass, in memory that does not "
+        "grow; JSON lines into a pipe, a table for a person.",
+        examples="""
+  # a folder of images into a file
+  hydractl predict cal.st new/ -o new.jsonl
+  # what it is most likely to be, printed
+  hydractl predict cal.st cat.jpg dog.jpg --top 3
+  # paths from another command; images that cannot be read are left out and listed
+  find new/ -name '*.jpg' | hydractl predict cal.st - --on-bad skip -o new.csv
+  # a gate for pipelines: exit code 4 where more than a tenth is flagged
+  hydractl predict cal.st new/ -o new.jsonl --require 'ood_share<=0.1'
+  # one of four jobs
+  hydractl predict cal.st new/ --part 1/4 -o new.1.jsonl
+""",
+    ),
     "report": Verb(
         settings="hydractl.settings.reporting:ReportSettings",
         function="make_report",

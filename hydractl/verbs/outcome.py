@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ class Outcome:
         unmet: the ``--require`` expressions that did not hold, each with the value found.
         print_document: the artefact itself goes to standard output (``-o -``), so ``document`` is what to print.
         silent: another process gives the answer.
+        lines: rows that are computed while they are read, one for each sample; whoever gets the outcome reads them
+            all, and only then are ``document``, ``files`` and ``unmet`` complete. None where there are none.
     """
 
     document: dict[str, Any]
@@ -24,3 +27,4 @@ class Outcome:
     unmet: list[str] = field(default_factory=list)
     print_document: bool = False
     silent: bool = False
+    lines: Iterator[dict[str, Any]] | None = None

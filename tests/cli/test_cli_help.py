@@ -133,7 +133,7 @@ def test_an_example_can_fail(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "position", "completed"),
     [
-        ("hydractl pr", 1, "prune"),
+        ("hydractl pru", 1, "prune"),
         ("hydractl prune --circ", 2, "--circuit"),
         ("hydractl prune --method ta", 3, "taylor"),
     ],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hydractl.files.atomic import Output, write_with
 from hydractl.metrics.samples import Samples
@@ -43,8 +43,20 @@ def write_lines(
     if threshold is not None:
         fields = (*FIELDS, FLAG)
 
+    return write_rows(output, rows, fields)
+
+
+def write_rows(output: Output, rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> Path:
+    """Write rows as they come: as CSV where the file has that ending, else as JSON lines.
+
+    Args:
+        output: the file.
+        rows: the value of every field, one mapping for each sample.
+        fields: their names, in the order of the columns.
+    """
+
     def write(handle: IO[bytes]) -> None:
-        if output.path.suffix == ".csv":
+        if output.path.suffix.lower() == ".csv":
             _write_csv(handle, rows, fields)
         else:
             _write_json_lines(handle, rows)
@@ -80,27 +92,36 @@ def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
     return index if labels is None else labels[index]
 
 
-def _write_json_lines(handle: IO[bytes], rows: Iterator[Mapping[str, LineValue]]) -> None:
+def json_line(row: Mapping[str, Any]) -> str:
+    """Return a row as one line of JSON, with its end."""
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write_json_lines(handle: IO[bytes], rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-        handle.write(line.encode("utf-8"))
+        handle.write(json_line(row).encode("utf-8"))
 
 
-def _write_csv(handle: IO[bytes], rows: Iterator[Mapping[str, LineValue]], names: Sequence[str]) -> None:
+def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> None:
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: _cell(value) for name, value in row.items()})
+        cells = {}
+        for name, value in row.items():
+            cells[name] = _cell(value)
+        writer.writerow(cells)
     text.detach()
 
 
-def _cell(value: LineValue) -> LineValue:
-    """Return a value for a table that a spreadsheet may open.
+def _cell(value: Any) -> LineValue:
+    """Return a value for a table that a spreadsheet may open; a list as JSON.
 
     A text that would be a formula has a ``'`` before it, and control characters are spelled. Source: OWASP, "CSV
     injection".
     """
+    if isinstance(value, list):
+        value = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if not isinstance(value, str):
         return value
     spelled = value.translate(_CONTROLS)

@@ -1,0 +1,138 @@
+"""The predictions that an unfinished run has made, so that the same command goes on where it was stopped.
+
+A file of JSON lines. The first says what run it is, ``{"schema": "hydractl.predict-part/1", "fingerprint": {...}}``;
+then one line for each window of samples, with all that was predicted of them. Whatever of a line a kill left is
+dropped. The lines are read one after another, never all at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from hydractl.errors import InputError, OutputError
+from hydractl.evaluation.predicting import Window
+from hydractl.files.atomic import open_own, storing
+from hydractl.jsonio import differences, parse_json
+
+SCHEMA = "hydractl.predict-part/1"
+_BEGIN_ANEW = "leave --resume out to begin anew"
+
+
+class UnfinishedPredictions:
+    """The file of an unfinished run, for reading what there is and appending to it.
+
+    Whoever opens it holds the lock of the output that it belongs to.
+
+    Args:
+        path: of the file.
+        fingerprint: what decides the predictions: a flat object of JSON values.
+        resume: go on with the file that is there.
+
+    Attributes:
+        stop: the first sample of which there is no prediction yet; None where there is none at all.
+        predicted: how many samples there are predictions of.
+
+    Raises:
+        InputError: with ``resume``, the file is of another run, or broken elsewhere than at its end.
+        OutputError, StorageError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any], *, resume: bool) -> None:
+        self.path = path
+        self.stop: int | None = None
+        self.predicted = 0
+        header = {"schema": SCHEMA, "fingerprint": dict(fingerprint)}
+        with storing(path):
+            if path.is_symlink():
+                raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it")
+            self._file: IO[bytes] = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by close()
+            try:
+                if not (resume and self._take_up(header)):
+                    self._file.truncate(0)
+                    self._append(header)
+            except BaseException:
+                self._file.close()
+                raise
+
+    def windows(self) -> Iterator[Window]:
+        """Yield the windows that are there, in order."""
+        with storing(self.path), open(self.path, "rb", opener=open_own) as lines:
+            next(lines, None)  # the header
+            for line in lines:
+                record = json.loads(line)
+                yield Window(record["stop"], record["rows"], record["skipped"])
+
+    def append(self, window: Window) -> None:
+        """Write one window.
+
+        Raises:
+            StorageError, OutputError: it cannot be written.
+        """
+        with storing(self.path):
+            self._append(window._asdict())
+        self.stop = window.stop
+        self.predicted += len(window.rows)
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Close and remove the file, when its predictions are where they belong."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
+        self._file.flush()
+
+    def _take_up(self, header: Mapping[str, Any]) -> bool:
+        """Read how far the run is, and cut off a line that is half-written; returns whether there was a run."""
+        self._file.seek(0)
+        whole_bytes = 0
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            record = self._record(line, number)
+            if number == 1:
+                self._check_same_run(record, header)
+            else:
+                self.stop = record["stop"]
+                self.predicted += len(record["rows"])
+            whole_bytes += len(line)
+        self._file.truncate(whole_bytes)
+        return whole_bytes > 0
+
+    def _record(self, line: bytes, number: int) -> dict[str, Any]:
+        """Return one line as an object that this program writes.
+
+        Raises:
+            InputError: it is none.
+        """
+        record = parse_json(line, f"line {number} of {self.path}")
+        keys = {"schema", "fingerprint"} if number == 1 else set(Window._fields)
+        if not isinstance(record, dict) or set(record) != keys:
+            raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
+        if number > 1 and (type(record["stop"]) is not int or not isinstance(record["rows"], list)):
+            raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
+        return record
+
+    def _check_same_run(self, record: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        """Refuse the file of another run, with every difference."""
+        there = record["fingerprint"]
+        if record["schema"] != SCHEMA or not isinstance(there, dict):
+            raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
+        problems = differences(there, header["fingerprint"], "in the file")
+        if problems:
+            hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
+            raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
+
+
+def unfinished_path(target: Path) -> Path:
+    """Return where the unfinished predictions of an output are."""
+    return target.with_name(f"{os.path.basename(target)}.part")

@@ -1,0 +1,124 @@
+"""The options of ``predict``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from hydractl.expressions.conditions import parse_requirement
+from hydractl.settings.common import Batched, Requiring, Rule, file_option
+from hydractl.settings.measuring import Measured
+from hydractl.settings.option import ends_in, option
+
+predict_option = partial(option, "Predicting")
+
+LINE_FILES = (".jsonl", ".csv")
+"""The endings of files that predictions are written to, a line for each sample."""
+
+_PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Read ``I/N``: the I-th of N parts.
+
+    Raises:
+        ValueError: it is no such text, or there are fewer parts.
+    """
+    match = _PART.fullmatch(text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise ValueError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _inputs_once(settings: PredictSettings) -> list[str]:
+    """Find a command without inputs, and one with inputs of two kinds."""
+    if not settings.model:
+        return []
+    if settings.inputs and settings.of_this_verb("data"):
+        return [f"give only one of INPUT, --data{settings.where('data')}"]
+    if not settings.inputs and settings.data is None:
+        return ["predict needs an INPUT: a folder, a file, - for standard input, or --data SPEC"]
+    if settings.inputs.count("-") > 1:
+        return ["standard input can be read once, and - is given twice"]
+    return []
+
+
+def _lines_or_report_on_stdout(settings: PredictSettings) -> list[str]:
+    """Find an output that no lines can be written to."""
+    if settings.output is None or settings.output == "-":
+        return []
+    if settings.output.lower().endswith(LINE_FILES):
+        return []
+    return [
+        f"--output {settings.output}: predictions are written to {' or '.join(LINE_FILES)}{settings.where('output')}"
+    ]
+
+
+def _file_to_resume(settings: PredictSettings) -> list[str]:
+    """Find ``--resume`` without a file that could be resumed."""
+    if not settings.resume or (settings.output is not None and settings.output != "-"):
+        return []
+    return ["--resume needs --output: what was printed is not kept"]
+
+
+@dataclass(kw_only=True)
+class PredictSettings(Requiring, Measured, Batched):
+    """Options of ``predict``; ``model`` is the MODEL and its INPUTs."""
+
+    verb: ClassVar[str] = "predict"
+    many_models: ClassVar[bool] = True
+    models_called: ClassVar[str] = "MODEL [INPUT...]"
+    models_help: ClassVar[str] = (
+        "A checkpoint, and what to predict: image files, SPECs as of --data, or - for standard input with a path, or "
+        "a text, in each line"
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _inputs_once,
+        _lines_or_report_on_stdout,
+        _file_to_resume,
+    )
+    lacks: ClassVar[tuple[str, ...]] = ("tower",)
+
+    output: str | None = file_option(
+        "File of the predictions, .jsonl or .csv, a line for each sample [default: lines on standard output, on a "
+        "terminal a table of the first]",
+        metavar="FILE",
+        short="-o",
+        writes=True,
+        often=True,
+    )
+    on_bad: str = predict_option(
+        "An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
+        "error",
+        choices=("error", "skip"),
+    )
+    top: int = predict_option("List the N most probable classes of each sample [classes]", 0, at_least=0, often=True)
+    members: bool = predict_option("Say what each member predicts, too", False, often=True)
+    part: str | None = predict_option(
+        "Predict only the I-th of N parts; the lines of all parts, one after another, are those of one run [default: "
+        "everything]",
+        metavar="I/N",
+        check=parse_part,
+    )
+    report: str | None = predict_option(
+        "Write the summary, which is else only printed: how many samples are flagged, with an interval",
+        metavar="FILE.json",
+        check=ends_in(".json"),
+        writes=True,
+        often=True,
+    )
+    resume: bool = predict_option("Resume the unfinished file of the same command", False)
+    require: list[str] = predict_option(
+        "Exit with 4 unless it holds: ood_share, confidence, n or skipped, as KEY<=NUMBER; repeat it for more",
+        [],
+        metavar="EXPR",
+        check=parse_requirement,
+        often=True,
+    )
+
+    @property
+    def inputs(self) -> list[str]:
+        """The INPUTs."""
+        return self.model[1:]

@@ -1,0 +1,309 @@
+"""``hydractl predict``: what a model says of inputs without labels, and which of them it was not made for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydractl.data import Dataset
+from hydractl.data.base import report_skipped
+from hydractl.data.joined import open_inputs
+from hydractl.errors import InputError, Interrupted, UsageError
+from hydractl.evaluation.predicting import LineForm, Part, Predicting, Tally, Window, rows_of_part, window_size
+from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
+from hydractl.evaluation.predictions.reading import is_predictions
+from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, unfinished_path
+from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.predict_answer import PREDICT_SCHEMA, REQUIRABLE, PlannedPredictions, PredictAnswer, PredictedModel
+from hydractl.jsonio import canonical_json
+from hydractl.log import Log
+from hydractl.model.loading import build_model, find_models, resolve_device, with_class_names
+from hydractl.model.prediction import Chosen
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source, split_model
+from hydractl.settings.predicting import PredictSettings, parse_part
+from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.requirements import check_known, unmet_in
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is predicted.
+
+    Attributes:
+        source: the checkpoint.
+        chosen: what it holds of a calibration.
+        dataset: all inputs.
+        samples: those of this part.
+        form: what is said of each.
+    """
+
+    source: Source
+    chosen: Chosen
+    dataset: Dataset
+    samples: range
+    form: LineForm
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of every line, in order."""
+        fields = list(FIELDS)
+        if self.chosen.threshold is not None:
+            fields.append(FLAG)
+        if self.chosen.conformal is not None:
+            fields.append("set")
+        if self.form.top:
+            fields.append("top")
+        if self.form.members:
+            fields.append("members")
+        return fields
+
+
+def run(settings: PredictSettings, log: Log) -> Outcome:
+    """Predict every input: into a file, or line by line for whoever reads the outcome."""
+    resolve_device(settings.device)
+    path = None
+    if settings.output is not None and settings.output != "-":
+        path = file_path(settings.output)
+    report = None if settings.report is None else file_path(settings.report)
+    plan = _plan_of(settings)
+    check_known(settings.requirements(), [plan.source.name], REQUIRABLE, skip_first=False)
+    if plan.chosen.threshold is None:
+        name = plan.source.name
+        hint = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
+        log.info(f"{name} holds no threshold, so no input is flagged; {hint}")
+    if settings.dry_run:
+        return _dry_run(plan, path, report, settings)
+    announce_reading([plan.source], log)
+    if path is None:
+        outcome = Outcome({})
+        outcome.lines = _lines(plan, report, outcome, settings, log)
+        return outcome
+    try:
+        return _into_file(plan, path, report, settings, log)
+    except KeyboardInterrupt:
+        raise Interrupted(hint="add --resume to the same command to go on") from None
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _plan_of(settings: PredictSettings) -> _Plan:
+    """Open the checkpoint and the inputs, and check what can be checked before anything runs."""
+    source = _source(settings)
+    description = source.description
+    chosen = Chosen.of(description.extra)
+    texts = settings.inputs or [str(settings.data)]
+    dataset = open_inputs(
+        texts,
+        reads={source.name: description.reads},
+        labels=description.labels or [],
+        limit=settings.limit,
+        seed=settings.seed,
+        on_bad=settings.on_bad,
+    )
+    part = Part(1, 1)
+    if settings.part is not None:
+        part = Part(*parse_part(settings.part))
+    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
+    form = LineForm(top=settings.top, members=settings.members)
+    return _Plan(source, chosen, dataset, samples, form)
+
+
+def _source(settings: PredictSettings) -> Source:
+    """Return the checkpoint of the MODEL.
+
+    Raises:
+        UsageError: it is no single model.
+        InputError: what is wrong with the file, or it knows no classes.
+    """
+    text = settings.model[0]
+    _, refs = split_model(text)
+    if len(refs) > 1:
+        raise UsageError(f"predict runs one model, and {text} is several", hint="fuse them: hydractl fuse")
+    if is_predictions(refs[0]):
+        raise UsageError(f"{text} is a predictions file", hint="give the model")
+    (argument,) = find_models([text], model_options(settings))
+    if not argument.sources[0].description.labels and not argument.sources[0].classes:
+        first_input = (settings.inputs or [str(settings.data)])[0]
+        (argument,) = with_class_names([argument], first_input, settings.limit, "INPUT")
+    return replace(argument.sources[0], name=argument.name)
+
+
+def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
+    """Say what would be predicted, and written."""
+    files = [file for file in (path, report) if file is not None]
+    check_outputs(files, force=settings.force)
+    planned = PlannedPredictions(model=plan.source.name, samples=len(plan.samples), files=[str(file) for file in files])
+    return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_json()})
+
+
+# --- predicting -------------------------------------------------------------------------------------------------------
+
+
+def _built(plan: _Plan, settings: PredictSettings, log: Log) -> HydraModel:
+    """Read the weights."""
+    model = build_model(plan.source, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
+    model.read_prompts(log, plan.source.name)
+    return model
+
+
+def _windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> Iterator[Window]:
+    """Yield the predictions from a sample on, with progress."""
+    samples = range(start, plan.samples.stop)
+    if not samples:
+        return
+    predicting = Predicting(
+        _built(plan, settings, log),
+        plan.source.name,
+        plan.dataset,
+        plan.form,
+        settings.batch_size,
+        settings.workers,
+    )
+    with log.progress(f"{plan.source.name} predicts", len(samples), "samples") as progress:
+        for window in predicting.windows(samples):
+            yield window
+            progress.advance(len(window.rows) + len(window.skipped))
+
+
+def _lines(
+    plan: _Plan, report: Path | None, outcome: Outcome, settings: PredictSettings, log: Log
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each sample as it is predicted, and complete the outcome behind the last one."""
+    with ExitStack() as stack:
+        report_output = _claimed(report, settings, stack)
+        tally = Tally()
+        for window in _windows(plan, plan.samples.start, settings, log):
+            tally.add(window)
+            yield from window.rows
+        if plan.samples and not tally.predicted:
+            raise _nothing_readable(plan)
+        answer = _finished(plan, tally, None, report_output, settings, log)
+    outcome.document = answer.to_json()
+    outcome.files = [] if report is None else [report]
+    outcome.unmet = _unmet(answer, settings)
+
+
+def _into_file(plan: _Plan, path: Path, report: Path | None, settings: PredictSettings, log: Log) -> Outcome:
+    """Predict into a file, by way of the file of an unfinished run."""
+    with ExitStack() as stack:
+        output = stack.enter_context(Output(path, force=settings.force))
+        report_output = _claimed(report, settings, stack)
+        unfinished_at = unfinished_path(output.target)
+        if settings.resume and not unfinished_at.exists():
+            log.info(f"nothing to resume: {path} is begun")
+        elif unfinished_at.exists() and not settings.resume:
+            log.info(f"an unfinished {unfinished_at} is begun anew; --resume would have gone on with it")
+        unfinished = UnfinishedPredictions(unfinished_at, _fingerprint(plan, settings), resume=settings.resume)
+        stack.callback(unfinished.close)
+        start = plan.samples.start
+        if unfinished.stop is not None:
+            start = unfinished.stop
+            log.info(f"{unfinished_at} is resumed: {plan.samples.stop - start:,} of {len(plan.samples):,} are left")
+        for window in _windows(plan, start, settings, log):
+            unfinished.append(window)
+        if plan.samples and not unfinished.predicted:
+            unfinished.remove()
+            raise _nothing_readable(plan)
+        tally = Tally()
+        write_rows(output, _counted(unfinished.windows(), tally.add), plan.fields)
+        unfinished.remove()
+        answer = _finished(plan, tally, path, report_output, settings, log)
+    files = [file for file in (path, report) if file is not None]
+    return Outcome(answer.to_json(), files=files, unmet=_unmet(answer, settings))
+
+
+def _nothing_readable(plan: _Plan) -> InputError:
+    """Return the error of inputs that are all left out, with the first reasons."""
+    skipped = plan.dataset.skipped or {}
+    reasons = [skipped[row] for row in sorted(skipped)]
+    return InputError(f"not one of the {len(plan.samples)} inputs can be read", problems=reasons[:10])
+
+
+def _counted(windows: Iterator[Window], count: Callable[[Window], None]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of windows, each of which is counted when it comes."""
+    for window in windows:
+        count(window)
+        yield from window.rows
+
+
+def _claimed(report: Path | None, settings: PredictSettings, stack: ExitStack) -> Output | None:
+    """Claim the file of the summary before anything long begins."""
+    if report is None:
+        return None
+    return stack.enter_context(Output(report, force=settings.force))
+
+
+def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
+    """Return what decides the lines: an unfinished file of other values is of no use."""
+    description = plan.source.description
+    ids = "\n".join(plan.dataset.ids).encode("utf-8", "surrogateescape")
+    inputs = canonical_json([plan.dataset.spec, len(plan.dataset), hashlib.sha256(ids).hexdigest()])
+    return {
+        "model": plan.source.sha256,
+        "inputs": hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest(),
+        "samples": [plan.samples.start, plan.samples.stop],
+        "batch_size": settings.batch_size,
+        "dtype": settings.dtype,
+        "device": resolve_device(settings.device).type,
+        "whole_last_block": settings.whole_last_block,
+        "max_length": description.preprocess.get("max_length"),
+        "labels": None if description.labels is None else list(description.labels),
+        "prompt": None if description.prompt is None else list(description.prompt),
+        "on_bad": settings.on_bad,
+        "top": settings.top,
+        "members": settings.members,
+    }
+
+
+# --- the summary ------------------------------------------------------------------------------------------------------
+
+
+def _finished(
+    plan: _Plan, tally: Tally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
+) -> PredictAnswer:
+    """Sum up, say it, and write it where that is asked for."""
+    answer = tally.answer(_model_record(plan), None if path is None else str(path))
+    answer = replace(answer, part=settings.part)
+    log.info(_words(answer))
+    report_skipped(plan.dataset, log)
+    if report is not None:
+        write_json(report, answer.to_json())
+    return answer
+
+
+def _model_record(plan: _Plan) -> PredictedModel:
+    """Return what the summary says of the model."""
+    chosen = plan.chosen
+    return PredictedModel(
+        name=plan.source.name,
+        sha256=plan.source.sha256,
+        members=len(plan.source.description.masks),
+        ood_score=chosen.score,
+        threshold=chosen.threshold,
+        temperature=None if chosen.calibration is None else chosen.calibration.to_json()["temperature"],
+        conformal=None if chosen.conformal is None else chosen.conformal.alpha,
+    )
+
+
+def _words(answer: PredictAnswer) -> str:
+    """Return the summary in a line."""
+    words = f"{answer.n:,} inputs"
+    if answer.ood is not None and answer.ood.share is not None and answer.ood.ci is not None:
+        low, high = answer.ood.ci
+        assert low is not None and high is not None  # there are samples
+        words += f", {answer.ood.n:,} flagged as OOD: {answer.ood.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
+    if answer.skipped is not None:
+        words += f", {answer.skipped.n:,} more could not be read"
+    return words
+
+
+def _unmet(answer: PredictAnswer, settings: PredictSettings) -> list[str]:
+    """Return the requirements that do not hold."""
+    return unmet_in([(answer.model.name, answer.requirable())], settings.requirements(), skip_first=False)

@@ -1,0 +1,308 @@
+"""``hydractl predict``: the same figures as eval, line by line, in any division of the work, and after a kill."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hydractl
+from hydractl.errors import RequirementError, UsageError
+from tests.running import main, run
+
+BASE = (
+    "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
+    "&embed_dim=24&depth=2&num_heads=3&mlp_ratio=2&num_classes=10"
+)
+TEST = "builtin:digits/test"
+TEXTS = ["a text", "another and longer text", "no", "the fourth of them"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fused model, plain and calibrated with a score on features, a threshold and prediction sets."""
+    folder = tmp_path_factory.mktemp("predict")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        run("finetune", BASE, "--train", "builtin:digits/train", "--epochs", "2", "--lr", "4e-3", "-o", "base.st")
+        for seed in ("0", "1"):
+            taylor = ["--method", "taylor", "--keep", "2", "--data", "builtin:digits/train", "--samples", "64"]
+            run("prune", "base.st", *taylor, "--seed", seed, "-o", f"t{seed}.st")
+        run("fuse", "t0.st", "t1.st", "-o", "hydra.st")
+        chosen = ["--ood-score", "mahalanobis", "--temperature", "fit", "--threshold", "id:0.05", "--conformal", "0.1"]
+        run("calibrate", "hydra.st", "--val", "builtin:digits/val", "--train", "builtin:digits/train", *chosen)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test starts in a folder of its own that sees the models."""
+    monkeypatch.chdir(tmp_path)
+    for file in models.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    os.symlink(models / "hydra.calibrated.st", "cal.st")
+
+
+def lines(file: str) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines."""
+    return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+
+
+def predict(*words: str) -> bytes:
+    """The file that a prediction writes."""
+    run("predict", "cal.st", *words, "-o", "p.jsonl", "--force")
+    return Path("p.jsonl").read_bytes()
+
+
+def images(folder: str, count: int) -> list[str]:
+    """Write so many images, and return their paths."""
+    os.mkdir(folder)
+    generator = np.random.default_rng(7)
+    paths = []
+    for number in range(count):
+        path = f"{folder}/{number:02}.png"
+        Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+        paths.append(path)
+    return paths
+
+
+def test_every_figure_is_that_of_eval() -> None:
+    run("eval", "cal.st", "--test", TEST, "--limit", "60", "--predictions", "e.jsonl", "-o", "e.json")
+    predict(TEST, "--limit", "60")
+    of_eval = lines("e.jsonl")
+    predicted = lines("p.jsonl")
+    assert len(predicted) == 60
+    for row, expected in zip(predicted, of_eval, strict=True):
+        sets = row.pop("set")
+        assert row["predicted"] in sets or not sets
+        assert row == expected
+
+
+def test_prediction_sets_are_those_that_eval_measures() -> None:
+    options = ["--val", "builtin:digits/val", "--conformal", "0.1", "--allow-seen"]
+    run("eval", "cal.st", "--test", TEST, *options, "-o", "e.json")
+    predict(TEST)
+    conformal = json.loads(Path("e.json").read_text())["models"][0]["conformal"]
+    rows = lines("p.jsonl")
+    covered = [row["label"] in row["set"] for row in rows]
+    assert np.mean(covered) == pytest.approx(conformal["coverage"], abs=1e-12)
+    assert np.mean([len(row["set"]) for row in rows]) == pytest.approx(conformal["mean_size"], abs=1e-12)
+
+
+def test_a_recalibration_keeps_prediction_sets_only_with_their_probabilities() -> None:
+    run("calibrate", "cal.st", "--val", "builtin:digits/val", "--threshold", "id:0.2", "-o", "same.st")
+    run("calibrate", "cal.st", "--temperature", "2", "-o", "other.st")
+    assert hydractl.open("same.st").source.description.extra["conformal"]["alpha"] == 0.1
+    assert "conformal" not in hydractl.open("other.st").source.description.extra
+
+
+def test_top_classes_and_members() -> None:
+    predict(TEST, "--limit", "7", "--top", "3", "--members")
+    model = hydractl.load("cal.st", device="cpu")
+    for row in lines("p.jsonl"):
+        probabilities = [entry["p"] for entry in row["top"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert row["top"][0] == {"label": row["predicted"], "p": row["confidence"]}
+        assert len(row["members"]) == model.members == 2
+
+
+def test_parts_one_after_another_are_the_whole() -> None:
+    whole = predict(TEST, "--batch-size", "16", "--limit", "100")
+    parts = b"".join(predict(TEST, "--batch-size", "16", "--limit", "100", "--part", f"{i}/3") for i in (1, 2, 3))
+    assert parts == whole
+
+
+def test_more_parts_than_batches_leave_some_empty() -> None:
+    parts = b"".join(predict(TEST, "--limit", "5", "--part", f"{i}/3") for i in (1, 2, 3))
+    assert parts == predict(TEST, "--limit", "5")
+
+
+def test_standard_input_files_and_folders_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = images("new", 5)
+    by_file = predict(*paths)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(paths) + "\n\n"))
+    assert predict("-") == by_file
+    of_folder = predict("new")
+    assert [row["id"] for row in lines("p.jsonl")] == [os.path.basename(path) for path in paths]
+    assert len(of_folder.splitlines()) == 5
+
+
+def test_ids_tell_inputs_apart() -> None:
+    images("a", 2)
+    images("b", 2)
+    predict("a", "b")
+    assert [row["id"] for row in lines("p.jsonl")] == ["a:00.png", "a:01.png", "b:00.png", "b:01.png"]
+    predict("a", TEST, "--limit", "1")
+    assert [row["id"] for row in lines("p.jsonl")] == ["00.png", f"{TEST}#0"]
+    assert [row["label"] for row in lines("p.jsonl")] == [None, "2"]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_broken_images_are_listed_wherever_they_are(workers: str) -> None:
+    paths = images("new", 9)
+    for broken in (0, 2, 3, 8):  # with two a batch: half of the first, all of the second, all of the last
+        Path(paths[broken]).write_bytes(b"no image")
+    options = ["--batch-size", "2", "--workers", workers]
+    assert main(["predict", "cal.st", "new", *options, "-o", "p.jsonl", "-q"]) == 3
+    run("predict", "cal.st", "new", *options, "--on-bad", "skip", "-o", "p.jsonl", "--report", "r.json")
+    assert [row["id"] for row in lines("p.jsonl")] == ["01.png", "04.png", "05.png", "06.png", "07.png"]
+    summary = json.loads(Path("r.json").read_text())
+    assert summary["skipped"] == {"n": 4, "ids": ["00.png", "02.png", "03.png", "08.png"]}
+    assert summary["n"] == 5
+
+
+def test_nothing_but_broken_images() -> None:
+    for path in images("new", 3):
+        Path(path).write_bytes(b"no image")
+    assert main(["predict", "cal.st", "new", "--on-bad", "skip", "-o", "p.jsonl", "-q"]) == 3
+    assert not Path("p.jsonl").exists()
+
+
+def test_csv_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    import csv
+
+    run("predict", "cal.st", TEST, "--limit", "6", "--top", "2", "-o", "p.csv")
+    predict(TEST, "--limit", "6", "--top", "2")
+    with open("p.csv", encoding="utf-8", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    for row, expected in zip(rows, lines("p.jsonl"), strict=True):
+        assert list(row) == list(expected)
+        assert float(row["ood_score"]) == expected["ood_score"]
+        assert json.loads(row["top"]) == expected["top"]
+
+
+def test_lines_into_a_pipe_and_a_requirement(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    whole = predict(TEST, "--limit", "8")
+    capsysbinary.readouterr()
+    assert main(["predict", "cal.st", TEST, "--limit", "8", "--require", "ood_share>=2", "-q"]) == 4
+    assert capsysbinary.readouterr().out == whole
+    assert main(["predict", "cal.st", TEST, "--require", "ood_shares<=1", "-q"]) == 2
+
+
+def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "hydra.st", TEST, "--limit", "3"]) == 0
+    printed = capsys.readouterr()
+    assert "hydra holds no threshold, so no input is flagged" in printed.err
+    assert all("is_ood" not in json.loads(line) for line in printed.out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "needs an INPUT"),
+        (["-", "-"], "given twice"),
+        ([TEST, "--data", TEST], "give only one of INPUT, --data"),
+        ([TEST, "-o", "p.txt"], "written to .jsonl or .csv"),
+        ([TEST, "--resume"], "--resume needs --output"),
+        ([TEST, "--part", "3/2"], "must be I/N"),
+        (["nowhere/"], "no such file or folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "cal.st", *words]) in (2, 3)
+    assert expected in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "cal.st", TEST, "-o", "p.jsonl", "--report", "r.json", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["samples"] == 497
+    assert plan["files"] == ["p.jsonl", "r.json"]
+    assert not Path("p.jsonl").exists()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydractl.model.runtime import HydraModel
+
+    options = [TEST, "--batch-size", "16", "--limit", "90"]
+    whole = predict(*options)
+    os.remove("p.jsonl")
+    predict_batch = HydraModel.predict
+    batches = iter(range(3))
+
+    def stops(model: HydraModel, inputs: Any) -> Any:
+        if next(batches, None) is None:
+            raise KeyboardInterrupt
+        return predict_batch(model, inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HydraModel, "predict", stops)
+        assert main(["predict", "cal.st", *options, "-o", "p.jsonl", "-q"]) == 130
+    assert not Path("p.jsonl").exists()
+    unfinished = Path("p.jsonl.part")
+    with unfinished.open("ab") as handle:
+        handle.write(b'{"stop": 64, "ro')  # what a kill may leave
+    assert main(["predict", "cal.st", *options, "--top", "1", "-o", "p.jsonl", "--resume", "-q"]) == 3  # another run
+    runs = []
+    with monkeypatch.context() as patch:
+        patch.setattr(HydraModel, "predict", lambda model, x: runs.append(len(x)) or predict_batch(model, x))
+        assert main(["predict", "cal.st", *options, "-o", "p.jsonl", "--resume", "-q"]) == 0
+    assert runs == [16, 16, 10]
+    assert Path("p.jsonl").read_bytes() == whole
+    assert not unfinished.exists()
+
+
+def test_python_gets_rows_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(1)
+    pixels = generator.integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    found = hydractl.predict("cal.st", data=pixels, device="cpu")
+    assert len(found.rows) == found["n"] == 5
+    assert 0 <= found.ood_share <= 1
+    model = hydractl.load("cal.st", device="cpu")
+    prediction = model.predict(model.preprocess(list(pixels)))
+    assert prediction.predicted_labels == [row["predicted"] for row in found.rows]
+    assert prediction.confidence.tolist() == [row["confidence"] for row in found.rows]
+    assert prediction.ood_score.tolist() == [row["ood_score"] for row in found.rows]
+    torch.testing.assert_close(prediction.ood_score, model.ood_score(model.preprocess(list(pixels))), rtol=0, atol=0)
+    assert prediction.is_ood.tolist() == model.is_ood(model.preprocess(list(pixels))).tolist()
+    with pytest.raises(RequirementError):
+        hydractl.predict("cal.st", data=pixels, device="cpu", require="ood_share>=2")
+    with pytest.raises(UsageError):
+        hydractl.predict("t0.st+t1.st", data=pixels)
+
+
+def test_broken_prediction_sets_of_a_file_are_refused() -> None:
+    from hydractl.errors import InputError
+    from hydractl.metrics.conformal import stored_conformal
+
+    sound = {"method": "lac", "alpha": 0.1, "qhat": 0.5, "n_val": 3}
+    assert stored_conformal(sound).qhat == 0.5
+    for broken in ({"method": "x"}, {"qhat": 2}, {"qhat": float("nan")}, {"alpha": None}, {"n_val": 1.5}):
+        with pytest.raises(InputError):
+            stored_conformal({**sound, **broken})
+
+
+@pytest.mark.long
+def test_killed_again_and_again_it_gives_the_same_bytes() -> None:
+    words = ["cal.st", TEST, "--batch-size", "4", "--device", "cpu", "-o", "p.jsonl", "-q"]
+    run("predict", *words)
+    whole = Path("p.jsonl").read_bytes()
+    os.remove("p.jsonl")
+    command = [sys.executable, "-m", "hydractl", "predict", *words, "--resume"]
+    kills = 0
+    while not Path("p.jsonl").exists():
+        child = subprocess.Popen(command)
+        size = os.path.getsize("p.jsonl.part") if os.path.exists("p.jsonl.part") else 0
+        deadline = time.monotonic() + 120
+        while child.poll() is None and kills < 3 and time.monotonic() < deadline:
+            if os.path.exists("p.jsonl.part") and os.path.getsize("p.jsonl.part") > size + 2000:
+                child.send_signal(signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.002)
+        child.wait(timeout=120)
+    assert Path("p.jsonl").read_bytes() == whole
