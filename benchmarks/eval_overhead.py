@@ -1,10 +1,10 @@
-"""Overhead of ``hydractl eval`` over a bare loop on the same batches: everything between logits and the result.
+"""Overhead of ``eval`` and ``predict`` over a bare loop on the same batches: everything between logits and the result.
 
     python benchmarks/eval_overhead.py [--model MODEL ...] [--samples 128] [--batch-size 32] [--rounds 5]
 
-Both sides read, preprocess and run the same images in the same batches, in turn, in an order drawn by ``--seed``; one
-throws the logits away, the other makes the whole row of ``eval.json`` of them, OOD set included. Wall and CPU time are
-medians of the ratio within a round.
+All sides read, preprocess and run the same images in the same batches, in turn, in an order drawn by ``--seed``; one
+throws the logits away, one makes the whole row of ``eval.json`` of them, OOD set included, and one the lines of
+``predict``. Wall and CPU time are medians of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import torch
 
 from hydractl.data import batches
 from hydractl.evaluation.measuring import Measuring
+from hydractl.evaluation.predicting import LineForm, Predicting
+from hydractl.evaluation.predictions.lines import json_line
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.log import Log
 from hydractl.model.runtime import move
@@ -66,6 +68,17 @@ def whole(plan: Plan) -> None:
     model.release = release  # type: ignore[method-assign]
 
 
+def line_by_line(plan: Plan, model: Any, batch_size: int) -> None:
+    """Write a line for each sample."""
+    with open(os.devnull, "w", encoding="utf-8") as handle:
+        for one in plan.sets:
+            assert one.dataset is not None
+            predicting = Predicting(model, "model", one.dataset, LineForm(), batch_size)
+            for window in predicting.windows(range(len(one.dataset))):
+                for row in window.rows:
+                    handle.write(json_line(row))
+
+
 def main() -> None:
     """Print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dice = random.Random(options.seed)
-    print("| model | samples | wall ratio | CPU ratio |\n|---|---:|---:|---:|")
+    print("| model | samples | side | wall ratio | CPU ratio |\n|---|---:|---|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         data = images(Path(folder, "id.npz"), options.samples, 1)
         ood = images(Path(folder, "ood.npz"), options.samples, 2)
@@ -92,16 +105,22 @@ def main() -> None:
             assert isinstance(model, RunningModel)
             sides = {
                 "bare": partial(bare, plan, model.loaded(), options.batch_size),
-                "whole": partial(whole, plan),
+                "eval": partial(whole, plan),
+                "predict": partial(line_by_line, plan, model.loaded(), options.batch_size),
             }
             for work in sides.values():
                 work()
-            ratios: list[tuple[float, float]] = []
+            ratios: dict[str, list[tuple[float, float]]] = {"eval": [], "predict": []}
             for _ in range(options.rounds):
-                found = {side: timed(sides[side]) for side in dice.sample(sorted(sides), 2)}
-                ratios.append((found["whole"][0] / found["bare"][0], found["whole"][1] / found["bare"][1]))
-            wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
-            print(f"| {model.name} | 2 x {options.samples} | {wall:.3f} | {cpu:.3f} |", flush=True)
+                found = {side: timed(sides[side]) for side in dice.sample(sorted(sides), len(sides))}
+                bare_wall, bare_cpu = found["bare"]
+                for side, of_side in ratios.items():
+                    wall, cpu = found[side]
+                    of_side.append((wall / bare_wall, cpu / bare_cpu))
+            for side, of_side in ratios.items():
+                wall, cpu = (statistics.median(column) for column in zip(*of_side, strict=True))
+                row = f"| {model.name} | 2 x {options.samples} | {side} | {wall:.3f} | {cpu:.3f} |"
+                print(row, flush=True)
 
 
 if __name__ == "__main__":

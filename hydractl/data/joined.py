@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,6 @@ def open_inputs(
     limit: int | None = None,
     seed: int = 0,
     on_bad: str = "error",
-    lines: Callable[[], Iterable[str]] = lambda: sys.stdin,
 ) -> Dataset:
     """Open the inputs of a command, without their labels where these are not the model's.
 
@@ -113,7 +113,7 @@ def open_inputs(
             continue
         for text in group:
             if text == STANDARD_INPUT:
-                parts.append(_standard_input(wanted, lines, limit))
+                parts.append(_standard_input(wanted, limit))
                 continue
             parts.append(
                 open_data(
@@ -150,17 +150,26 @@ def _image_files(paths: Sequence[str]) -> FileImages:
     return FileImages("files", "INPUT", ids, paths)
 
 
-def _standard_input(wanted: str, lines: Callable[[], Iterable[str]], limit: int | None) -> Dataset:
+def _standard_input(wanted: str, limit: int | None) -> Dataset:
     """Return what standard input lists: paths of images, or texts, one a line; empty lines are passed over.
 
     Raises:
-        InputError: it lists nothing.
+        InputError: it lists nothing, or texts that are not UTF-8.
     """
-    listed = [line.rstrip("\r\n") for line in lines()]
-    listed = [line for line in listed if line.strip()][:limit]
-    if not listed:
+    if sys.stdin is None:
+        raise InputError("INPUT - : standard input is closed")
+    # As bytes: the name of a file may be no text.
+    lines = [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
+    lines = [line for line in lines if line.strip()][:limit]
+    if not lines:
         raise InputError("INPUT - : standard input is empty", hint="give a path or a text in each line")
-    if wanted == "text":
-        ids = [f"-#{number}" for number in range(len(listed))]
-        return Texts("-", "INPUT -", ids, listed)
-    return _image_files(listed)
+    if wanted != "text":
+        return _image_files([os.fsdecode(line) for line in lines])
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            texts.append(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise InputError(f"INPUT - : text {number} is not UTF-8") from None
+    ids = [f"-#{number}" for number in range(len(texts))]
+    return Texts("-", "INPUT -", ids, texts)

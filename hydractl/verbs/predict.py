@@ -21,7 +21,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import PREDICT_SCHEMA, REQUIRABLE, PlannedPredictions, PredictAnswer, PredictedModel
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
-from hydractl.model.loading import build_model, find_models, resolve_device, with_class_names
+from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, split_model
@@ -119,8 +119,8 @@ def _source(settings: PredictSettings) -> Source:
     """Return the checkpoint of the MODEL.
 
     Raises:
-        UsageError: it is no single model.
-        InputError: what is wrong with the file, or it knows no classes.
+        UsageError: it is no single model, or its classes have no names.
+        InputError: what is wrong with the file.
     """
     text = settings.model[0]
     _, refs = split_model(text)
@@ -129,10 +129,12 @@ def _source(settings: PredictSettings) -> Source:
     if is_predictions(refs[0]):
         raise UsageError(f"{text} is a predictions file", hint="give the model")
     (argument,) = find_models([text], model_options(settings))
-    if not argument.sources[0].description.labels and not argument.sources[0].classes:
-        first_input = (settings.inputs or [str(settings.data)])[0]
-        (argument,) = with_class_names([argument], first_input, settings.limit, "INPUT")
-    return replace(argument.sources[0], name=argument.name)
+    if not argument.sources:
+        raise UsageError(f"{text} is an exported file", hint="give the checkpoint that it was made of")
+    source = argument.sources[0]
+    if not source.description.labels and not source.classes:
+        raise UsageError(f"{source.name} is zero-shot, and its classes have no names", hint="name them: --labels FILE")
+    return replace(source, name=argument.name)
 
 
 def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:

@@ -19,6 +19,7 @@ from PIL import Image
 
 import hydractl
 from hydractl.errors import RequirementError, UsageError
+from tests.pico import published
 from tests.running import main, run
 
 BASE = (
@@ -26,7 +27,6 @@ BASE = (
     "&embed_dim=24&depth=2&num_heads=3&mlp_ratio=2&num_classes=10"
 )
 TEST = "builtin:digits/test"
-TEXTS = ["a text", "another and longer text", "no", "the fourth of them"]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,11 @@ def images(folder: str, count: int) -> list[str]:
         Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
         paths.append(path)
     return paths
+
+
+def give_on_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Let this process read so many bytes from standard input."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
 def test_every_figure_is_that_of_eval() -> None:
@@ -134,11 +139,48 @@ def test_more_parts_than_batches_leave_some_empty() -> None:
 def test_standard_input_files_and_folders_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = images("new", 5)
     by_file = predict(*paths)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(paths) + "\n\n"))
+    give_on_stdin(monkeypatch, "\n".join(paths).encode() + b"\n\n")
     assert predict("-") == by_file
     of_folder = predict("new")
     assert [row["id"] for row in lines("p.jsonl")] == [os.path.basename(path) for path in paths]
     assert len(of_folder.splitlines()) == 5
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n  \n"])
+def test_nothing_on_standard_input(
+    content: bytes | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is None:
+        monkeypatch.setattr(sys, "stdin", None)
+    else:
+        give_on_stdin(monkeypatch, content)
+    assert main(["predict", "cal.st", "-", "-q"]) == 3
+    assert "standard input is" in capsys.readouterr().err
+
+
+def test_texts_keep_their_order_and_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts run by length within a window and are written in input order, in parts and on resuming too."""
+    texts = [f"{'word ' * (number % 7 + 1)}{number}" for number in range(70)]
+    Path("t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    model = str(published("bert", Path("text-model")))
+    options = ["--batch-size", "2", "--device", "cpu", "--force"]
+    run("predict", model, "t.jsonl", *options, "-o", "whole.jsonl")
+    whole = lines("whole.jsonl")
+    assert len(whole) == 70
+    give_on_stdin(monkeypatch, "\n".join(texts).encode())
+    run("predict", model, "-", *options, "-o", "stdin.jsonl")
+    for row, expected in zip(lines("stdin.jsonl"), whole, strict=True):
+        assert {**row, "id": expected["id"]} == expected
+    loaded = hydractl.load(model, device="cpu", dtype="float64")
+    for text, row in zip(texts, whole, strict=True):
+        with torch.no_grad():
+            log_probs = loaded(loaded.preprocess([text]))
+        assert row["confidence"] == pytest.approx(float(log_probs.exp().max()), abs=1e-5)
+    parts = b""
+    for number in (1, 2):
+        run("predict", model, "t.jsonl", *options, "--part", f"{number}/2", "-o", "part.jsonl")
+        parts += Path("part.jsonl").read_bytes()
+    assert parts == Path("whole.jsonl").read_bytes()
 
 
 def test_ids_tell_inputs_apart() -> None:
