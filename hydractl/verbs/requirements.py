@@ -144,7 +144,7 @@ _MISSING = object()
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, such as ``ood.svhn.auroc``.
+    """Return the value of a dotted key, such as ``ood_avg.auroc``.
 
     Names that hold dots themselves are found too, and entries of lists by their index. A marker object is returned
     where the row has no such key.
