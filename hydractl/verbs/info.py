@@ -29,7 +29,10 @@ _MOST_COMPARED = 1 << 21
 
 
 class SiteEntry(TypedDict):
-    """One site of a head map. In an untrusted file ``heads`` is None where it is no number, ``kept`` may be anything."""
+    """One site of a head map.
+
+    In an untrusted file ``heads`` is None where it is no number of heads, and ``kept`` may be anything.
+    """
 
     site: str
     heads: int | None

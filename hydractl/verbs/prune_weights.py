@@ -62,9 +62,7 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
         schema="hydractl.prune/1",
         model=source.name,
         arch=source.description.arch,
-        weights=PrunedWeights(
-            share=plan.share, parameters=plan.total, removable=plan.removable, removed=plan.count
-        ),
+        weights=PrunedWeights(share=plan.share, parameters=plan.total, removable=plan.removable, removed=plan.count),
     )
     if settings.dry_run:
         check_outputs([path], force=settings.force, folder=as_folder)

@@ -133,10 +133,7 @@ def _guess(key: str, keys: Sequence[str]) -> str:
 
 
 def _any_starts_with(keys: Sequence[str], beginnings: tuple[str, ...]) -> bool:
-    for key in keys:
-        if key.startswith(beginnings):
-            return True
-    return False
+    return any(key.startswith(beginnings) for key in keys)
 
 
 _MISSING = object()

@@ -792,10 +792,7 @@ def _name_of(step: Step) -> str:
 
 def _waits(step: Step, left: Sequence[Step]) -> bool:
     """Return whether a command needs one that is left to do."""
-    for needed in step.needs:
-        if needed in left:
-            return True
-    return False
+    return any(needed in left for needed in step.needs)
 
 
 def _command(step: Step) -> Callable[[str], list[str]]:
