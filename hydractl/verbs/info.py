@@ -113,13 +113,26 @@ def _describe_json(path: Path) -> dict[str, Any]:
         info["steps"] = len(document["removed"])
         info.update(_head_map(_sites_of_circuit(document)))
     if schema in ("hydractl.eval/2", "hydractl.bench/1"):
-        rows = document.get("models", document.get("results"))
-        if not isinstance(rows, list):
-            raise InputError(f"{path} has no list of rows, as every {schema} has")
-        info["rows"] = [row.get("name", row.get("model")) for row in rows if isinstance(row, dict)]
+        info["rows"] = _row_names(document, schema, path)
     if "source" in document:
         info["source"] = document["source"]
     return info
+
+
+def _row_names(document: dict[str, Any], schema: str, path: Path) -> list[Any]:
+    """Return the names of the rows of an eval or a bench.
+
+    Raises:
+        InputError: it has no list of rows.
+    """
+    rows = document.get("models", document.get("results"))
+    if not isinstance(rows, list):
+        raise InputError(f"{path} has no list of rows, as every {schema} has")
+    names = []
+    for row in rows:
+        if isinstance(row, dict):
+            names.append(row.get("name", row.get("model")))
+    return names
 
 
 def _head_map(sites: list[SiteEntry]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 from hydractl.data.base import PAIRS, Dataset, report_classes
 from hydractl.data.overlap import GivenSet, trained_on_doubt, without_training_data
 from hydractl.data.plausibility import sample_doubts
@@ -22,12 +22,13 @@ from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifie
 from hydractl.model.laplace import KEY, last_layers, stored_tensors
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels_are_classes, named_by_data
-from hydractl.model.runtime import HydraModel, move
+from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
 from hydractl.settings.laplace import LaplaceSettings
 from hydractl.training.data import Reader, report_all_cut
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.score import model_batches
 
 SCHEMA = "hydractl.laplace/1"
 
@@ -253,20 +254,19 @@ def _fits(
 
 def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of inputs on the model's device, each with the indices of its samples, in the order of the data."""
-    parameter = next(model.parameters())
+    all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
-        for batch in batches(
-            data, model.preprocess, settings.batch_size, workers=settings.workers, indices=range(len(data))
-        ):
-            yield move(batch.inputs, parameter.device, parameter.dtype), batch.indices
+        for inputs, batch in model_batches(model, data, all_samples, settings):
+            yield inputs, batch.indices
             progress.advance(len(batch.indices))
 
 
 def _read_pairs(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of images and captions on the model's device, in the order of the data."""
     read = Reader(model, data, settings.batch_size, settings.workers)
-    samples = range(len(data))
+    all_samples = range(len(data))
+    first_epoch = 0
     with log.progress(data.where, len(data), "pairs") as progress:
-        for images, captions in read(samples, 0):
+        for images, captions in read(all_samples, first_epoch):
             yield images, captions
             progress.advance(images.shape[0])

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -22,10 +22,9 @@ from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.matching import check_labels_are_classes, named_by_data
-from hydractl.model.runtime import move
 from hydractl.model.source import Source, pruned
 from hydractl.settings.pruning import PruneSettings
-from hydractl.verbs.score import drawn_samples
+from hydractl.verbs.score import drawn_samples, model_batches
 
 Choice = tuple[HeadMask, dict[str, Any], list[Entry]]
 """A mask, what the provenance says of its choice, and the samples that the choice depends on."""
@@ -67,8 +66,11 @@ def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tup
     if document.get("algorithm", "greedy") != "greedy":
         raise InputError(f"{path} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
     base = document.get("base")
-    samples = base.get("n_id") if isinstance(base, Mapping) else None
-    correct = _correct_of_steps([base, *document["removed"]], samples)
+    samples = None
+    if isinstance(base, Mapping):
+        samples = base.get("n_id")
+    steps = [base, *document["removed"]]
+    correct = _correct_of_steps(steps, samples)
     if correct is None or type(samples) is not int:
         raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
     count, counts_read = steps_within(correct, samples, max_drop)
@@ -116,6 +118,7 @@ def choose_within(
     choices: list[Choice] = []
 
     def correct_by_budget() -> Iterable[int]:
+        """Yield how many samples are right at each budget, and add the choice for it to ``choices``."""
         for budget in budgets:
             log_of_choice = log if len(choices) < 2 else Log()
             choice = choose(budget, log_of_choice)
@@ -168,13 +171,9 @@ def _count_correct(
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)
     model = build_model(pruned_source, settings.device, settings.dtype)
-    parameter = next(model.parameters())
     correct = 0
     with torch.inference_mode():
-        for batch in batches(
-            dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=list(indices)
-        ):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+        for inputs, batch in model_batches(model, dataset, indices, settings):
             logits = model.member_logits(inputs)[0]  # [batch, classes]
             predicted = logits.argmax(dim=-1).cpu()  # [batch]
             assert batch.labels is not None

@@ -17,7 +17,7 @@ from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import Entry, checked, merged, seen_in
 from hydractl.files.header import read_header
 from hydractl.files.verb_answers import PruneAnswer, SizeChange
-from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
+from hydractl.heads.mask import HeadMask, HeadScores, Ranking, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
     check_scored,
@@ -42,7 +42,7 @@ from hydractl.verbs.max_drop import Choice, choose_within, from_circuit
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.prune_weights import prune_weights
-from hydractl.verbs.score import criterion_of, score_source
+from hydractl.verbs.score import criterion_of, score_source, site_paths
 
 _SCHEMA = "hydractl.prune/1"
 
@@ -173,8 +173,7 @@ def _most_removable(source: Source, settings: PruneSettings) -> int:
 
     It counts heads of the whole model, of which one has to stay, or heads of each site, which may lose all.
     """
-    paths = [site.path for site in sites_of(source, settings.tower)]
-    present = source.description.mask.at(paths)
+    present = source.description.mask.at(site_paths(source, settings.tower))
     if settings.scope == "global":
         return len(present.kept_heads) - 1
     heads_by_site = map(len, present.kept.values())
@@ -252,7 +251,7 @@ def _from_scores(
 
     # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
     whole = source.description.mask
-    paths = [site.path for site in sites_of(source, settings.tower)]
+    paths = site_paths(source, settings.tower)
     present = whole.at(path for path in paths if path in scores.scores)
     fixed_here = {path: kept for path, kept in fixed.items() if path in present.heads}
     if not present.heads:
@@ -427,18 +426,11 @@ def _from_circuit(
 
     # A circuit of one tower says so; a budget then counts the heads of that tower.
     tower = _tower_of(document, path, source)
-    paths = [site.path for site in sites_of(source, settings.tower or tower)]
+    paths = site_paths(source, settings.tower or tower)
     before = source.description.mask.at(paths)
     present = at_start.at(paths)
     fixed_here = {site: kept for site, kept in fixed.items() if site in present.heads}
-
-    if settings.keep is None and settings.remove is None:
-        removable = set(present.kept_heads).intersection(ranking.removed)
-        count = len(removable)
-    else:
-        # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
-        gone_at_start = len(before.kept_heads) - len(present.kept_heads)
-        count = total_budget(before, settings.keep, settings.remove) - gone_at_start
+    count = _count_removals(ranking, before, present, settings)
 
     search = {key: document[key] for key in ("objective", "algorithm") if key in document}
     details: dict[str, Any] = {"circuit": search}
@@ -453,6 +445,23 @@ def _from_circuit(
         kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed_here]
         check_whole(ranking, kept_by_circuit, path)
     return at_start.updated(mask), details
+
+
+def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, settings: PruneSettings) -> int:
+    """Return how many heads go in the order of a circuit; below zero where its start takes more than the budget.
+
+    Args:
+        ranking: of the circuit.
+        before: the heads of the model.
+        present: those of them that are there where the circuit starts.
+        settings: with the budget; without one, all removals of the circuit count.
+    """
+    if settings.keep is None and settings.remove is None:
+        removable = set(present.kept_heads).intersection(ranking.removed)
+        return len(removable)
+    # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
+    gone_at_start = len(before.kept_heads) - len(present.kept_heads)
+    return total_budget(before, settings.keep, settings.remove) - gone_at_start
 
 
 def _tower_of(document: Any, path: str, source: Source) -> str | None:
@@ -584,8 +593,7 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     The number of heads at each site is named only where it follows without reading data.
     """
     whole = source.description.mask
-    paths = [site.path for site in sites_of(source, settings.tower)]
-    present = whole.at(paths)
+    present = whole.at(site_paths(source, settings.tower))
     plan = PruneAnswer(
         schema=_SCHEMA,
         dry_run=True,

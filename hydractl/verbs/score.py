@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
-from hydractl.data import Dataset, batches, open_data
+from hydractl.data import Batch, Dataset, batches, open_data
 from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
@@ -25,6 +25,7 @@ from hydractl.model.matching import asked_classes, check_labels_are_classes, kno
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite_weights
+from hydractl.settings.laplace import LaplaceSettings
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -86,7 +87,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     """
     criterion = criterion_of(source, settings)
     criterion_options = {option.name: getattr(settings, option.name) for option in criterion.options}
-    paths = [site.path for site in sites_of(source, settings.tower)]
+    paths = site_paths(source, settings.tower)
 
     # The model and the samples, or what stands in for them where nothing runs.
     model: Any
@@ -126,6 +127,11 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     info["seen"] = merged(source.description.seen, used)
     scores_by_path = _by_head(source, model, criterion.name, scores)
     return HeadScores(scores_by_path, info)
+
+
+def site_paths(source: Source, tower: str | None) -> list[str]:
+    """Return the paths of the sites of a tower, as :func:`hydractl.model.matching.sites_of` finds them."""
+    return [site.path for site in sites_of(source, tower)]
 
 
 def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
@@ -196,8 +202,7 @@ def with_data(
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:
         """Yield inputs and labels [batch] of the drawn samples, on the model's device."""
-        for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+        for inputs, batch in model_batches(model, dataset, drawn, settings):
             labels = known(batch.labels)
             yield inputs, labels.to(parameter.device)
 
@@ -213,6 +218,30 @@ def with_data(
     }
     used: list[Entry] = [entry(settings.verb, "calibration", dataset, drawn)]
     return source, model, calibration, measured_on, used
+
+
+def model_batches(
+    model: HydraModel, dataset: Dataset, indices: Sequence[int], settings: Scoring | LaplaceSettings
+) -> Iterator[tuple[Any, Batch]]:
+    """Yield batches of samples, each behind its inputs as the model takes them: on its device, in its dtype.
+
+    Args:
+        model: the model.
+        dataset: the samples.
+        indices: which of them, in order.
+        settings: with the size of a batch, and the workers that read.
+    """
+    parameter = next(model.parameters())
+    read_batches = batches(
+        dataset,
+        model.preprocess,
+        settings.batch_size,
+        workers=settings.workers,
+        indices=indices,
+    )
+    for batch in read_batches:
+        inputs = move(batch.inputs, parameter.device, parameter.dtype)
+        yield inputs, batch
 
 
 def drawn_samples(dataset: Dataset, settings: Scoring) -> list[int]:

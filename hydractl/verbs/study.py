@@ -163,6 +163,13 @@ class StudyPlan:
     fitted: Mapping[str, Value]
     warnings: Sequence[str] = ()
 
+    def predictions_by_row(self, purpose: str) -> dict[str, Path]:
+        """Return :meth:`predictions` of all rows, by the name of the row."""
+        paths = {}
+        for row in self.rows:
+            paths[row.name] = self.predictions(row, purpose)
+        return paths
+
     def predictions(self, row: Row, purpose: str) -> Path:
         """Return the file that holds the predictions of a row.
 
@@ -643,6 +650,7 @@ def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) ->
         seconds = _estimate(plan, len(source.sites))
         if most_seconds is None or seconds <= most_seconds:
             return scale, seconds
+    # The last scale that was tried is the smallest.
     log.warn(f"the smallest study takes longer than --time {settings.time}, about {duration_text(seconds)}")
     return scale, seconds
 
@@ -835,14 +843,14 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
 
     # Choose on the validation data, and write down what was chosen before any test sample is read.
     _run_steps(choosing, expected, 0, plan, log)
-    study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
+    study.choose(plan.predictions_by_row("choose"))
     with Output(folder / "choice.json", force=True) as output:
         write_json(output, study.choice_document())
 
     # Test every row.
     testing = [step for step in measuring if step not in choosing]
     _run_steps(testing, expected, len(choosing), plan, log)
-    study.test({row.name: plan.predictions(row, "test") for row in plan.rows})
+    study.test(plan.predictions_by_row("test"))
 
     # Write the row to use, and what is said of it.
     steps = in_order([*measuring, *plan.ends(study)])
