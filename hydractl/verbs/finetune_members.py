@@ -175,12 +175,21 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
             files = RunFiles.of(path, settings.log, settings.outputs)
             members.append(Member(stem(path), settings_of_member, files))
 
-    names = [member.name for member in members]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        hint = "give MODELs with different file names"
-        raise UsageError(f"several trainings would write {', '.join(repeated)}", hint=hint)
+    _check_names(members)
     return members
+
+
+def _check_names(members: Sequence[Member]) -> None:
+    """Refuse two trainings that would write the same file."""
+    names = set()
+    repeated = set()
+    for member in members:
+        if member.name in names:
+            repeated.add(member.name)
+        names.add(member.name)
+    if repeated:
+        files = ", ".join(sorted(repeated))
+        raise UsageError(f"several trainings would write {files}", hint="give MODELs with different file names")
 
 
 def _outputs(settings: FinetuneSettings) -> list[str]:
@@ -237,7 +246,8 @@ def _checked(
 
 def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
     """Return the plan of a member with these files, from that of another one of the same model."""
-    plan = replace(other, output=str(files.paths[-1]))
+    last_path = files.paths[-1]
+    plan = replace(other, output=str(last_path))
     if plan.snapshots is None:
         return plan
     snapshots = []
@@ -354,7 +364,8 @@ def _raise_failures(
     first_name, first_end = next(iter(failed.items()))
     summary = f"{len(failed)} of {len(members)} members failed, first {first_name}"
     if finished_names:
-        summary += f"; {', '.join(finished_names)} finished"
+        names = ", ".join(finished_names)
+        summary += f"; {names} finished"
     error = HydraError(summary, first_end.hint, problems)
     error.exit_code = first_end.code
     raise error

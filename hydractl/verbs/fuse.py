@@ -77,6 +77,7 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 
 def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     """Fuse several models, after everything that their headers tell has been checked."""
+    # What is fused, as far as the headers tell.
     default = "hydra.st" if settings.merge else "hydra.unmerged.st"
     path = file_path(settings.output or default)
     parts = MERGEABLE if settings.merge == AUTO else settings.merge
@@ -85,12 +86,15 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     if settings.dry_run:
         return _dry_run(settings, outline, sources, path)
 
+    # The data.
     validation = _validation(settings, sources)
     doubts: list[str] = []
     if validation is not None:
         doubts += validation.doubts
     for doubt in doubts:
         log.warn(doubt)
+
+    # The fused model, and what is measured of it.
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
         device = resolve_device(settings.device)
@@ -315,15 +319,15 @@ def _say(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
 
 def _diversity_warnings(answer: FuseAnswer) -> list[str]:
     """Return a warning where members hardly differ, on the data of ``--val`` or else on the inputs of the check."""
-    warning = None
     if answer.on_data is not None:
         after = answer.on_data.after
-        diversity = {"mi": after.mi, "disagreement": after.disagreement}
-        warning = little_diversity(diversity, f"{answer.on_data.n} samples")
+        where = f"{answer.on_data.n} samples"
+        warning = little_diversity({"mi": after.mi, "disagreement": after.disagreement}, where)
     elif answer.self_check is not None:
         check = answer.self_check
-        diversity = {"mi": check.mi, "disagreement": check.disagreement}
-        warning = little_diversity(diversity, check.inputs)
+        warning = little_diversity({"mi": check.mi, "disagreement": check.disagreement}, check.inputs)
+    else:
+        return []
     if warning is None:
         return []
     return [warning]

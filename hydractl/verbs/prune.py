@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -251,9 +250,9 @@ def _from_scores(
 
     # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
     whole = source.description.mask
-    paths = site_paths(source, settings.tower)
-    present = whole.at(path for path in paths if path in scores.scores)
-    fixed_here = {path: kept for path, kept in fixed.items() if path in present.heads}
+    scored_paths = [path for path in site_paths(source, settings.tower) if path in scores.scores]
+    present = whole.at(scored_paths)
+    fixed_here = _at_sites_of(present, fixed)
     if not present.heads:
         raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
     check_scored(scores, present)
@@ -298,6 +297,11 @@ def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, f
     return apply_fixed(HeadMask(present.heads, kept), fixed)
 
 
+def _at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
+    """Return the fixed heads at the sites of a mask, without those at other sites."""
+    return {path: kept for path, kept in fixed.items() if path in mask.heads}
+
+
 def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadMask:
     """Return a mask that keeps, at the fixed sites, what the other mask keeps of the heads that are present."""
     kept = dict(mask.kept)
@@ -322,11 +326,14 @@ def _check_beside(path: str, mask: HeadMask, log: Log) -> None:
     weights = Path(f"{stem}.st")
     if not weights.is_file():
         return
-    with contextlib.suppress(InputError):  # the file beside may be no checkpoint, or a broken one
+    try:
         header = read_header(weights)
-        masks = Description.from_json(header.description or {}, str(weights)).masks
-        if len(masks) == 1 and masks[0].kept != mask.kept:
-            log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
+        description = Description.from_json(header.description or {}, str(weights))
+    except InputError:  # the file beside it is no checkpoint, or a broken one
+        return
+    masks = description.masks
+    if len(masks) == 1 and masks[0].kept != mask.kept:
+        log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
 
 
 def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
@@ -429,7 +436,7 @@ def _from_circuit(
     paths = site_paths(source, settings.tower or tower)
     before = source.description.mask.at(paths)
     present = at_start.at(paths)
-    fixed_here = {site: kept for site, kept in fixed.items() if site in present.heads}
+    fixed_here = _at_sites_of(present, fixed)
     count = _count_removals(ranking, before, present, settings)
 
     search = {key: document[key] for key in ("objective", "algorithm") if key in document}
@@ -471,8 +478,10 @@ def _tower_of(document: Any, path: str, source: Source) -> str | None:
         InputError: the model has no such tower.
     """
     tower: str | None = document.get("tower")
+    if tower is None or tower == "both":
+        return tower
     towers = [site.tower for site in source.sites]
-    if tower not in (None, "both") and tower not in towers:
+    if tower not in towers:
         raise InputError(f"circuit {path} is of the tower {shown(tower)}, which {source.name} does not have")
     return tower
 
@@ -497,7 +506,10 @@ def _write(
     mask, details, seen = choose(source, settings, log)
     check_finite_weights(source.name, source.tensors)
     _warn_of_mask(source, settings, mask, log)
-    origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout}, source.lineage)
+
+    # What the model, its mask and the answer say.
+    details = {**details, "layout": layout}
+    origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)

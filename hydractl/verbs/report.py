@@ -35,8 +35,12 @@ Documents = Mapping[str, Any]
 
 def run(settings: ReportSettings, log: Log) -> Outcome:
     """Report on documents of one kind."""
-    documents = {path: read_json_file(path) for path in settings.model}
-    schemas = {_schema_of(document, path) for path, document in documents.items()}
+    documents = {}
+    schemas = set()
+    for path in settings.model:
+        documents[path] = read_json_file(path)
+    for path, document in documents.items():
+        schemas.add(_schema_of(document, path))
     if schemas == {EVAL_SCHEMA}:
         return _report_on_evals(documents, settings, log)
     if len(documents) > 1:
@@ -83,14 +87,19 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
     if settings.note is not None:
         answer = replace(answer, note=settings.note)
     document = answer.to_json()
+
+    # Hold the requirements against its rows.
     rows = [(row.name, row.to_json()) for row in answer.models]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     names = [name for name, _ in rows]
+
+    # Write the document and the reports, every file claimed before the first is written.
     files: list[Path] = []
     with ExitStack() as stack:
         output = None
         if settings.output is not None and not settings.to_stdout:
-            output = stack.enter_context(Output(file_path(settings.output), force=settings.force))
+            path = file_path(settings.output)
+            output = stack.enter_context(Output(path, force=settings.force))
         reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
         if not settings.dry_run:
             if output is not None:
