@@ -95,13 +95,15 @@ class Child:
     def say(self, line: str, log: Log) -> None:
         """Pass on one line of its log; the lines of an error are kept for the end instead."""
         ended = self.ended
+        has_error = ended.message is not None
         kind, _, rest = line.partition(": ")
-        if kind == "error" and ended.message is None:
+        if kind == "error" and not has_error:
             ended.message = rest
-        elif kind == "hint" and ended.message is not None:
+        elif kind == "hint" and has_error:
             ended.hint = rest
-        elif line.startswith("  - ") and ended.message is not None:
-            ended.problems.append(line.removeprefix("  - "))
+        elif line.startswith("  - ") and has_error:
+            problem = line.removeprefix("  - ")
+            ended.problems.append(problem)
         elif kind == "warning":
             log.warn(f"{ended.name}: {rest}")
         elif line and not line.startswith("wrote "):  # the answer names the files

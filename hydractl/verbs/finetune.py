@@ -137,11 +137,7 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     plan = replace(prepared.plan, warnings=warnings)
 
     if settings.dry_run:
-        if team.rank:
-            return Outcome({}, silent=True)
-        check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
-        planned = PlannedTraining(schema=SCHEMA, plan=plan, recipe=recipe_in_effect(settings))
-        return Outcome(planned.to_json())
+        return _dry_run(plan, files, settings, team)
     if not settings.resume and not team.rank:
         check_files(files, settings)
 
@@ -155,6 +151,16 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
             answer = _answer_of_finished(files, made_by, plan)
             return Outcome(answer.to_json(), files=list(files.paths), silent=bool(team.rank))
     return _train_and_write(replace(prepared, plan=plan), state, log, team)
+
+
+def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, team: Processes) -> Outcome:
+    """Return what would be trained, after a check that it could be written; of a team, the first process returns it."""
+    if team.rank:
+        return Outcome({}, silent=True)
+    may_replace = settings.force or settings.resume
+    check_outputs(files.paths, force=may_replace, folder=files.folder)
+    planned = PlannedTraining(schema=SCHEMA, plan=plan, recipe=recipe_in_effect(settings))
+    return Outcome(planned.to_json())
 
 
 def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:

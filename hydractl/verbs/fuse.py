@@ -176,9 +176,12 @@ class _Validation:
 
     def with_seen(self, description: Description) -> Description:
         """Return the description with these samples among those that the model has seen."""
-        entries = [entry("fuse", "val", origin) for origin in self.inside.origins()]
+        entries = []
+        for origin in self.inside.origins():
+            entries.append(entry("fuse", "val", origin))
         for dataset in self.outside.values():
-            entries += [entry("fuse", "ood_val", origin) for origin in dataset.origins()]
+            for origin in dataset.origins():
+                entries.append(entry("fuse", "ood_val", origin))
         seen = merged(description.seen, entries)
         return replace(description, seen=tuple(seen))
 

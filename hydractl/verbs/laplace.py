@@ -61,12 +61,7 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     with Output(path, force=settings.force) as output:
         model = build_model(source, settings.device, settings.dtype)
         fits = _fits(model, data, val, named, settings, log)
-        labels = None
-        if val is not None and val.labels is not None:
-            labels = torch.from_numpy(val.labels)
-        priors = []
-        for member, fit in enumerate(fits):
-            priors.append(_prior(member, fit, samples, labels, settings, log))
+        priors = _priors(fits, samples, val, settings, log)
         chosen_by = _chosen_by(settings, val)
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
 
@@ -108,6 +103,19 @@ def _without_fitted(source: Source, log: Log) -> Source:
     return replace(source, description=replace(source.description, extra=extra))
 
 
+def _priors(
+    fits: Sequence[LaplaceFit], samples: float, val: Dataset | None, settings: LaplaceSettings, log: Log
+) -> list[dict[str, float]]:
+    """Return the prior of each tower of each member; the arguments are as of :func:`_prior`."""
+    labels = None
+    if val is not None and val.labels is not None:
+        labels = torch.from_numpy(val.labels)
+    priors = []
+    for member, fit in enumerate(fits):
+        priors.append(_prior(member, fit, samples, labels, settings, log))
+    return priors
+
+
 def _prior(
     member: int, fit: LaplaceFit, samples: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
 ) -> dict[str, float]:
@@ -124,11 +132,14 @@ def _prior(
     if settings.prior is not None:
         return dict.fromkeys(fit.curvatures, settings.prior)
     priors = fit.choose_priors(samples, labels)
-    meaning = {PRIORS[0]: "the posterior is as wide as it can be", PRIORS[-1]: "hardly any weight is uncertain"}
+    meaning_of_ends = {
+        PRIORS[0]: "the posterior is as wide as it can be",
+        PRIORS[-1]: "hardly any weight is uncertain",
+    }
     for tower, prior in priors.items():
-        if prior in meaning:
-            warning = f"the best prior, {prior:g}, is at an end of the range: {meaning[prior]}"
-            log.warn(f"member {member}, {tower}: {warning}")
+        meaning = meaning_of_ends.get(prior)
+        if meaning is not None:
+            log.warn(f"member {member}, {tower}: the best prior, {prior:g}, is at an end of the range: {meaning}")
     return priors
 
 

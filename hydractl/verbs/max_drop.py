@@ -133,8 +133,9 @@ def choose_within(
     steps, counts_read = steps_within(correct_by_budget(), len(indices), settings.max_drop)
     mask, details, seen = choices[steps]
     measured_on = "val" if settings.val else "data"
-    details = {**details, **_provenance(settings.max_drop, measured_on, len(indices), counts_read)}
-    return mask, details, merged(seen, [entry("prune", "val", dataset, indices)])
+    accuracy_details = _provenance(settings.max_drop, measured_on, len(indices), counts_read)
+    measured_samples = entry("prune", "val", dataset, indices)
+    return mask, {**details, **accuracy_details}, merged(seen, [measured_samples])
 
 
 def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:

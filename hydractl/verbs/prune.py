@@ -299,7 +299,11 @@ def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, f
 
 def _at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
     """Return the fixed heads at the sites of a mask, without those at other sites."""
-    return {path: kept for path, kept in fixed.items() if path in mask.heads}
+    fixed_here = {}
+    for path, kept in fixed.items():
+        if path in mask.heads:
+            fixed_here[path] = kept
+    return fixed_here
 
 
 def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadMask:
@@ -449,7 +453,10 @@ def _from_circuit(
     else:
         order = list(ranking.removed)
         mask = select_global(order, present, max(count, 0), fixed_here)
-        kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed_here]
+        kept_by_circuit = []
+        for site, head in mask.kept_heads:
+            if site not in fixed_here:
+                kept_by_circuit.append((site, head))
         check_whole(ranking, kept_by_circuit, path)
     return at_start.updated(mask), details
 
@@ -463,7 +470,8 @@ def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, setti
         present: those of them that are there where the circuit starts.
         settings: with the budget; without one, all removals of the circuit count.
     """
-    if settings.keep is None and settings.remove is None:
+    has_budget = settings.keep is not None or settings.remove is not None
+    if not has_budget:
         removable = set(present.kept_heads).intersection(ranking.removed)
         return len(removable)
     # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.

@@ -53,8 +53,8 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
     """Score the weights, and write the checkpoint with the lowest of them set to zero."""
     if settings.method in NEED_DATA:
         need_classifier(source)
-    default = f"{source.name}.{settings.method}-weights{settings.weights:g}{settings.seed_mark}.st"
-    output = settings.output or default
+    change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
+    output = settings.output or f"{source.name}.{change}.st"
     as_folder = output.endswith("/")
     path = Path(output) if as_folder else file_path(output)
     plan = _plan(source, settings)
@@ -81,21 +81,9 @@ def _plan(source: Source, settings: PruneSettings) -> _Plan:
     Raises:
         UsageError: more have to be removed than may be.
     """
-    # Which weights may be removed: those in matrices of the tower that is meant.
-    network = source.family.build(source.description.config)
-    sites_of(source, settings.tower)  # refuses a tower that is not there
-    prefixes: tuple[str, ...] = ("",)
-    if settings.tower not in (None, "both"):
-        prefixes = ()
-        for stages in source.family.stages(network):
-            if stages.tower == settings.tower:
-                prefixes += tuple(stages.prefixes)
-    stored_matrices = matrices(network).keys() & set(source.tensors.names())
-    names = sorted(name for name in stored_matrices if name.startswith(prefixes))
-
-    # How many they are, and how many have to be removed.
     share = settings.weights
-    assert share is not None
+    assert share is not None  # else heads are pruned
+    prefixes, names = _removable_matrices(source, settings.tower)
     total = parameters(source.tensors)
     removable = sum(source.tensors.info(name).numel for name in names)
     count = total - round(share * total)
@@ -104,6 +92,28 @@ def _plan(source: Source, settings: PruneSettings) -> _Plan:
         hint = f"{total - removable} of {total} parameters always stay, a share of {least_share:.4f}"
         raise UsageError(f"--weights {share:g} is too small for {source.name}", hint=hint)
     return _Plan(prefixes, names, removable, total, count, share)
+
+
+def _removable_matrices(source: Source, tower: str | None) -> tuple[tuple[str, ...], list[str]]:
+    """Find the weights that may be removed: those in matrices of a tower, or of the whole model.
+
+    Returns:
+        How the names of parameters of the tower start, and the names of its stored matrices, sorted.
+    """
+    network = source.family.build(source.description.config)
+    sites_of(source, tower)  # refuses a tower that is not there
+    prefixes: tuple[str, ...] = ("",)
+    if tower not in (None, "both"):
+        prefixes = ()
+        for stages in source.family.stages(network):
+            if stages.tower == tower:
+                prefixes += tuple(stages.prefixes)
+    names = []
+    stored_names = set(source.tensors.names())
+    for name in matrices(network):
+        if name in stored_names and name.startswith(prefixes):
+            names.append(name)
+    return prefixes, sorted(names)
 
 
 def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output, log: Log) -> tuple[SizeChange, str]:

@@ -37,11 +37,12 @@ def unmet_in(
     for requirement in requirements:
         rows_to_check = _rows_of(requirement, rows, skip_first, named_only)
         if not rows_to_check:
-            failures.append(f"{requirement.text}: {_why_no_row(requirement, rows)}")
+            reason = _why_no_row(requirement, rows)
+            failures.append(f"{requirement.text}: {reason}")
         for name, values in rows_to_check:
-            failure = _failure(requirement, label(name, values), values)
-            if failure is not None:
-                failures.append(f"{requirement.text}: {failure}")
+            reason_in_row = _failure(requirement, label(name, values), values)
+            if reason_in_row is not None:
+                failures.append(f"{requirement.text}: {reason_in_row}")
     return failures
 
 
@@ -106,11 +107,13 @@ def check_known(
     problems = []
     rows: list[Row] = [(name, {}) for name in names]
     for requirement in requirements:
+        option = f"--require {requirement.text}"
         if not _rows_of(requirement, rows, skip_first, named_only):
-            problems.append(f"--require {requirement.text}: {_why_no_row(requirement, rows)}")
+            reason = _why_no_row(requirement, rows)
+            problems.append(f"{option}: {reason}")
         if requirement.key not in keys:
             guess = _guess(requirement.key, keys)
-            problems.append(f"--require {requirement.text}: unknown key {requirement.key!r}{guess}")
+            problems.append(f"{option}: unknown key {requirement.key!r}{guess}")
     hint = f"keys: {', '.join(keys)}"
     if len(problems) == 1:
         raise UsageError(problems[0], hint=hint)
@@ -125,15 +128,13 @@ def _guess(key: str, keys: Sequence[str]) -> str:
         first_three = " or ".join(ending_in_it[:3])
         return f"; did you mean {first_three}?"
     ood_groups = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
-    if key.startswith(ood_groups) and not _any_starts_with(keys, ood_groups):
+    has_ood_data = any(known.startswith(ood_groups) for known in keys)
+    if key.startswith(ood_groups) and not has_ood_data:
         return "; it needs OOD data: --ood NAME=SPEC"
-    if key.startswith("id.") and "id.n" in keys and not _any_starts_with(keys, ("id.acc",)):
+    has_labels = any(known.startswith("id.acc") for known in keys)
+    if key.startswith("id.") and "id.n" in keys and not has_labels:
         return "; it needs labels, and the data have none"
     return did_you_mean(key, keys)
-
-
-def _any_starts_with(keys: Sequence[str], beginnings: tuple[str, ...]) -> bool:
-    return any(key.startswith(beginnings) for key in keys)
 
 
 _MISSING = object()
@@ -184,11 +185,15 @@ def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, na
     """Return the rows that a requirement is about; the arguments are as in :func:`unmet_in`."""
     if requirement.row is not None:
         return [(name, values) for name, values in rows if name == requirement.row]
-    left_out = set(named_only)
+    names_left_out = set(named_only)
     if skip_first and rows:
         reference, _ = rows[0]
-        left_out.add(reference)
-    return [(name, values) for name, values in rows if name not in left_out]
+        names_left_out.add(reference)
+    chosen = []
+    for name, values in rows:
+        if name not in names_left_out:
+            chosen.append((name, values))
+    return chosen
 
 
 def _why_no_row(requirement: Requirement, rows: Sequence[Row]) -> str:

@@ -131,7 +131,8 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
 
 def site_paths(source: Source, tower: str | None) -> list[str]:
     """Return the paths of the sites of a tower, as :func:`hydractl.model.matching.sites_of` finds them."""
-    return [site.path for site in sites_of(source, tower)]
+    sites = sites_of(source, tower)
+    return [site.path for site in sites]
 
 
 def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:

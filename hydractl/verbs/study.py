@@ -888,8 +888,8 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
         write_json(output, answer.to_json())
 
     document = answer.to_json()
-    verbs = [step.verb for step in steps]
-    if "bench" in verbs:
+    is_timed = any(step.verb == "bench" for step in steps)
+    if is_timed:
         # For the terminal only: of the files, bench.json alone holds times.
         document["latency"] = _latency(folder / "bench.json")
     names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
