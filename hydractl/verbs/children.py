@@ -85,6 +85,7 @@ class Child:
         self._thread.start()
 
     def _read_log(self, heard: queue.Queue[_Heard]) -> None:
+        """Put each line of the log into a queue, and None at the end of the log."""
         assert self._process.stderr is not None  # it is a pipe
         with self._process.stderr as pipe:
             for line in pipe:

@@ -28,6 +28,12 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 
 
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
+    """Search with all processes of a team.
+
+    Raises:
+        UsageError: several circuits cannot go to standard output.
+        Interrupted: by a signal, with the journal of what was found.
+    """
     sources = open_sources(settings.model, model_options(settings))
     source = only_one(sources, "extract-circuit")
     options = settings.fill(SearchOptions)

@@ -46,11 +46,12 @@ _REPLACED = (
     "quiet",
     "verbose",
 )
+"""Options of the command that a training of its own is given anew, or not at all."""
 
 Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, Any]]]]
-"""Checks one training without beginning it; gives its plan, and what computes its fingerprint."""
+"""Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
 Finished = Callable[[RunFiles, dict[str, Any], TrainingPlan], FinetuneAnswer]
-"""The answer of a training that was finished before, from its files, its provenance and its plan."""
+"""Returns the answer of a training that was finished before, from its files, its provenance and its plan."""
 
 
 @dataclass(frozen=True)

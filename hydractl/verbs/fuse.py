@@ -116,7 +116,7 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured of a fused model, which its file holds and the answer says."""
+    """The measurements of a fused model, for its file and for the answer."""
 
     self_check: SelfCheckRecord
     averaging: AveragingRecord | None = None

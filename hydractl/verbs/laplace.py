@@ -78,7 +78,7 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
 
 @dataclass(frozen=True)
 class _PosteriorRecord:
-    """What the posteriors were made with; the checkpoint says it twice, beside its weights and in its provenance.
+    """The choices behind the posteriors, which the checkpoint holds twice: in its description and in its provenance.
 
     Attributes:
         prior: the precision of the prior, by member and tower.

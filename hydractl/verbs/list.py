@@ -49,6 +49,7 @@ class Settings(Common):
             self.model = []
 
     def _model_problems(self) -> list[str]:
+        """Return what is wrong with the kind and the pattern."""
         if not self.model:
             return []
         kind = self.model[0]
@@ -152,6 +153,7 @@ def _score_names() -> list[str]:
 
 
 def _scores(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the OOD scores: those of logits, then those of features."""
     for name, score in SCORES.items():
         about = _without_label(score.convention)
         needs = "several members" if score.of_several else ""

@@ -64,7 +64,7 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
     if as_folder:
         layout = settings.layout or "zeroed"
         if layout == "sliced":
-            _stock_config(source, [1])  # refuses a library whose configurations cannot say it
+            _stock_config(source, [1])  # refuses a library that has no configuration of fewer heads
         path = Path(output.rstrip("/"))
         mask_path = path / "hydractl.mask.json"
         outputs = [path]
@@ -510,6 +510,7 @@ def _write(
         mask_output: the file of the mask; None for a folder, which holds its mask itself.
         log: hears what was saved.
     """
+    # The heads that are kept.
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
     check_finite_weights(source.name, source.tensors)
@@ -555,9 +556,10 @@ def _write(
 
 def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
     """Warn of a mask that is hardly what was meant: one that removes nothing, or removes whole sites."""
-    amounts = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
-    if amounts and mask.kept == source.description.mask.kept:
-        amount = amounts[0]
+    removes_nothing = mask.kept == source.description.mask.kept
+    amounts_given = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
+    if removes_nothing and amounts_given:
+        amount = amounts_given[0]
         flag = settings.called(amount)
         value = getattr(settings, amount)
         log.warn(f"no head is removed: {flag} {value} keeps every head that {source.name} has")

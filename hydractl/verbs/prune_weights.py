@@ -214,6 +214,7 @@ def _with_zeros(source: Source, masks: Mapping[str, Tensor]) -> MappedTensors:
     """Return the tensors of a source, read when they are asked for, with zeros where a mask is true."""
 
     def read(name: str) -> Tensor:
+        """Return a tensor by name, masked if it has a mask."""
         tensor = source.tensors.read(name)
         if name not in masks:
             return tensor

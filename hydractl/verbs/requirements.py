@@ -77,6 +77,7 @@ def unmet_of_bench(
     """
 
     def with_setting(name: str, row: Mapping[str, Any]) -> str:
+        """Name a row with what it was measured at, since a model has one row for each batch size and dtype."""
         batch_size = row["batch_size"]
         dtype = row["dtype"]
         return f"{name} (batch {batch_size}, {dtype})"

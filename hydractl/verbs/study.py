@@ -402,24 +402,37 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
         UsageError: for rows that the model cannot have.
     """
     _check_rows(settings, source, scale)
-    search: dict[str, Value] = {}
+    shop = _workshop(settings, source, folder, scale)
+    rows: list[Row] = []
+    for row_name in scale.rows:
+        make_rows = MAKERS[row_name]
+        rows += make_rows(shop)
+    return StudyPlan(settings, shop, rows, _options_of_feature_scores(settings))
+
+
+def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
+    """Return what the rows are made of: the model's heads, the data of the search, and options of the commands."""
+    # Options of the commands.
+    search_options: dict[str, Value] = {}
     if scale.approx is not None:
-        search["approx"] = scale.approx
+        search_options["approx"] = scale.approx
     if scale.samples is not None:
-        search["limit"] = str(scale.samples)
+        search_options["limit"] = str(scale.samples)
+    objectives: Sequence[str] = ("avg",)
+    if NEED_THREE.intersection(scale.rows):
+        objectives = THREE
     common: dict[str, Mapping[str, Value]] = {}
     for verb, option_names in _COMMON.items():
         common[verb] = settings.common(SETTINGS[verb], option_names)
     common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
+
+    # The heads that may be removed, by the number of their site in the model.
     sites = sites_of(source, settings.tower)
     heads = {}
     for site in sites:
         site_number = source.sites.index(site)
         heads[site_number] = len(source.description.mask.kept[site.path])
-    objectives: Sequence[str] = ("avg",)
-    if NEED_THREE.intersection(scale.rows):
-        objectives = THREE
-    shop = Workshop(
+    return Workshop(
         model=settings.model[0],
         heads=heads,
         late=[source.sites.index(site) for site in _late_sites(sites)],
@@ -427,17 +440,12 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
         val=_half(str(settings.val), 1),
         ood_val=_half(settings.ood_val_sets()[0].spec, 1),
         folder=folder,
-        search=search,
+        search=search_options,
         common=common,
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
         objectives=objectives,
         max_drop=settings.max_drop,
     )
-    rows: list[Row] = []
-    for row_name in scale.rows:
-        make_rows = MAKERS[row_name]
-        rows += make_rows(shop)
-    return StudyPlan(settings, shop, rows, _options_of_feature_scores(settings))
 
 
 def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
@@ -452,13 +460,13 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
             f"--rows {','.join(rows_of_classifiers)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl laplace CLIP.st --train captions:PAIRS",
         )
-    rows_of_long_trainings = [name for name in scale.rows if name in NEED_STEPS]
-    if not rows_of_long_trainings:
+    rows_that_need_steps = [name for name in scale.rows if name in NEED_STEPS]
+    if not rows_that_need_steps:
         return
     steps = _training_steps(settings)
-    least = max(NEED_STEPS[name] for name in rows_of_long_trainings)
+    least = max(NEED_STEPS[name] for name in rows_that_need_steps)
     if steps < least:
-        names = ",".join(rows_of_long_trainings)
+        names = ",".join(rows_that_need_steps)
         raise UsageError(
             f"--rows {names}: a training of {least} steps or more is needed, and this one has {steps}",
             hint="more --epochs, or a smaller --batch-size",
@@ -812,6 +820,7 @@ def _command(step: Step) -> Callable[[str], list[str]]:
     computes = "device" in option_names
 
     def on_device(device: str) -> list[str]:
+        """Return the words of the command, which reads no hydra.yaml and is quiet."""
         words = step.argv()
         if computes:
             words.append(f"--device={device}")
