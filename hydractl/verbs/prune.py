@@ -138,18 +138,18 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
         if path:
             documents[path] = read_json_file(path)
     if settings.max_drop is None:
-        return _chosen(source, settings, documents, log)
+        return _choice_of_budget(source, settings, documents, log)
     scores = None
     if settings.method and settings.order == "one-shot":
         scores = _score(source, settings, log)
 
     def choose_for_budget(count: int, log: Log) -> Choice:
         with_budget = replace(settings, remove=count)
-        return _chosen(source, with_budget, documents, log, scores)
+        return _choice_of_budget(source, with_budget, documents, log, scores)
 
     if settings.circuit is None:
-        most = _most_removable(source, settings)
-        return choose_within(source, settings, range(most + 1), choose_for_budget, log)
+        budgets = range(_most_removable(source, settings) + 1)
+        return choose_within(source, settings, budgets, choose_for_budget, log)
 
     document = documents[settings.circuit]
     ranking = ranking_from_json(document, sites=source.sites, origin=settings.circuit)
@@ -160,8 +160,8 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
             f"{settings.circuit} begins with {gone_at_start} heads gone, so --val cannot tell what each costs"
         )
     if settings.val:
-        most = len(ranking.removed)
-        return choose_within(source, settings, range(most + 1), choose_for_budget, log)
+        budgets = range(len(ranking.removed) + 1)
+        return choose_within(source, settings, budgets, choose_for_budget, log)
     count, measured = from_circuit(document, settings.circuit, settings.max_drop)
     mask, details, seen = choose_for_budget(gone_at_start + count, log)
     return mask, {**details, **measured}, seen
@@ -179,7 +179,7 @@ def _most_removable(source: Source, settings: PruneSettings) -> int:
     return min(heads_by_site)
 
 
-def _chosen(
+def _choice_of_budget(
     source: Source, settings: PruneSettings, documents: Mapping[str, Any], log: Log, scores: HeadScores | None = None
 ) -> Choice:
     """Return the choice of a known budget.
@@ -191,8 +191,8 @@ def _chosen(
         log: hears of odd files.
         scores: those of ``--method`` where they are known; else they are measured.
     """
+    # The sites where another mask decides.
     arch = source.description.arch
-    seen_by_scores: Sequence[Entry] = ()
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
@@ -200,13 +200,16 @@ def _chosen(
         _same_base(document, settings.with_mask, source, settings, log)  # before heads are scored, which may take long
         fixed = shared_sites(source.sites, other, settings.share_sites)
 
+    # The heads that a mask, a circuit or scores keep.
     decision: dict[str, Any] = {}
+    seen_by_scores: Sequence[Entry] = ()
     if settings.mask:
         document = documents[settings.mask]
-        wanted = mask_from_json(document, source.sites, settings.mask, arch)
+        mask_in_file = mask_from_json(document, source.sites, settings.mask, arch)
         _same_base(document, settings.mask, source, settings, log)
-        _check_beside(settings.mask, wanted, log)
-        mask = apply_fixed(source.description.mask.intersect(wanted), fixed)
+        _check_beside(settings.mask, mask_in_file, log)
+        kept_by_both = source.description.mask.intersect(mask_in_file)
+        mask = apply_fixed(kept_by_both, fixed)
     elif settings.circuit:
         document = documents[settings.circuit]
         mask, decision = _from_circuit(document, settings.circuit, source, settings, fixed)
@@ -214,6 +217,7 @@ def _chosen(
     else:
         mask, decision, seen_by_scores = _from_scores(source, settings, fixed, log, scores)
 
+    # What the provenance says of it.
     details: dict[str, Any] = {
         "keep": settings.keep,
         "remove": settings.remove,

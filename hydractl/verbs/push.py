@@ -24,17 +24,20 @@ _CARD_HINT = "eval --card FILE.md writes one"
 
 def run(settings: PushSettings, log: Log) -> Outcome:
     """Upload the files and their card in one commit."""
+    # The folder or file, and the repository.
     path = Path(settings.model[0])
-    destination = settings.model[1]
-    hub_name = parse_hub_name(destination.removeprefix("hf:"))
+    hub_text = settings.model[1]
+    hub_name = parse_hub_name(hub_text.removeprefix("hf:"))
     repo = hub_name.repo
     branch = hub_name.revision
     if hub_name.file is not None:
         raise UsageError(
-            f"{destination} names a file; it is called {path.name} there", hint=f"hydractl push {path} hf:{repo}"
+            f"{hub_text} names a file; it is called {path.name} there", hint=f"hydractl push {path} hf:{repo}"
         )
     if not path.exists():
         raise InputError(f"no such file or folder: {path}")
+
+    # The files that are uploaded.
     source = open_source(str(path), ModelOptions(bodies=True))
     contents = contents_of(path, settings.include)
     files: dict[str, Path | bytes] = dict(contents.files)
@@ -51,10 +54,13 @@ def run(settings: PushSettings, log: Log) -> Outcome:
         names = some(list(contents.left_out), 5)
         log.info(f"left out, as no part of the model: {names}; --include NAME takes one along")
     if settings.dry_run:
-        return Outcome(replace(answer, dry_run=True).to_json())
+        answer = replace(answer, dry_run=True)
+        return Outcome(answer.to_json())
+
     log.info(f"uploading {', '.join(files)} to {repo}")
     message = settings.message or f"Add {path.name}"
-    commit, uploaded = upload(files, Destination(repo, branch, settings.private, message, settings.force))
+    destination = Destination(repo, branch, settings.private, message, settings.force)
+    commit, uploaded = upload(files, destination)
     pushed = replace(answer, commit=commit, uploaded=uploaded, pinned=f"hf:{repo}@{commit}")
     return Outcome(pushed.to_json())
 

@@ -863,8 +863,8 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
 
     # Write the row to use, and what is said of it.
     steps = in_order([*measuring, *plan.ends(study)])
-    ends = [step for step in steps if step not in measuring]
-    _run_steps(ends, len(steps), len(measuring), plan, log)
+    last_steps = [step for step in steps if step not in measuring]
+    _run_steps(last_steps, len(steps), len(measuring), plan, log)
     threshold = _stored_threshold(folder / "best.st")
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
@@ -907,12 +907,12 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
 
 def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
     """Return the steps that write ``best.st`` or its figures."""
-    wanted = {folder / "best.st", folder / "best.json"}
-    found = []
+    files_of_best = {folder / "best.st", folder / "best.json"}
+    steps_to_best = []
     for step in steps:
-        if not wanted.isdisjoint(step.outputs):
-            found.append(step)
-    return found
+        if not files_of_best.isdisjoint(step.outputs):
+            steps_to_best.append(step)
+    return steps_to_best
 
 
 def _latency(path: Path) -> list[dict[str, Any]]:
