@@ -20,6 +20,7 @@ from hydractl.files.verb_answers import PrunedWeights, PruneWeightsAnswer, SizeC
 from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters, parameters, size_of
 from hydractl.model.matching import asked_classes, sites_of
+from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, with_max_length, write_model
 from hydractl.model.stored import check_finite_weights
 from hydractl.settings.pruning import NEED_DATA, PruneSettings
@@ -161,21 +162,27 @@ def _choose(
     weights = {name: source.tensors.read(name) for name in plan.names}
     _check_zeros(weights, source, plan, log)
 
-    if not criterion.needs_data:
-        no_samples = Calibration(lambda: iter(()), 0, settings.seed, log)
-        scores = criterion.score(weights, None, no_samples)
-        return _lowest(scores, weights, plan.count), {}, []
+    measured_on: dict[str, Any] = {}
+    used: list[Entry] = []
+    model = None
+    calibration = Calibration(lambda: iter(()), 0, settings.seed, log)
+    if criterion.needs_data:
+        # --max-length is about the texts that weights are scored on: the pruned model keeps its own.
+        source_to_score = with_max_length(source, settings.max_length)
+        _, model, calibration, measured_on, used = with_data(source_to_score, settings, {}, log)
+        _require_gradients(model, plan)
+    scores = criterion.score(weights, model, calibration)
+    masks = _lowest(scores, weights, plan.count)
+    return masks, measured_on, used
 
-    # --max-length is about the texts that weights are scored on: the pruned model keeps its own.
-    source = with_max_length(source, settings.max_length)
-    _, model, calibration, measured_on, used = with_data(source, settings, {}, log)
+
+def _require_gradients(model: HydraModel, plan: _Plan) -> None:
+    """Let the weights that may be removed require gradients, and no others."""
     model.requires_grad_(False)
     for name, parameter in matrices(model.networks[0]).items():
         parameter.requires_grad_(name.startswith(plan.prefixes))
-    scored = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert scored == plan.removable
-    scores = criterion.score(weights, model, calibration)
-    return _lowest(scores, weights, plan.count), measured_on, used
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert count == plan.removable
 
 
 def _check_zeros(weights: Mapping[str, Tensor], source: Source, plan: _Plan, log: Log) -> None:

@@ -86,7 +86,9 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         NonFiniteError: when a score is not finite.
     """
     criterion = criterion_of(source, settings)
-    criterion_options = {option.name: getattr(settings, option.name) for option in criterion.options}
+    criterion_options = {}
+    for option in criterion.options:
+        criterion_options[option.name] = getattr(settings, option.name)
     paths = site_paths(source, settings.tower)
 
     # The model and the samples, or what stands in for them where nothing runs.
@@ -100,7 +102,10 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         calibration = Calibration(lambda: iter(()), 0, settings.seed, log, criterion_options)
 
     # The scores.
-    indices = [index for index, site in enumerate(model.sites) if site.path in paths]
+    indices = []
+    for index, site in enumerate(model.sites):
+        if site.path in paths:
+            indices.append(index)
     sequential = settings.order == "sequential" and criterion.needs_data
     info: dict[str, Any] = {"arch": source.description.arch, "method": criterion.name}
     if isinstance(criterion, Decider):
