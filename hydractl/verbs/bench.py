@@ -61,6 +61,7 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
+    # The rows, and what is asked of them.
     device = resolve_device(settings.device)
     settings.check_device(device.type)
     models = find_contestants(settings.model, model_options(settings))
@@ -74,17 +75,22 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     _check_cascades(rows, settings)
     data = None
     if settings.data is not None:
-        data = open_samples(rows, settings.data, settings.limit, settings.seed, max(settings.batch_size))
+        largest_batch = max(settings.batch_size)
+        data = open_samples(rows, settings.data, settings.limit, settings.seed, largest_batch)
     path = None
     if not settings.to_stdout:
         path = file_path(settings.output or f"{rows[0].name}.bench.json")
     costs = with_ratios([row.cost() for row in rows])
-    planned = [] if path is None else [path]
     if settings.dry_run:
-        check_outputs(planned, force=settings.force)
-        return Outcome(_plan(settings, rows, costs, planned))
-    with contextlib.ExitStack() as claimed:
-        outputs = {file: claimed.enter_context(Output(file, force=settings.force)) for file in planned}
+        files_to_write = [] if path is None else [path]
+        check_outputs(files_to_write, force=settings.force)
+        return Outcome(_plan(settings, rows, costs, files_to_write))
+
+    with contextlib.ExitStack() as stack:
+        # Measure, with the answer's file claimed before.
+        output = None
+        if path is not None:
+            output = stack.enter_context(Output(path, force=settings.force))
         compile_mode = None
         if settings.compile:
             compile_mode = settings.compile_mode or "default"
@@ -101,6 +107,8 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
                 sources[source.name] = source
         announce_reading(sources.values(), log)
         measured = measure_rows(options, rows, costs, device, log)
+
+        # Write the answer.
         conventions: dict[str, Any] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
         conventions["rounds_measured"] = settings.rounds
         conventions["rounds_warmup"] = settings.warmup
@@ -109,28 +117,28 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
         conventions["seed"] = settings.seed
         document = replace(measured, conventions=conventions).to_json()
         files = []
-        if path is not None:
-            files.append(write_json(outputs[path], document))
+        if output is not None:
+            files.append(write_json(output, document))
     unmet = unmet_of_bench(document["results"], settings.requirements(), compared)
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
 def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None:
-    """Refuse to time a cascade where it is none, or on samples that say nothing of it.
+    """Refuse to time a cascade where the time would not be that of a cascade.
 
     Raises:
-        UsageError: compiled models, or random inputs.
+        UsageError: a row is one, and models are compiled or inputs are random.
     """
     if settings.compile:
-        why = "compiled, all its members run"
+        reason = "compiled, all its members run"
     elif settings.data is None:
-        why = "random inputs say nothing of its samples"
+        reason = "random inputs say nothing of its samples"
     else:
         return
     for row in rows:
         if row.cascade is not None:
             raise UsageError(
-                f"{row.name} is a cascade: {why}",
+                f"{row.name} is a cascade: {reason}",
                 hint="bench it uncompiled on data, --data SPEC, or all members with F.st?cascade=0",
             )
 
@@ -138,13 +146,18 @@ def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None
 def _plan(
     settings: BenchSettings, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
 ) -> dict[str, Any]:
+    """Return the answer of a dry run: the cost of each row, and how often models will be called."""
+    results = []
+    for row, cost in zip(rows, costs, strict=True):
+        results.append({"model": row.name, **cost.to_json()})
     measurements = len(rows) * len(settings.batch_size) * len(settings.dtype)
+    calls_each = settings.rounds + settings.warmup + 1
     return {
         "schema": SCHEMA,
         "dry_run": True,
-        "results": [{"model": row.name, **cost.to_json()} for row, cost in zip(rows, costs, strict=True)],
+        "results": results,
         "batch_sizes": list(settings.batch_size),
         "dtypes": list(settings.dtype),
-        "calls": measurements * (settings.rounds + settings.warmup + 1),
+        "calls": measurements * calls_each,
         "files": [str(file) for file in files],
     }

@@ -36,6 +36,7 @@ from hydractl.verbs.outcome import Outcome
 
 def run(settings: CalibrateSettings, log: Log) -> Outcome:
     """Choose on validation data, and write the checkpoint with what was chosen."""
+    # The model, the data and the files, all checked before any work.
     resolve_device(settings.device)
     options = _options(settings)
     model = find_row_to_calibrate(settings.model[0], model_options(settings), options, log)
@@ -43,7 +44,9 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
     check_scores([model], opened.sets, options)
     model.check_sets(opened.sets)
     path = file_path(settings.output or f"{model.name}.calibrated.st")
-    features = None if settings.features is None else file_path(settings.features)
+    features = None
+    if settings.features is not None:
+        features = file_path(settings.features)
     for note in opened.notes:
         log.info(note)
     doubts = [*opened.warnings, *eval_data_doubts([model], opened.sets, options)]
@@ -51,15 +54,19 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         log.warn(doubt)
     if settings.dry_run:
         return _dry_run(model, opened, path, features, settings)
+
     with ExitStack() as stack:
+        # Choose.
         output = stack.enter_context(Output(path, force=settings.force))
         features_file = None
         if features is not None:
-            kept = features if features.exists() else stack.enter_context(Output(features))
-            features_file = FeaturesFile(kept)
-        for dataset in unused_sets(opened.sets, options):
-            if not _compares_on(settings):
-                log.info(f"{option_of(dataset)} is not run: nothing is chosen on it")
+            if features.exists():
+                features_file = FeaturesFile(features)
+            else:
+                features_file = FeaturesFile(stack.enter_context(Output(features)))
+        if not _compares_scores(settings):
+            for eval_set in unused_sets(opened.sets, options):
+                log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
         try:
             choice = choose_for(model, opened.sets, options, features_file, log)
         finally:
@@ -69,11 +76,15 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         if choice.near_ties:
             ties = ", ".join(choice.near_ties)
             log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
-        score = choice.score if options.fit.scores.told or model.stored.score else None
+
+        # Write it; a score only where one was asked for, or the checkpoint had one.
+        score = None
+        if options.fit.scores.told or model.stored.score:
+            score = choice.score
         write_calibrated(model, choice.fitted, score, opened.sets, settings.note, output)
-    for dataset in opened.sets:
-        if dataset.dataset is not None:
-            report_skipped(dataset.dataset, log)
+    for eval_set in opened.sets:
+        if eval_set.dataset is not None:
+            report_skipped(eval_set.dataset, log)
     answer = _answer(model, opened, choice, score, options, settings.note, [*doubts, *choice.warnings])
     return Outcome(answer.to_json(), files=[path])
 
@@ -81,7 +92,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
 def _dry_run(
     model: RunningModel, opened: OpenedSets, path: Path, features: Path | None, settings: CalibrateSettings
 ) -> Outcome:
-    """Say what would be chosen on, and written."""
+    """Return what would be chosen on and written, after a check that it can be."""
     check_outputs([path], force=settings.force)
     files = [path]
     if features is not None and not features.exists():
@@ -95,7 +106,9 @@ def _dry_run(
 
 
 def _options(settings: CalibrateSettings) -> EvalOptions:
-    """Return the options of the choice, those of an evaluation that tests nothing."""
+    """Return the options of the choice: those of an evaluation without test data."""
+    names = settings.score_names()
+    compares_all = settings.ood_score == ["all"]
     data = settings.fill(
         DataOptions,
         test=None,
@@ -108,7 +121,7 @@ def _options(settings: CalibrateSettings) -> EvalOptions:
     )
     fit = settings.fill(
         FitOptions,
-        scores=ScoreOptions(settings.score_names(), {}, settings.ood_score == ["all"]),
+        scores=ScoreOptions(names, {}, compares_all),
         temperature=settings.temperature_of_all(),
         temperatures={},
         probe=None,
@@ -124,9 +137,10 @@ def _options(settings: CalibrateSettings) -> EvalOptions:
     )
 
 
-def _compares_on(settings: CalibrateSettings) -> bool:
+def _compares_scores(settings: CalibrateSettings) -> bool:
     """Return whether scores are compared, for which all validation sets are run."""
-    return len(settings.score_names()) > 1
+    names = settings.score_names()
+    return len(names) > 1
 
 
 def _answer(
@@ -142,12 +156,15 @@ def _answer(
     fitted = choice.fitted
     records = records_of_sets(opened.sets, options, all_used=bool(choice.compared))
     compared = {}
-    for name, found in choice.compared.items():
-        compared[name] = ComparedScoreRecord(auroc=found.mean, by_set=dict(found.by_set))
+    for name, aurocs in choice.compared.items():
+        compared[name] = ComparedScoreRecord(auroc=aurocs.mean, by_set=dict(aurocs.by_set))
+    threshold = None
+    if fitted.threshold is not None:
+        threshold = ThresholdRecord.from_json(fitted.threshold)
     return CalibrateAnswer(
         model=CalibratedModelRecord(name=model.name, sha256=model.argument.sources[0].sha256),
         calibration=fitted.calibration_record(),
-        threshold=None if fitted.threshold is None else ThresholdRecord.from_json(fitted.threshold),
+        threshold=threshold,
         conformal=_conformal_record(fitted.conformal),
         ood_score=score,
         compared=compared or None,
@@ -161,6 +178,7 @@ def _answer(
 
 
 def _conformal_record(conformal: Conformal | None) -> ChosenConformalRecord | None:
+    """Return the conformal prediction sets as the answer has them; None for none."""
     if conformal is None:
         return None
     return ChosenConformalRecord(

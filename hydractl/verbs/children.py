@@ -16,14 +16,17 @@ from hydractl.log import Log
 from hydractl.settings.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
 
-# The child imports from where this process does: not from the working directory, which python -m would look in first.
-# Slurm signals the end of the time to every process of a job; what hears of it for this one sends SIGTERM.
+# The child gets this process's sys.path: "python -m" would look in the working directory first.
+# It ignores SIGUSR2, which Slurm sends to every process of a job near the end of its time: the parent handles that
+# signal, and sends SIGTERM.
 _START = (
     "import signal, sys; signal.signal(signal.SIGUSR2, signal.SIG_IGN); sys.path[:] = sys.argv.pop(1).split('\\n'); "
     "from hydractl.cli.app import main; sys.exit(main())"
 )
 _POLL_S = 0.2
+"""Seconds between two looks at whether a signal has come."""
 _TAIL = 5
+"""How many last lines of a command are shown when it is ended by a signal."""
 
 
 @dataclass
@@ -49,21 +52,29 @@ class Ended:
 class Child:
     """One command in a process of its own. A thread reads its log, so that it never waits for a full pipe.
 
+    Args:
+        name: of the command; its lines in the log begin with it.
+        device: it runs on.
+        argv: its command line, without ``hydractl``.
+        environment: of the process.
+        heard: receives the lines of its log, and None when it has closed its standard error.
+
     Attributes:
         device: it runs on.
-        ended: what has been heard of it; its name is what its lines are marked with.
+        ended: its end, as far as it is known by now.
     """
 
     def __init__(
         self, name: str, device: str, argv: Sequence[str], environment: Mapping[str, str], heard: queue.Queue[_Heard]
     ) -> None:
-        self.device, self.ended = device, Ended(name)
-        self._last: list[str] = []
+        self.device = device
+        self.ended = Ended(name)
+        self._last_lines: list[str] = []
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
-        path = "\n".join(entry or os.getcwd() for entry in sys.path)
+        import_path = "\n".join(entry or os.getcwd() for entry in sys.path)
         # A session of its own: Ctrl-C reaches it only through this process, once.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, path, *argv],
+            [sys.executable, "-c", _START, import_path, *argv],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.PIPE,
@@ -74,43 +85,53 @@ class Child:
         self._thread.start()
 
     def _read_log(self, heard: queue.Queue[_Heard]) -> None:
+        """Put each line of the log into a queue, and None at the end of the log."""
         assert self._process.stderr is not None  # it is a pipe
         with self._process.stderr as pipe:
             for line in pipe:
-                heard.put((self, line.decode("utf-8", "replace").rstrip()))
+                text = line.decode("utf-8", "replace")
+                heard.put((self, text.rstrip()))
         heard.put((self, None))
 
     def say(self, line: str, log: Log) -> None:
-        """Pass on one line of its log, or keep what belongs to its error."""
+        """Pass on one line of its log; the lines of an error are kept for the end instead."""
         ended = self.ended
+        has_error = ended.message is not None
         kind, _, rest = line.partition(": ")
-        if kind == "error" and ended.message is None:
+        if kind == "error" and not has_error:
             ended.message = rest
-        elif kind == "hint" and ended.message is not None:
+        elif kind == "hint" and has_error:
             ended.hint = rest
-        elif line.startswith("  - ") and ended.message is not None:
-            ended.problems.append(line.removeprefix("  - "))
+        elif line.startswith("  - ") and has_error:
+            problem = line.removeprefix("  - ")
+            ended.problems.append(problem)
         elif kind == "warning":
             log.warn(f"{ended.name}: {rest}")
-        elif line and not line.startswith("wrote "):  # the answer says so
-            self._last = [*self._last, line][-_TAIL:]
+        elif line and not line.startswith("wrote "):  # the answer names the files
+            self._last_lines.append(line)
+            del self._last_lines[:-_TAIL]
             log.info(f"{ended.name}: {line}")
 
     def finish(self) -> Ended:
-        """It has closed its standard error: wait until it is gone."""
-        code, ended = self.wait(), self.ended
+        """Wait until the process is gone, which has closed its standard error; return how it ended."""
+        ended = self.ended
+        code = self.wait()
         self._thread.join()
         with self._output as output:
             output.seek(0)
             ended.answer = output.read().decode("utf-8", "replace")
-        ended.code = 128 - code if code < 0 else code
-        if code < 0 and ended.message is None:
-            names = {number.value: number.name for number in signal.Signals}
-            ended.message, ended.problems = f"ended by {names.get(-code, f'signal {-code}')}", self._last
+        if code >= 0:
+            ended.code = code
+            return ended
+        signal_number = -code
+        ended.code = 128 + signal_number
+        if ended.message is None:
+            ended.message = f"ended by {_signal_name(signal_number)}"
+            ended.problems = self._last_lines
         return ended
 
     def wait(self) -> int:
-        """Wait until it is gone. Returns what :mod:`subprocess` says of its end."""
+        """Wait until the process is gone; return its exit code, negative after a signal."""
         return self._process.wait()
 
     def stop(self) -> None:
@@ -120,6 +141,15 @@ class Child:
 
 
 _Heard = tuple[Child, "str | None"]
+"""A command and a line of its log; None: it has closed its standard error."""
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``; its number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals
+        return f"signal {number}"
 
 
 def run_commands(
@@ -134,19 +164,20 @@ def run_commands(
     After SIGINT or SIGTERM those that run are asked once to end and are waited for, and no other one is begun.
 
     Args:
-        commands: by name their command lines, given the device they run on.
+        commands: by name, a function from the device that a command runs on to its command line.
         devices: a command runs on the first of them that is free; one may be there several times.
-        threads: OMP_NUM_THREADS of each command; None: as it is.
+        threads: OMP_NUM_THREADS of each command; None leaves it as it is.
         log: receives their lines, marked with their names.
-        signals: entered by the caller.
+        signals: says whether SIGINT or SIGTERM has come; entered by the caller.
 
     Returns:
-        Those that were begun, ended by now, by name in the order of ``commands``.
+        The ends of the commands that were begun, by name in the order of ``commands``.
     """
     environment = bare_environment(os.environ)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    waiting, free = list(commands), list(devices)
+    waiting = list(commands)
+    free_devices = list(devices)
     running: list[Child] = []
     ended: dict[str, Ended] = {}
     heard: queue.Queue[_Heard] = queue.Queue()
@@ -154,40 +185,56 @@ def run_commands(
     with log.progress("commands", len(commands), "commands") as progress:
         try:
             while running or (waiting and not signals.requested):
-                while waiting and free and not signals.requested:
-                    name, device = waiting.pop(0), free.pop(0)
+                # Begin as many as there are free devices.
+                while waiting and free_devices and not signals.requested:
+                    name = waiting.pop(0)
+                    device = free_devices.pop(0)
                     log.info(f"{name}: begun on {device}")
-                    running.append(Child(name, device, commands[name](device), environment, heard))
+                    argv = commands[name](device)
+                    running.append(Child(name, device, argv, environment, heard))
+
+                # After a signal, ask all that run to end, once.
                 if signals.requested and not stopping:
                     stopping = True
-                    log.info(f"waiting for {', '.join(child.ended.name for child in running)} to save")
+                    names = ", ".join(child.ended.name for child in running)
+                    log.info(f"waiting for {names} to save")
                     for child in running:
                         child.stop()
+
+                # Pass on what is heard next, if anything is.
                 try:
                     child, line = heard.get(timeout=_POLL_S)
                 except queue.Empty:
-                    continue
+                    continue  # to see whether a signal has come
                 if line is not None:
                     child.say(line, log)
                     continue
+
+                # A command has ended.
                 end = child.finish()
                 running.remove(child)
-                free.append(child.device)
+                free_devices.append(child.device)
                 ended[end.name] = end
                 progress.advance(1, end.name)
                 report(end, log, stopping=stopping)
-        finally:  # whatever went wrong here, nobody is left behind
+        finally:  # no process outlives an error of this loop
             for child in running:
                 child.stop()
     return {name: ended[name] for name in commands if name in ended}
 
 
 def report(ended: Ended, log: Log, *, stopping: bool) -> None:
-    """Say how a command ended; ``stopping``: it was asked to."""
+    """Say how a command ended; ``stopping`` says whether it was asked to end."""
     if ended.code == 0:
         log.info(f"{ended.name}: done")
-    elif ended.code == 128 + signal.SIGINT or (stopping and ended.code == 128 + signal.SIGTERM):  # before it listens
-        saved = (ended.hint or "").rpartition("; ")[2]  # "add --resume ...; a.st.state has step 5 of 10"
+        return
+    interrupted = ended.code == 128 + signal.SIGINT
+    # SIGTERM ends a command that does not handle it yet, shortly after its start.
+    ended_on_request = stopping and ended.code == 128 + signal.SIGTERM
+    if interrupted or ended_on_request:
+        # The hint ends with what was saved: "add --resume ...; a.st.state has step 5 of 10".
+        _, _, saved = (ended.hint or "").rpartition("; ")
         log.info(f"{ended.name}: stopped, {saved or 'nothing was saved'}")
-    else:
-        log.warn(f"{ended.name} failed with exit code {ended.code}: {ended.message or 'it said nothing'}")
+        return
+    message = ended.message or "it said nothing"
+    log.warn(f"{ended.name} failed with exit code {ended.code}: {message}")

@@ -46,24 +46,24 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
 
 
 def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
-    """Say what would be measured and written."""
-    names = [model.name for model in plan.models]
-    for file in plan.files(settings):
+    """Return what would be measured and written, after a check that it can be."""
+    files = plan.files()
+    for file in files:
         check_outputs([file], force=plan.replaceable(file, settings))
     new_features = [file for file in plan.features.values() if not file.exists()]
     check_outputs(new_features, force=False)
-    files = [*plan.files(settings), *new_features]
+    files += new_features
     for doubt in plan.doubts:
         log.warn(doubt)
-    return Outcome(
-        {
-            "schema": EVAL_SCHEMA,
-            "dry_run": True,
-            "models": names,
-            "samples": {dataset.name: len(dataset) for dataset in plan.sets},
-            "files": [str(file) for file in files],
-        }
-    )
+    samples = {dataset.name: len(dataset) for dataset in plan.sets}
+    document = {
+        "schema": EVAL_SCHEMA,
+        "dry_run": True,
+        "models": [model.name for model in plan.models],
+        "samples": samples,
+        "files": [str(file) for file in files],
+    }
+    return Outcome(document)
 
 
 def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
@@ -89,24 +89,32 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
 
 def _keeps_logits(settings: EvalSettings) -> bool:
     """Return whether predictions are kept in the form that ``--resume`` and ``--reuse`` read."""
-    return settings.predictions is not None and settings.predictions.endswith(".st")
+    if settings.predictions is None:
+        return False
+    return settings.predictions.endswith(".st")
 
 
 def _scores_of(settings: EvalSettings) -> ScoreOptions:
-    of_all: list[str] = []
-    of_rows: dict[str, str] = {}
+    """Return the OOD scores that are asked for, of all rows and of single ones."""
+    scores_of_all: list[str] = []
+    score_by_row: dict[str, str] = {}
     for choice in settings.scores():
         if choice.row is None:
-            of_all += choice.names
+            scores_of_all += choice.names
         else:
-            of_rows[choice.row] = choice.names[0]
-    if of_all == [ALL_SCORES]:
-        return ScoreOptions([*SCORES, *ON_FEATURES], of_rows, True)
-    return ScoreOptions(of_all, of_rows, False)
+            score_by_row[choice.row] = choice.names[0]
+    if scores_of_all == [ALL_SCORES]:
+        every_score = [*SCORES, *ON_FEATURES]
+        return ScoreOptions(every_score, score_by_row, True)
+    return ScoreOptions(scores_of_all, score_by_row, False)
 
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
-    """Find and check everything that can be, before any work."""
+    """Find the models and the data, and check everything that can be checked before any work.
+
+    Raises:
+        HydraError: for what does not fit together.
+    """
     from hydractl.evaluation.answer import known_keys
     from hydractl.evaluation.doubts import eval_data_doubts
     from hydractl.evaluation.rows import check_scores, check_writable, find_rows
@@ -114,6 +122,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import model_options
 
+    # The rows, and the files of each.
     resolve_device(settings.device)
     suite = _suite(settings, log)
     options = options_of(settings, suite)
@@ -123,21 +132,28 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     names = [model.name for model in models]
     _check_row_names("--ood-score", options.fit.scores.of_rows, names)
     _check_row_names("--temperature", options.fit.temperatures, names)
+    names_that_run = [model.name for model in models if model.reads is not None]
     predictions = _paths_by_row(settings.predictions, names)
-    features = _paths_by_row(settings.features, [model.name for model in models if model.reads is not None])
+    features = _paths_by_row(settings.features, names_that_run)
+
+    # The data, and what can be measured on them.
     opened = open_sets(options.data, models)
     sets = opened.sets
     check_scores(models, sets, options)
     for model in models:
         model.check_sets(sets)
-    check_known(settings.requirements(), names, known_keys(options, sets, models), skip_first=False)
-    path = None if settings.to_stdout else file_path(settings.output or _default_name(names[0], settings))
+    keys = known_keys(options, sets, models)
+    check_known(settings.requirements(), names, keys, skip_first=False)
+    path = None
+    if not settings.to_stdout:
+        path = file_path(settings.output or _default_name(names[0], settings))
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
     for note in opened.notes:
         log.info(note)
     doubts = [*opened.warnings, *eval_data_doubts(models, sets, options)]
+
     plan = Plan(models, sets, options, path, predictions, features, seen, suite, doubts)
-    _check_distinct([*plan.files(settings), *features.values()])
+    _check_distinct([*plan.files(), *features.values()])
     return plan
 
 
@@ -151,14 +167,15 @@ def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> No
 
 
 def _default_name(first: str, settings: EvalSettings) -> str:
-    """Name the answer after the first row, and another seed where it decides."""
-    if settings.bootstrap or settings.mc_dropout is not None:
+    """Return the name of the answer: that of the first row, with the seed where it changes the figures."""
+    seed_decides = settings.bootstrap or settings.mc_dropout is not None
+    if seed_decides:
         return f"{first}{settings.seed_mark}.eval.json"
     return f"{first}.eval.json"
 
 
 def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
-    """Find the sets of ``--ood-suite`` below ``--ood-root``."""
+    """Find the sets of ``--ood-suite`` below ``--ood-root``; return None without the option."""
     choice = settings.suite()
     if choice is None:
         return None
@@ -170,10 +187,10 @@ def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
 
 
 def _check_distinct(files: Sequence[Path]) -> None:
-    """Refuse two outputs of one name."""
-    targets = [os.path.realpath(file) for file in files]
-    for file, target in zip(files, targets, strict=True):
-        if targets.count(target) > 1:
+    """Refuse two outputs that are one file, also by way of links."""
+    real_paths = [os.path.realpath(file) for file in files]
+    for file, real_path in zip(files, real_paths, strict=True):
+        if real_paths.count(real_path) > 1:
             raise UsageError(f"two outputs are named {file}", hint="give every output a name of its own")
 
 
@@ -187,8 +204,8 @@ class Plan:
         options: of the evaluation.
         path: of the answer, None where it goes to standard output.
         predictions: where the predictions of each row go, by name.
-        features: where its features of the training data are kept, by name.
-        seen: which test samples have been seen, where that is allowed.
+        features: where the features that each row has of the training data are kept, by name.
+        seen: which test samples each row has seen, where that is allowed.
         suite: the suite of OOD sets, if one was asked for.
         doubts: what is odd about the data.
     """
@@ -203,7 +220,7 @@ class Plan:
     suite: FoundSuite | None
     doubts: Sequence[str] = ()
 
-    def files(self, settings: EvalSettings) -> list[Path]:
+    def files(self) -> list[Path]:
         """Return every file that is written, the answer first."""
         files = list(self.predictions.values())
         if self.path is not None:
@@ -211,14 +228,18 @@ class Plan:
         return files
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
-        """Return whether an existing file may be claimed: with ``--resume`` predictions, and their answer."""
-        finished = [predictions for predictions in self.predictions.values() if is_predictions(predictions)]
+        """Return whether an output that exists may be claimed.
+
+        With ``--resume``, these are finished predictions, and the answer where those of all rows are finished.
+        """
         if settings.force:
             return True
         if not settings.resume:
             return False
-        is_answer_of_all = file == self.path and len(finished) == len(self.predictions)
-        return file in finished or is_answer_of_all
+        finished = [path for path in self.predictions.values() if is_predictions(path)]
+        if file == self.path and len(finished) == len(self.predictions):
+            return True
+        return file in finished
 
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
@@ -228,26 +249,34 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     with ExitStack() as stack:
         # Every output is claimed before anything is computed. What --resume finds finished is read instead.
         outputs: dict[Path, Output] = {}
-        for file in plan.files(settings):
-            outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        features: dict[str, Path | Output] = {**plan.features}
+        for file in plan.files():
+            may_replace = plan.replaceable(file, settings)
+            outputs[file] = stack.enter_context(Output(file, force=may_replace))
+        features: dict[str, Path | Output] = dict(plan.features)
         for name, path in plan.features.items():
             if not path.exists():  # else it is read
                 features[name] = stack.enter_context(Output(path))
         _report_before(plan, settings, log)
+
+        # Measure row after row.
         measuring = Measuring(plan.sets, plan.options, log)
         rows: list[EvalRow] = []
         files: list[Path] = []
         for model in plan.models:
-            target = plan.predictions.get(model.name)
+            predictions = plan.predictions.get(model.name)
             output = None
-            if target is not None:
-                output = outputs[target]
-                files.append(target)
+            if predictions is not None:
+                output = outputs[predictions]
+                files.append(predictions)
             seen = plan.seen.get(model.name, {})
-            rows.append(measuring.row(model, output, seen, features.get(model.name)))
+            row = measuring.row(model, output, seen, features.get(model.name))
+            rows.append(row)
+
+        # Write the answer.
         answer = _answer(plan, rows, [*plan.doubts, *measuring.warnings], settings)
-        for warning in (answer.warnings or ())[len(plan.doubts) :]:  # of the data all has been said
+        all_warnings = list(answer.warnings or ())
+        new_warnings = all_warnings[len(plan.doubts) :]  # the doubts, which come first, have been logged
+        for warning in new_warnings:
             log.warn(warning)
         document = answer.to_json()
         _report_skipped(plan, log)
@@ -264,9 +293,11 @@ def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:
     from hydractl.evaluation.sets import option_of
     from hydractl.model.loading import resolve_device, resolve_dtype
 
-    slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
-    if slow is not None:
-        log.warn(slow)
+    dtype = resolve_dtype(settings.dtype)
+    device = resolve_device(settings.device)
+    warning_of_speed = slow_format(dtype, device)
+    if warning_of_speed is not None:
+        log.warn(warning_of_speed)
     _report_cut(plan, log)
     _report_labels(plan, settings, log)
     for dataset in unused_sets(plan.sets, plan.options):
@@ -276,25 +307,32 @@ def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:
 
 
 def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettings) -> Path:
-    """Write the answer; with ``--resume``, leave the one of the same command that is there."""
-    if settings.resume and not settings.force and output.path.exists():
-        if read_json_file(output.path) != document:
-            raise OutputError(f"{output.path} holds another answer", hint="give another -o, or add --force")
-        return output.path
-    return write_json(output, document)
+    """Write the answer; with ``--resume``, leave the same answer where it is there already.
+
+    Raises:
+        OutputError: with ``--resume``, another answer is there.
+    """
+    leaves_answer = settings.resume and not settings.force
+    if not leaves_answer or not output.path.exists():
+        return write_json(output, document)
+    if read_json_file(output.path) != document:
+        raise OutputError(f"{output.path} holds another answer", hint="give another -o, or add --force")
+    return output.path
 
 
 def _answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings: EvalSettings) -> EvalAnswer:
-    """Return the answer: the rows, what they were measured on, and what makes them less than they seem."""
+    """Return the answer: the rows, what they were measured on, and warnings of what makes them worth less."""
     from hydractl.evaluation.answer import conventions, records_of_sets
 
     records = records_of_sets(plan.sets, plan.options)
     warnings = list(doubts)
     for row in rows:
-        little = little_diversity(row.diversity["id"].metrics, plan.sets[0].spec)
-        if little is not None:
-            warnings.append(f"{row.name}: {little}")
-    suite = None if plan.suite is None else OodSuite.from_json(plan.suite.document())
+        warning = little_diversity(row.diversity["id"].metrics, plan.sets[0].spec)
+        if warning is not None:
+            warnings.append(f"{row.name}: {warning}")
+    suite = None
+    if plan.suite is not None:
+        suite = OodSuite.from_json(plan.suite.document())
     intervals = None
     if settings.bootstrap:
         intervals = BootstrapOptions(rounds=settings.bootstrap, level=0.95, seed=settings.seed)
@@ -315,47 +353,56 @@ def _report_skipped(plan: Plan, log: Log) -> None:
     """Say what could not be read (``--on-bad skip``)."""
     from hydractl.evaluation.sets import CORRUPTION
 
-    for dataset in plan.sets:
-        if dataset.dataset is not None and dataset.role != CORRUPTION:  # what is left out of --test is told once
-            report_skipped(dataset.dataset, log)
+    for eval_set in plan.sets:
+        if eval_set.role == CORRUPTION:  # it has the samples of --test, for which this is said
+            continue
+        if eval_set.dataset is not None:
+            report_skipped(eval_set.dataset, log)
 
 
 def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
-    """Say where labels are missing, or tell little: of predictions of new data that is no surprise."""
+    """Say where labels are missing or tell little; missing ones are expected where predictions are stored."""
     for eval_set in plan.sets:
         if eval_set.dataset is not None and eval_set.role in ("id", "val"):
             report_classes(eval_set.dataset, log)
     test_set = plan.sets[0]
     if test_set.labels is None and settings.predictions is None:
-        text = f"{test_set.spec} has no labels: accuracy and calibration are not measured"
+        warning = f"{test_set.spec} has no labels: accuracy and calibration are not measured"
         hint = getattr(test_set.dataset, "label_hint", None)
         if hint:
-            text += f" ({hint})"
-        log.warn(text)
+            warning += f" ({hint})"
+        log.warn(warning)
 
 
 def _report_cut(plan: Plan, log: Log) -> None:
     """Say how many texts of each set are cut, once for all models that cut alike."""
     from hydractl.evaluation.providers.running import RunningModel
 
-    told: list[Any] = []
+    reported: list[Any] = []
     for model in plan.models:
         if not isinstance(model, RunningModel) or model.reads != "text":
             continue
         source = model.argument.sources[0]
         preprocess = source.description.preprocess
-        if preprocess not in told:
-            told.append(preprocess)
-            for dataset in plan.sets:
-                assert dataset.dataset is not None  # a model that runs needs --test
-                report_cut(dataset.dataset, source.family.collate(preprocess), log)
+        if preprocess in reported:
+            continue
+        reported.append(preprocess)
+        for eval_set in plan.sets:
+            assert eval_set.dataset is not None  # a model that runs needs --test
+            report_cut(eval_set.dataset, source.family.collate(preprocess), log)
 
 
 def _paths_by_row(text: str | None, names: list[str]) -> dict[str, Path]:
-    """Where a file of each model goes: as named for one model, with its name put in for several."""
+    """Return the file of each row for an option such as ``--predictions``: for several, each with the row's name.
+
+    Args:
+        text: the value of the option; None where it was not given, for no files.
+        names: of the rows.
+    """
     if text is None:
         return {}
     path = file_path(text)
     if len(names) == 1:
-        return {names[0]: path}
+        (name,) = names
+        return {name: path}
     return {name: named_apart(path, name) for name in names}

@@ -40,24 +40,21 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
         exports=[target.planned() for target in targets],
     )
     if settings.dry_run:
-        return Outcome(replace(plan, dry_run=True).to_json())
+        plan = replace(plan, dry_run=True)
+        return Outcome(plan.to_json())
 
     source, data = _with_data(settings, source)
     announce_reading([source], log)
     with claimed(targets, force=settings.force) as claim:
         macs = cost_of(source.description, source.tensors)["macs"]
         exports = claim.write(lambda: build_model(source), _origins(source), macs, settings.seed, log, data)
-        answer = replace(
-            plan,
-            sha256=source.sha256,
-            exports=exports,
-            warnings=_say_rounded(exports, log) or None,
-        )
+        warnings = _report_rounding(exports, log)
+        answer = replace(plan, sha256=source.sha256, exports=exports, warnings=warnings or None)
         return Outcome(answer.to_json(), files=claim.commit())
 
 
 def _stem(settings: ExportSettings, source: Source) -> Path:
-    """Return the path of the files without their endings: by ``-o``, or else the model's name.
+    """Return the path of the files without their endings: that of ``-o``, else the model's name.
 
     Raises:
         UsageError: for an ending of ``-o`` that none of the files has.
@@ -110,16 +107,18 @@ def _with_data(settings: ExportSettings, source: Source) -> tuple[Source, CheckD
 
 
 def _origins(source: Source) -> list[str]:
-    """Return the SHA-256 of the checkpoints that a model was fused of; of one that was not fused, its own."""
+    """Return the SHA-256 of the checkpoints that a model was fused from; its own where it was not fused."""
     origins = []
     for member in source.description.members:
         if "sha256" in member:
             origins.append(str(member["sha256"]))
-    return origins or [source.sha256]
+    if not origins:
+        return [source.sha256]
+    return origins
 
 
-def _say_rounded(exports: Sequence[ExportedFileRecord], log: Log) -> list[str]:
-    """Say what rounding weights does; return the warnings, which are said too."""
+def _report_rounding(exports: Sequence[ExportedFileRecord], log: Log) -> list[str]:
+    """Say what rounding the weights costs; return the warnings, which are logged too."""
     warnings = []
     for export in exports:
         words, harmful = rounding_words(export)

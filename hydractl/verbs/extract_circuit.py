@@ -28,7 +28,14 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 
 
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    source = only_one(open_sources(settings.model, model_options(settings)), "extract-circuit")
+    """Search with all processes of a team.
+
+    Raises:
+        UsageError: several circuits cannot go to standard output.
+        Interrupted: by a signal, with the journal of what was found.
+    """
+    sources = open_sources(settings.model, model_options(settings))
+    source = only_one(sources, "extract-circuit")
     options = settings.fill(SearchOptions)
     scope = scope_of(source, options, log)
 
@@ -54,31 +61,41 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
 
 
 def _output_path(settings: CircuitSettings, model: str) -> Path:
-    """Return the file that ``-o`` names, or one named after the model."""
-    seed_mark = settings.seed_mark if settings.limit else ""
-    return file_path(settings.output or f"{model}.circuit{seed_mark}.json")
+    """Return the file that ``-o`` names, or one named after the model, and after the seed where samples are drawn."""
+    if settings.output:
+        return file_path(settings.output)
+    seed_mark = ""
+    if settings.limit:
+        seed_mark = settings.seed_mark
+    return file_path(f"{model}.circuit{seed_mark}.json")
 
 
 def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
     """Return one file per objective: ``circuit.json`` becomes ``circuit.acc.json`` and so on when there are several."""
     if len(objectives) == 1:
-        return {objectives[0]: path}
+        (objective,) = objectives
+        return {objective: path}
     if not path.suffix:
         path = path.with_name(f"{path.name}.json")
-    return {objective: named_apart(path, objective) for objective in objectives}
+    paths = {}
+    for objective in objectives:
+        paths[objective] = named_apart(path, objective)
+    return paths
 
 
 def _announce(scope: Scope, options: SearchOptions, log: Log) -> None:
-    """Say how much is to be searched."""
+    """Say how many heads are removed, and how many evaluations that takes."""
     heads = len(scope.heads)
     count = heads
     if options.algorithm == "greedy":
         count = evaluations(heads, scope.budget)
-    may_end_early = options.subject_to or options.max_drop is not None
-    up_to = "up to " if may_end_early else ""
+    up_to = ""
+    if options.subject_to or options.max_drop is not None:  # these may end the search early
+        up_to = "up to "
+    objectives = ", ".join(options.objective)
     log.info(
         f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "
-        f"objective, {', '.join(options.objective)}; steps that objectives share are measured once"
+        f"objective, {objectives}; steps that objectives share are measured once"
     )
 
 
@@ -95,37 +112,51 @@ def _search_and_write(
     Args:
         scope, options: of the search.
         log: of this process.
-        team: who searches together; only the first process writes.
+        team: the processes that search together; only the first one writes.
         paths: the file of each objective; none where the circuit goes to standard output.
-        journal: where the search is kept.
+        journal: the file that holds the finished steps of the search; None for none.
+
+    Returns:
+        The circuit, or ``hydractl.circuits/1`` with several, and the files that were written.
     """
     with ExitStack() as stack:
+        # Claim the files, before anything is computed.
         outputs: dict[str, Output] = {}
         if team.rank == 0:
-            # A search that is resumed replaces what an earlier end of it wrote.
-            resumes = options.resume and journal is not None and journal.exists()
-            replaces = options.force or resumes
+            # A search that is resumed replaces what it wrote when it ended before.
+            is_resumed = options.resume and journal is not None and journal.exists()
+            may_replace = options.force or is_resumed
             for objective, path in paths.items():
-                outputs[objective] = stack.enter_context(Output(path, force=replaces))
-            if journal is not None and not replaces:
+                outputs[objective] = stack.enter_context(Output(path, force=may_replace))
+            if journal is not None and not may_replace:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
+
+        # Search.
         announce_reading([scope.source], log)
-        circuits = Session(scope, options, log, team).search(journal)
+        session = Session(scope, options, log, team)
+        circuits = session.search(journal)
         if team.rank:
             return Outcome({}, silent=True)
-        documents = {objective: dict(circuit) for objective, circuit in circuits.items()}
-        first = next(iter(documents.values()))
+
+        # Write each circuit to its file.
+        documents = []
+        files = []
+        for objective, circuit in circuits.items():
+            document = dict(circuit)
+            documents.append(document)
+            if outputs:
+                files.append(write_json(outputs[objective], document))
         if not outputs:
-            return Outcome(first, print_document=True)
-        files = [write_json(outputs[objective], document) for objective, document in documents.items()]
+            return Outcome(documents[0], print_document=True)
     if len(documents) == 1:
-        return Outcome(first, files=files)
-    return Outcome({"schema": "hydractl.circuits/1", "circuits": list(documents.values())}, files=files)
+        return Outcome(documents[0], files=files)
+    return Outcome({"schema": "hydractl.circuits/1", "circuits": documents}, files=files)
 
 
 def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], team: Processes) -> Outcome:
-    """Say what the search would take."""
-    plan = Session(scope, options, log, team).probe()
+    """Return the plan of the search, with its time measured on one batch."""
+    session = Session(scope, options, log, team)
+    plan = session.probe()
     if team.rank:
         return Outcome({}, silent=True)
     return Outcome(

@@ -51,15 +51,25 @@ from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/1"
 
-_SPEED = ("compile", "checkpoint_blocks")  # the result is the same, to rounding
-_RESOLVED = ("max_length", "tower")  # the provenance has their values once the model is known
-DECISIVE = tuple(o.name for o in recipe_options() if o.name not in (*_SPEED, *_RESOLVED))
-"""The settings that decide the weights that come out, beside model, data and seed: what a recipe may say."""
+_NOT_DECISIVE = (
+    *("compile", "checkpoint_blocks"),  # the result is the same, to rounding
+    *("max_length", "tower"),  # the provenance has their values once the model is known
+)
+DECISIVE = tuple(option.name for option in recipe_options() if option.name not in _NOT_DECISIVE)
+"""The settings that decide the weights that come out, beside model, data and seed: those of a recipe."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that is known and checked before a training begins."""
+    """Everything that is known and checked before a training begins.
+
+    Attributes:
+        settings: of the verb.
+        options: the same as options of a training.
+        opened: the model and its data.
+        files: that are written.
+        plan: as the answer has it.
+    """
 
     settings: FinetuneSettings
     options: TrainOptions
@@ -72,31 +82,36 @@ class Prepared:
         """The settings and data that decide the result, for the provenance; reads all data."""
         source = self.opened.source
         settings = self.settings
-        decisive = {key: getattr(settings, key) for key in DECISIVE}
-        decisive["ensemble"] = None if settings.ensemble is None else settings.ensemble.to_json()
+        val_set = self.opened.val_set
+        decisive = {name: getattr(settings, name) for name in DECISIVE}
+        decisive["ensemble"] = None
+        if settings.ensemble is not None:
+            decisive["ensemble"] = settings.ensemble.to_json()
         if len(settings.lr) == 1:
             decisive["lr"] = settings.lr[0]
-        val_set = self.opened.val_set
-        return {
-            **decisive,
-            "max_length": source.description.preprocess.get("max_length"),
-            "drawn": list(self.opened.drawn) or None,
-            "labels": list(self.options.weights.labels or ()) or None,
-            **asked_classes(source, settings.tower),
-            "train": self.opened.train_set.fingerprint(),
-            "val": None if val_set is None else val_set.fingerprint(),
-        }
+        decisive["max_length"] = source.description.preprocess.get("max_length")
+        decisive["drawn"] = list(self.opened.drawn) or None
+        decisive["labels"] = list(self.options.weights.labels or ()) or None
+        decisive.update(asked_classes(source, settings.tower))
+        decisive["train"] = self.opened.train_set.fingerprint()
+        decisive["val"] = None
+        if val_set is not None:
+            decisive["val"] = val_set.fingerprint()
+        return decisive
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """The record that tells one unfinished run, or one output, from another; hashes the model."""
-        return {"model": self.opened.source.sha256, "seed": self.options.seed, **self.decisive}
+        fingerprint: dict[str, Any] = {"model": self.opened.source.sha256, "seed": self.options.seed}
+        fingerprint.update(self.decisive)
+        return fingerprint
 
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
     """Train one model, or several, each in a process of its own."""
     if settings.several or settings.slurm:
-        return train_members(settings, SayOnce(log), _check, _finished)  # of data that they share
+        log = SayOnce(log)  # the trainings share their data, so each would say the same of them
+        return train_members(settings, log, _check, _answer_of_finished)
     if settings.devices:
         settings = on_first_device(settings)
     if restarted():
@@ -111,35 +126,53 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
 
 
 def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
-    prepared = _prepared(settings, log)
+    """Train one model with all processes of a team."""
+    prepared = _prepare(settings, log)
+    source = prepared.opened.source
     files = prepared.files
-    plan = prepared.plan
-    of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
-    for doubt in of_data:  # those of names are told when the model is read
+    doubts_of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
+    for doubt in doubts_of_data:  # those of names are told when the model is read
         log.warn(doubt)
-    doubts = [*renaming_doubts([prepared.opened.source]), *of_data]
-    plan = replace(plan, warnings=doubts)
+    warnings = [*renaming_doubts([source]), *doubts_of_data]
+    plan = replace(prepared.plan, warnings=warnings)
+
     if settings.dry_run:
-        if team.rank:
-            return Outcome({}, silent=True)
-        check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
-        return Outcome(PlannedTraining(schema=SCHEMA, plan=plan, recipe=recipe_in_effect(settings)).to_json())
+        return _dry_run(plan, files, settings, team)
     if not settings.resume and not team.rank:
         check_files(files, settings)
-    announce_reading([prepared.opened.source], log)
+
+    announce_reading([source], log)
     state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
     if settings.resume and not state.exists():
         made_by = finished(files, prepared.fingerprint, force=settings.force)
         if made_by is not None:
-            log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
-            answer = _finished(files, made_by, plan)
+            names = " ".join(map(str, files.paths))
+            log.info(f"the training of {names} is finished: nothing to do")
+            answer = _answer_of_finished(files, made_by, plan)
             return Outcome(answer.to_json(), files=list(files.paths), silent=bool(team.rank))
     return _train_and_write(replace(prepared, plan=plan), state, log, team)
 
 
-def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
-    source = only_one(open_sources(settings.model, start_options(settings)), "finetune")
-    sites_of(source, settings.tower)
+def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, team: Processes) -> Outcome:
+    """Return what would be trained, after a check that it could be written; of a team, the first process returns it."""
+    if team.rank:
+        return Outcome({}, silent=True)
+    may_replace = settings.force or settings.resume
+    check_outputs(files.paths, force=may_replace, folder=files.folder)
+    planned = PlannedTraining(schema=SCHEMA, plan=plan, recipe=recipe_in_effect(settings))
+    return Outcome(planned.to_json())
+
+
+def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
+    """Open and check everything that a training needs, and say what is odd about it.
+
+    Raises:
+        UsageError: the model or the settings do not suit a training.
+        InputError: training and validation data have different classes.
+    """
+    sources = open_sources(settings.model, start_options(settings))
+    source = only_one(sources, "finetune")
+    sites_of(source, settings.tower)  # refuses a tower that is not there
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
@@ -148,6 +181,8 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)
+
+    # The model and its data.
     options = train_options(settings)
     opened = open_all(source, options)
     if opened.drawn:
@@ -161,23 +196,27 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     if differences:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
     if opened.val_set is not None and opened.left_out:
-        log.info(Validation(opened.val_set, opened.left_out).words("--val", "--train"))
+        validation = Validation(opened.val_set, opened.left_out)
+        log.info(validation.words("--val", "--train"))
+
     plan = _plan(opened, options, files, log)
     return Prepared(settings, options, opened, files, plan)
 
 
 def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
+    """Return what will be trained and written, and say how much work that is."""
     source = opened.source
     samples = len(opened.train_set)
     steps = options.total_steps(samples)
     cost = cost_of(source.description, source.tensors)
+    models = _planned_models(options, samples)
     plan = TrainingPlan(
         output=str(files.paths[-1]),
         model=source.name,
         samples=samples,
         steps=steps,
         cost=cost,
-        snapshots=_planned_files(files, _planned_models(options, samples)),
+        snapshots=_planned_files(files, models),
         val_left_out=opened.left_out or None,
     )
     if options.loss.name == "contrastive":
@@ -192,57 +231,82 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> T
     return plan
 
 
-def _planned_files(files: RunFiles, written: Sequence[Mapping[str, int]]) -> list[TrainedFile] | None:
-    """Return the files of several models that a training will leave; None of one model."""
-    if not written:
+def _planned_files(files: RunFiles, models: Sequence[Mapping[str, int]]) -> list[TrainedFile] | None:
+    """Return the files of several models that a training will write; None for one model.
+
+    Args:
+        files: of the training.
+        models: what is known of each model, as :func:`_planned_models` returns it.
+    """
+    if not models:
         return None
     planned = []
-    for path, facts in zip(files.paths, written, strict=True):
+    for path, facts in zip(files.paths, models, strict=True):
         planned.append(TrainedFile.from_json({"output": str(path), **facts}))
     return planned
 
 
 def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]:
-    """Return what is known of each of several models that a training will leave; empty for one model."""
+    """Return what is known of each of several models that a training will write; empty for one model."""
     course = options.begin_course(samples)  # refuses too few steps
     if options.together is None:
         return course.planned()
-    return [{"member": number} for number in range(1, options.together.members + 1)]
+    members = range(1, options.together.members + 1)
+    return [{"member": number} for number in members]
 
 
 def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, Any]]]:
-    """Check one of several trainings before they begin: its plan, and what computes its fingerprint."""
-    prepared = _prepared(settings, log)
-    return prepared.plan, lambda: prepared.fingerprint
+    """Check one of several trainings before they begin; return its plan, and a function that returns its fingerprint.
+
+    The fingerprint reads the model and all data, and not every caller needs it.
+    """
+    prepared = _prepare(settings, log)
+
+    def fingerprint() -> dict[str, Any]:
+        return prepared.fingerprint
+
+    return prepared.plan, fingerprint
 
 
 def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Processes) -> Outcome:
+    """Train, and write the models; in a team, the first process writes for all."""
     opened = prepared.opened
     files = prepared.files
     plan = prepared.plan
     settings = prepared.settings
-    resumed = settings.resume and state.exists()
+    is_resumed = settings.resume and state.exists()
     with ExitStack() as stack:
+        # Claim the files, and read what an unfinished run saved.
         outputs: list[Output] = []
         saved = None
         if team.rank == 0:
-            # A run that is resumed replaces what an earlier end of it wrote.
-            force = settings.force or resumed
-            outputs = [stack.enter_context(Output(p, force=force, folder=files.folder)) for p in files.paths]
+            # A run that is resumed replaces what it wrote when it ended before.
+            may_replace = settings.force or is_resumed
+            for path in files.paths:
+                output = Output(path, force=may_replace, folder=files.folder)
+                outputs.append(stack.enter_context(output))
             saved = state.begin(log, resume=settings.resume, force=settings.force)
-        elif resumed:
+        elif is_resumed:
             saved = state.load(Log())
         team.gather(None)  # nobody saves before all have read
-        run_log = RunLog() if team.rank else files.open_log(saved, _about(plan, settings), log)
+        if team.rank == 0:
+            run_log = files.open_log(saved, _about(plan, settings), log)
+        else:
+            run_log = RunLog()  # writes nothing
         stack.callback(run_log.close)
+
+        # Train.
         first = _model(prepared)
         report_all_cut(first, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
         with team.exchanging():
-            trained = train_each(_maker(first, prepared, team), prepared.options, context, saved)
+            make_start = _maker(first, prepared, team)
+            trained = train_each(make_start, prepared.options, context, saved)
             if settings.shard:
                 trained.run.unshard()
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
+
+        # Write.
         if team.rank:
             return Outcome({}, silent=True)
         digests = write_all(outputs, opened, prepared.decisive, trained)
@@ -251,7 +315,8 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
     for doubt in doubts:
         log.warn(doubt)
     plan = replace(plan, warnings=[*plan.warnings, *doubts])
-    return Outcome(_answer(trained, plan, digests).to_json(), files=list(files.paths))
+    answer = _answer(trained, plan, digests)
+    return Outcome(answer.to_json(), files=list(files.paths))
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -259,13 +324,22 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 
 def train_options(settings: FinetuneSettings) -> TrainOptions:
     """Return the options of the verb as those of a training."""
-    ensemble = settings.ensemble
+    adapter = None
+    course = None
+    together = None
+    if settings.ensemble is not None:
+        adapter = settings.ensemble.adapter()
+        course = settings.ensemble.course()
+        together = settings.ensemble.together()
+    labels_of_new_head = None
+    if settings.new_head:
+        labels_of_new_head = tuple(model_options(settings).labels or ()) or None
     weights = settings.fill(
         WeightOptions,
-        labels=tuple(model_options(settings).labels or ()) or None if settings.new_head else None,
+        labels=labels_of_new_head,
         freeze=tuple(settings.freeze),
         lenient="freeze" in settings.from_recipe,
-        adapter=None if ensemble is None else ensemble.adapter(),
+        adapter=adapter,
     )
     return settings.fill(
         TrainOptions,
@@ -275,9 +349,9 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         weights=weights,
         optimizer=settings.fill(OptimizerOptions, name=settings.optimizer, betas=tuple(settings.betas)),
         schedule=ScheduleOptions(shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor),
-        course=None if ensemble is None else ensemble.course(),
+        course=course,
         loss=settings.fill(LossOptions, name=settings.loss),
-        together=None if ensemble is None else ensemble.together(),
+        together=together,
     )
 
 
@@ -288,17 +362,23 @@ def _model(prepared: Prepared) -> AnyModel:
     """Return the model that is trained, or the members that are trained together."""
     opened = prepared.opened
     options = prepared.options
-    models = [_one_model(prepared, source) for source in opened.members or (opened.source,)]
+    sources = opened.members or (opened.source,)
+    models = [_one_model(prepared, source) for source in sources]
     if options.together is None:
         return models[0]
     return options.together.model(models, opened.source, options.seed)
 
 
 def _one_model(prepared: Prepared, source: Source) -> HydraModel:
-    settings, options = prepared.settings, prepared.options
+    """Return a model on its device, adapted and sharded as the settings say."""
+    settings = prepared.settings
+    options = prepared.options
     source = with_dropout(source, settings.dropout)
     device = resolve_device(local_device(settings.device))
-    model = build_model(source, "cpu" if settings.shard else str(device), settings.dtype)
+    device_to_build_on = str(device)
+    if settings.shard:
+        device_to_build_on = "cpu"  # the whole model need not fit on one device
+    model = build_model(source, device_to_build_on, settings.dtype)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     if settings.shard:
@@ -307,12 +387,18 @@ def _one_model(prepared: Prepared, source: Source) -> HydraModel:
 
 
 def _maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
-    """Return a function that gives the model to start from, again and again, and the data of the first one."""
-    data = training_data(first, prepared.opened.train_set, prepared.opened.val_set, prepared.options, team)
-    waiting = [first]
+    """Return a function that returns a model to start from, the first time ``first``, then new ones, and the data.
+
+    The data are made once, for the first model, and serve all.
+    """
+    opened = prepared.opened
+    data = training_data(first, opened.train_set, opened.val_set, prepared.options, team)
+    not_used_yet = [first]
 
     def make() -> tuple[AnyModel, TrainingData]:
-        return waiting.pop() if waiting else _model(prepared), data
+        if not_used_yet:
+            return not_used_yet.pop(), data
+        return _model(prepared), data
 
     return make
 
@@ -334,7 +420,7 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
 
 
 def _about(plan: TrainingPlan, settings: FinetuneSettings) -> dict[str, Any]:
-    """Return what a log of the training begins with."""
+    """Return the first record of the log of the training: the model, and the settings in effect."""
     values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
     return {
         "model": plan.model,
@@ -359,6 +445,7 @@ def _classes_of_loss(prepared: Prepared) -> int | None:
 def _answer(trained: Trained, plan: TrainingPlan, digests: Sequence[str]) -> FinetuneAnswer:
     """Return the answer of a training that has just ended."""
     outcome = trained.outcome
+    trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
     return FinetuneAnswer(
         schema=SCHEMA,
         plan=_with_digests(plan, digests),
@@ -366,15 +453,21 @@ def _answer(trained: Trained, plan: TrainingPlan, digests: Sequence[str]) -> Fin
         kept_epoch=outcome["kept_epoch"],
         stopped_early=outcome["stopped_early"],
         lr=trained.lr,
-        trained_params=sum(parameter.numel() for parameter in trained.run.parameters.values()),
+        trained_params=trained_params,
         grid=_trials(trained.grid),
         loss_curve=outcome["loss_curve"],
         sha256=digests[-1],
     )
 
 
-def _finished(files: RunFiles, made_by: dict[str, Any], plan: TrainingPlan) -> FinetuneAnswer:
-    """Return the answer for a training that was finished before."""
+def _answer_of_finished(files: RunFiles, made_by: dict[str, Any], plan: TrainingPlan) -> FinetuneAnswer:
+    """Return the answer of a training that was finished before.
+
+    Args:
+        files: which it wrote.
+        made_by: the provenance in its output.
+        plan: of the training.
+    """
     settings = made_by["settings"]
     digests = [sha256_file(path) for path in files.weights()]
     return FinetuneAnswer(
@@ -390,17 +483,17 @@ def _finished(files: RunFiles, made_by: dict[str, Any], plan: TrainingPlan) -> F
 
 
 def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
-    """Return a plan with the digests of its files, where it has several."""
+    """Return a plan of several files with their digests; a plan of one file as it is."""
     if plan.snapshots is None:
         return plan
-    written = []
+    snapshots = []
     for file, digest in zip(plan.snapshots, digests, strict=True):
-        written.append(replace(file, sha256=digest))
-    return replace(plan, snapshots=written)
+        snapshots.append(replace(file, sha256=digest))
+    return replace(plan, snapshots=snapshots)
 
 
 def _trials(grid: Sequence[Mapping[str, Any]]) -> list[LearningRateTrial] | None:
-    """Return what several learning rates reached; None where there is one."""
+    """Return what each of several learning rates reached; None where there is one."""
     if not grid:
         return None
     return [LearningRateTrial.from_json(trial) for trial in grid]

@@ -46,11 +46,12 @@ _REPLACED = (
     "quiet",
     "verbose",
 )
+"""Options of the command that a training of its own is given anew, or not at all."""
 
 Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, Any]]]]
-"""Checks one training without beginning it; gives its plan, and what computes its fingerprint."""
+"""Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
 Finished = Callable[[RunFiles, dict[str, Any], TrainingPlan], FinetuneAnswer]
-"""The answer of a training that was finished before, from its files, its provenance and its plan."""
+"""Returns the answer of a training that was finished before, from its files, its provenance and its plan."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,13 @@ class Member:
     files: RunFiles
 
     def argv(self, device: str) -> list[str]:
-        """The command line that trains it on a device."""
+        """Return the command line, without ``hydractl``, that trains it on a device."""
         settings = self.settings
-        words = ["finetune", *to_argv(settings, _REPLACED)]
-        words += [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
+        words = ["finetune"]
+        words += to_argv(settings, _REPLACED)
+        words.append(f"--output={settings.output}")
+        words.append(f"--seed={settings.seed}")
+        words.append(f"--device={device}")
         if settings.ensemble is not None:
             words.append(f"--ensemble={settings.ensemble}")
         words.append("--json")
@@ -85,6 +89,12 @@ class Member:
 def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Finished) -> Outcome:
     """Train each member as the command for it alone would, several at a time where there are ``--devices``.
 
+    Args:
+        settings: of all trainings.
+        log: hears of all of them.
+        check: checks one training before any has begun.
+        answer: returns the answer of a training that was finished before.
+
     Raises:
         HydraError: before anything has begun, as of one training; at the end, when a member has failed.
         Interrupted: by a signal, after all have saved.
@@ -93,29 +103,39 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
     check_places(settings.places, settings.slurm)
+
+    # Check everything that can be checked before the first process is started.
     members = members_of(settings)
     done, plans = _checked(members, log, check, answer)
     devices = settings.places[: len(members)]
     if settings.dry_run:
-        return _dry_run(members, plans, done, ["slurm"] if settings.slurm else devices)
+        places = ["slurm"] if settings.slurm else devices
+        return _dry_run(members, plans, done, places)
+
+    # Train those that were not finished before.
     for name in done:
         log.info(f"{name}: finished before, nothing to do")
     commands = {member.name: member.argv for member in members if member.name not in done}
+    folder = members[0].files.paths[0].parent
     with Interruptions() as signals:
-        folder = members[0].files.paths[0].parent
         ended = run_side_by_side(commands, devices, settings.slurm, folder, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
-    answers = {name: _answer(name, end) for name, end in ended.items()} | done
+
+    # Gather the answers, in the order of the members.
+    answers = dict(done)
+    for name, end in ended.items():
+        answers[name] = _answer_of_process(name, end)
     trained = []
     files: list[Path] = []
     for member in members:
-        trained.append(TrainedMember(name=member.name, seed=member.settings.seed, training=answers[member.name]))
+        training = answers[member.name]
+        trained.append(TrainedMember(name=member.name, seed=member.settings.seed, training=training))
         files += member.files.paths
     return Outcome(FinetunesAnswer(schema=SCHEMA, members=trained).to_json(), files=files)
 
 
 def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
-    """The settings of a single training that was given a list of devices.
+    """Return the settings of a single training that was given a list of devices.
 
     Raises:
         UsageError: under ``torchrun``, where each process has a device of its own.
@@ -129,63 +149,95 @@ def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
 
 
 def members_of(settings: FinetuneSettings) -> list[Member]:
-    """The trainings that are asked for: of each model as many as there are members.
+    """Return the trainings that are asked for: each model as often as there are members.
 
     Raises:
         UsageError: two of them would write the same file.
         InputError: for models that cannot be opened.
     """
+    ensemble = None
+    if settings.ensemble is not None:
+        ensemble = settings.ensemble.of_one_training()
     members = []
     for model, output in zip(settings.model, _outputs(settings), strict=True):
         for index in range(settings.trainings):
-            path = numbered(output, index) if settings.trainings > 1 else output
+            path = output
+            if settings.trainings > 1:
+                path = numbered(output, index)
+            settings_of_member = replace(
+                settings,
+                output=path,
+                seed=settings.seed + index,
+                ensemble=ensemble,
+                devices=[],
+                slurm=[],
+                model=[model],
+            )
             files = RunFiles.of(path, settings.log, settings.outputs)
-            name = stem(path)
-            own = {
-                "output": path,
-                "seed": settings.seed + index,
-                "ensemble": None if settings.ensemble is None else settings.ensemble.of_one_training(),
-                "devices": [],
-                "slurm": [],
-                "model": [model],
-            }
-            members.append(Member(name, replace(settings, **own), files))  # type: ignore[arg-type]
-    names = [member.name for member in members]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        hint = "give MODELs with different file names"
-        raise UsageError(f"several trainings would write {', '.join(twice)}", hint=hint)
+            members.append(Member(stem(path), settings_of_member, files))
+
+    _check_names(members)
     return members
 
 
+def _check_names(members: Sequence[Member]) -> None:
+    """Refuse two trainings that would write the same file."""
+    names = set()
+    repeated = set()
+    for member in members:
+        if member.name in names:
+            repeated.add(member.name)
+        names.add(member.name)
+    if repeated:
+        files = ", ".join(sorted(repeated))
+        raise UsageError(f"several trainings would write {files}", hint="give MODELs with different file names")
+
+
 def _outputs(settings: FinetuneSettings) -> list[str]:
-    """The output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
+    """Return the output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
     if settings.output is not None and len(settings.model) == 1:
         return [settings.output]
     folder = settings.output or ""
-    sources = open_sources(settings.model, start_options(settings))
-    return [f"{folder}{source.name}.tuned{settings.seed_mark}.st" for source in sources]
+    outputs = []
+    for source in open_sources(settings.model, start_options(settings)):
+        outputs.append(f"{folder}{source.name}.tuned{settings.seed_mark}.st")
+    return outputs
 
 
 def _checked(
     members: Sequence[Member], log: Log, check: Check, answer: Finished
 ) -> tuple[dict[str, FinetuneAnswer], dict[str, TrainingPlan]]:
-    """Check everything that can be checked before the first process is started."""
+    """Check everything that can be checked before the first process is started.
+
+    Args:
+        members: the trainings.
+        log: hears of the first one; what is said of the others would repeat it.
+        check, answer: as of :func:`train_members`.
+
+    Returns:
+        The answers of the members that were finished before, and the plans of all, both by name.
+    """
     done: dict[str, FinetuneAnswer] = {}
     plans: dict[str, TrainingPlan] = {}
-    of_model: dict[str, TrainingPlan] = {}
+    plan_by_model: dict[str, TrainingPlan] = {}
     for member in members:
-        settings, state = member.settings, member.files.state
-        begun = settings.resume and (state.exists() or bool(member.files.weights()))
+        settings = member.settings
+        state = member.files.state
+        is_resumed = settings.resume and state.exists()
+        may_be_finished = settings.resume and not state.exists() and bool(member.files.weights())
+
+        # Members of one model differ in their seeds and files alone: one of them is checked.
         model = settings.model[0]
-        if model in of_model and not begun:
-            plans[member.name] = _plan_of(of_model[model], member.files)
+        if model in plan_by_model and not is_resumed and not may_be_finished:
+            plans[member.name] = _plan_with_files(plan_by_model[model], member.files)
             continue
-        plan, fingerprint = check(settings, Log() if of_model else log)
-        plans[member.name] = of_model[model] = plan
-        if begun and state.exists():
+        log_of_check = Log() if plan_by_model else log
+        plan, fingerprint = check(settings, log_of_check)
+        plans[member.name] = plan
+        plan_by_model[model] = plan
+        if is_resumed:
             StateFile(state, fingerprint(), {}).check()
-        elif begun:
+        if may_be_finished:
             made_by = finished(member.files, fingerprint(), force=settings.force)
             if made_by is not None:
                 done[member.name] = answer(member.files, made_by, plan)
@@ -193,9 +245,10 @@ def _checked(
     return done, plans
 
 
-def _plan_of(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
-    """Return the plan of a member, from that of another one of the same model."""
-    plan = replace(other, output=str(files.paths[-1]))
+def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
+    """Return the plan of a member with these files, from that of another one of the same model."""
+    last_path = files.paths[-1]
+    plan = replace(other, output=str(last_path))
     if plan.snapshots is None:
         return plan
     snapshots = []
@@ -205,23 +258,33 @@ def _plan_of(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
 
 
 def recipe_in_effect(settings: FinetuneSettings) -> dict[str, RecipeSetting]:
-    """Return every value that a recipe may decide, and where it came from."""
-    return {name: RecipeSetting(value=value, source=source) for name, (value, source) in settings.effective().items()}
+    """Return every value that a recipe may decide, and where it came from, by the name of the setting."""
+    recipe = {}
+    for name, (value, source) in settings.effective().items():
+        recipe[name] = RecipeSetting(value=value, source=source)
+    return recipe
 
 
 def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
-    """See that the outputs of one training can be written and no unfinished run is in the way.
+    """Check that the outputs of one training can be written and no unfinished run is in the way.
 
     Raises:
         OutputError: as :class:`hydractl.files.atomic.Output` does, or for an unfinished run.
     """
-    force = settings.force or (settings.resume and files.state.exists())
-    check_outputs(files.paths, force=force, folder=files.folder)
-    refuse_unfinished(files.state, force=settings.force or settings.resume)
+    is_resumed = settings.resume and files.state.exists()
+    may_replace_outputs = settings.force or is_resumed
+    may_replace_state = settings.force or settings.resume
+    check_outputs(files.paths, force=may_replace_outputs, folder=files.folder)
+    refuse_unfinished(files.state, force=may_replace_state)
 
 
 def _check_files(members: Sequence[Member]) -> None:
-    """See that every output can be written and no unfinished run is in the way."""
+    """Check that every output can be written and no unfinished run is in the way.
+
+    Raises:
+        OutputError: naming all that are in the way.
+        HydraError: as of :func:`check_files`, where one is in the way.
+    """
     errors: list[HydraError] = []
     for member in members:
         try:
@@ -241,9 +304,10 @@ def _dry_run(
     done: dict[str, FinetuneAnswer],
     devices: Sequence[str],
 ) -> Outcome:
+    """Return what would be trained, with which settings and on which devices."""
     planned = []
     for member in members:
-        is_finished = True if member.name in done else None
+        is_finished = True if member.name in done else None  # the answer leaves out what is None
         plan = plans[member.name]
         planned.append(PlannedMember(name=member.name, seed=member.settings.seed, plan=plan, finished=is_finished))
     trainings = PlannedTrainings(
@@ -259,9 +323,15 @@ def _dry_run(
 # --- after ------------------------------------------------------------------------------------------------------------
 
 
-def _answer(name: str, ended: Ended) -> FinetuneAnswer:
+def _answer_of_process(name: str, ended: Ended) -> FinetuneAnswer:
+    """Return the answer that the process of a member printed.
+
+    Raises:
+        InputError: it printed none.
+    """
     try:
-        return FinetuneAnswer.from_json(json.loads(ended.answer))
+        document = json.loads(ended.answer)
+        return FinetuneAnswer.from_json(document)
     except (ValueError, TypeError):
         raise InputError(f"{name} ended without an answer") from None
 
@@ -269,22 +339,34 @@ def _answer(name: str, ended: Ended) -> FinetuneAnswer:
 def _raise_failures(
     members: Sequence[Member], ended: dict[str, Ended], done: dict[str, FinetuneAnswer], *, interrupted: bool
 ) -> None:
-    """Say which members are not trained, if any."""
+    """Raise an error unless all members are trained.
+
+    Raises:
+        Interrupted: a signal came before all had ended.
+        HydraError: some failed; it names all of them, and has the hint and the exit code of the first.
+    """
     failed = {name: end for name, end in ended.items() if end.code != 0}
-    succeeded = (ended.keys() - failed.keys()) | done.keys()
-    written = [member.name for member in members if member.name in succeeded]
-    if len(written) == len(members):
+    finished_names = []
+    for member in members:
+        has_succeeded = member.name in ended and member.name not in failed
+        if has_succeeded or member.name in done:
+            finished_names.append(member.name)
+    if len(finished_names) == len(members):
         return
     if interrupted:
-        said = f"{len(written)} of {len(members)} members are finished"
-        raise Interrupted(hint=f"add --resume to the same command to go on; {said}")
-    first = next(iter(failed))
+        progress = f"{len(finished_names)} of {len(members)} members are finished"
+        raise Interrupted(hint=f"add --resume to the same command to go on; {progress}")
+
     problems = []
     for name, end in failed.items():
-        problems.append(f"{name}: {end.message or 'it said nothing'} (exit code {end.code})")
+        message = end.message or "it said nothing"
+        problems.append(f"{name}: {message} (exit code {end.code})")
         problems += [f"{name}: {problem}" for problem in end.problems]
-    done_text = f"; {', '.join(written)} finished" if written else ""
-    message = f"{len(failed)} of {len(members)} members failed, first {first}{done_text}"
-    error = HydraError(message, failed[first].hint, problems)
-    error.exit_code = failed[first].code
+    first_name, first_end = next(iter(failed.items()))
+    summary = f"{len(failed)} of {len(members)} members failed, first {first_name}"
+    if finished_names:
+        names = ", ".join(finished_names)
+        summary += f"; {names} finished"
+    error = HydraError(summary, first_end.hint, problems)
+    error.exit_code = first_end.code
     raise error

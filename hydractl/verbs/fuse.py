@@ -59,7 +59,7 @@ _UNDECIDED = (
 _AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
 
 _FITTED_TO_ALL_MEMBERS = ("calibration", "threshold", "ood_score")
-"""What a description may hold that says nothing of a cascade, whose first member often answers alone."""
+"""Entries of a description that do not hold for a cascade, whose first member often answers alone."""
 
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
@@ -77,19 +77,28 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 
 def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     """Fuse several models, after everything that their headers tell has been checked."""
-    path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))
+    # What is fused, as far as the headers tell.
+    default = "hydra.st" if settings.merge else "hydra.unmerged.st"
+    path = file_path(settings.output or default)
     parts = MERGEABLE if settings.merge == AUTO else settings.merge
     outline = plan_fusion(sources, parts, headers_only=True)
     check_outputs([path], force=settings.force)
     if settings.dry_run:
         return _dry_run(settings, outline, sources, path)
+
+    # The data.
     validation = _validation(settings, sources)
-    doubts = [] if validation is None else list(validation.doubts)
+    doubts: list[str] = []
+    if validation is not None:
+        doubts += validation.doubts
     for doubt in doubts:
         log.warn(doubt)
+
+    # The fused model, and what is measured of it.
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
-        checked = plan_checked(sources, settings.merge, resolve_device(settings.device), settings.seed, log)
+        device = resolve_device(settings.device)
+        checked = plan_checked(sources, settings.merge, device, settings.seed, log)
         plan = checked.plan
         measured = _Measured(SelfCheckRecord.from_json(checked.check))
         if checked.averaging is not None:
@@ -101,13 +110,13 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
             if settings.cascade:
                 cascade = validation.fit(settings, plan.description, plan.tensors, log)
                 measured = replace(measured, cascade=cascade)
-                plan = replace(plan, description=validation.noted(plan.description))
+                plan = replace(plan, description=validation.with_seen(plan.description))
         return _write(settings, plan, sources, measured, output, doubts, log)
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured of a fused model, which its file holds and the answer says."""
+    """The measurements of a fused model, for its file and for the answer."""
 
     self_check: SelfCheckRecord
     averaging: AveragingRecord | None = None
@@ -115,24 +124,27 @@ class _Measured:
     cascade: FittedCascadeRecord | None = None
 
     def to_extra(self) -> dict[str, object]:
-        """Return what the file of the model holds of it."""
+        """Return the entries for ``extra`` of the model's description."""
         extra: dict[str, object] = {"self_check": self.self_check.to_json()}
         if self.averaging is not None:
             extra["averaging"] = self.averaging.to_json()
         if self.on_data is not None:
             extra["on_data"] = self.on_data.to_json()
         if self.cascade is not None:
-            extra.update(_of_cascade(self.cascade))
+            extra.update(_cascade_entries(self.cascade))
         return extra
 
 
 def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source], path: Path) -> Outcome:
-    """Say what headers tell of the fused model."""
-    plan = replace(_answer_of(PlannedFusion, outline, sources, path, dry_run=True), note=_AT_MOST)
-    if settings.merge == AUTO:
-        whole = plan_fusion(sources, [], headers_only=True)
-        note = _UNDECIDED.format(count_text(parameters(whole.tensors)))
-        plan = replace(plan, averaging={"asked": "auto"}, note=note)
+    """Return what the headers of the models tell of the fused one."""
+    plan = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
+    if settings.merge != AUTO:
+        plan = replace(plan, note=_AT_MOST)
+        return Outcome(plan.to_json())
+    whole = plan_fusion(sources, [], headers_only=True)
+    most_parameters = parameters(whole.tensors)
+    note = _UNDECIDED.format(count_text(most_parameters))
+    plan = replace(plan, averaging={"asked": "auto"}, note=note)
     return Outcome(plan.to_json())
 
 
@@ -162,62 +174,79 @@ class _Validation:
         cascade = fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
         return FittedCascadeRecord.from_json(cascade)
 
-    def noted(self, description: Description) -> Description:
+    def with_seen(self, description: Description) -> Description:
         """Return the description with these samples among those that the model has seen."""
-        entries = [entry("fuse", "val", part) for part in self.inside.origins()]
+        entries = []
+        for origin in self.inside.origins():
+            entries.append(entry("fuse", "val", origin))
         for dataset in self.outside.values():
-            entries += [entry("fuse", "ood_val", part) for part in dataset.origins()]
-        return replace(description, seen=tuple(merged(description.seen, entries)))
+            for origin in dataset.origins():
+                entries.append(entry("fuse", "ood_val", origin))
+        seen = merged(description.seen, entries)
+        return replace(description, seen=tuple(seen))
 
     def given_sets(self) -> list[GivenSet]:
         """Return the sets with the options that gave them."""
-        given = [GivenSet("--val", self.inside)]
+        sets = [GivenSet("--val", self.inside)]
         for name, dataset in self.outside.items():
-            given.append(GivenSet(f"--ood-val {name}", dataset))
-        return given
+            sets.append(GivenSet(f"--ood-val {name}", dataset))
+        return sets
 
 
 def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
-    """Open the validation data; None without ``--val``."""
+    """Open the validation data; return None without ``--val``.
+
+    OOD data are opened for a cascade alone.
+    """
     if settings.val is None:
         return None
-    inside, named = _opened(settings, sources, settings.val)
+    inside, named = _open_id_data(settings, sources, settings.val)
     if not settings.cascade:
         return _Validation(inside, named, {})
     reads = {source.name: source.description.reads for source in named}
     outside: dict[str, Dataset] = {}
-    for name, _, spec in settings.ood_val_sets():
-        option = f"--ood-val {name}"
-        if spec == MADE:
-            outside[name] = PseudoOod(inside, MADE, settings.seed, option)
-        else:
-            outside[name] = open_data(
-                spec, option=option, limit=settings.limit, seed=settings.seed, ignore_labels=True, reads=reads
-            )
+    for ood_set in settings.ood_val_sets():
+        option = f"--ood-val {ood_set.name}"
+        if ood_set.spec == MADE:
+            outside[ood_set.name] = PseudoOod(inside, MADE, settings.seed, option)
+            continue
+        outside[ood_set.name] = open_data(
+            ood_set.spec,
+            option=option,
+            limit=settings.limit,
+            seed=settings.seed,
+            ignore_labels=True,
+            reads=reads,
+        )
     validation = _Validation(inside, named, outside)
     findings = compare_sets(validation.given_sets())
     findings.refuse()
-    return replace(validation, doubts=[*findings.warnings, *_doubts(sources, validation)])
+    doubts = [*findings.warnings, *_doubts(sources, validation)]
+    return replace(validation, doubts=doubts)
 
 
 def _doubts(sources: Sequence[Source], validation: _Validation) -> list[str]:
-    """List what is odd about the data that a cascade is fitted on."""
+    """Return what is odd about the data that a cascade is fitted on, one sentence each."""
     doubts = sample_doubts(validation.inside)
     for dataset in validation.outside.values():
         if not isinstance(dataset, PseudoOod):
             doubts += sample_doubts(dataset)
     for source in sources:
-        for given in validation.given_sets():
-            doubt = trained_on_doubt(source.name, source.description.seen, given)
+        for given_set in validation.given_sets():
+            doubt = trained_on_doubt(source.name, source.description.seen, given_set)
             if doubt is not None:
                 doubts.append(doubt)
     return doubts
 
 
-def _opened(settings: FuseSettings, sources: Sequence[Source], spec: str) -> tuple[Dataset, list[Source]]:
-    """Return labelled data, and the models with their classes named for it."""
+def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) -> tuple[Dataset, list[Source]]:
+    """Open the labelled ID data; return them, and the models with their classes named by them."""
     named = [named_by_data(source, spec, settings.limit, "--val") for source in sources]
-    labels = next((source.description.labels for source in named if source.description.labels is not None), [])
+    labels: Sequence[str] = []
+    for source in named:
+        if source.description.labels is not None:
+            labels = source.description.labels
+            break
     dataset = open_data(
         spec,
         option="--val",
@@ -243,7 +272,17 @@ def _write(
     doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
-    """Write the model with what was measured of it, and say what was found."""
+    """Write the model with what was measured of it, and say what was found.
+
+    Args:
+        settings: of the verb.
+        plan: of the fused model.
+        sources: the models that are fused.
+        measured: what was measured of it.
+        output: its file.
+        doubts: what is odd about the data, which was said before.
+        log: hears what was found.
+    """
     answer = replace(
         _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False),
         self_check=measured.self_check,
@@ -253,10 +292,11 @@ def _write(
     )
     warnings = [*doubts, *_say(answer, plan, log)]
     origins = [source.sha256 for source in sources]
+    details = {"merge": plan.description.merge}
     description = replace(
         plan.description,
         extra=measured.to_extra(),
-        provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
+        provenance=provenance("fuse", settings.seed, origins, details),
     )
     digest = write_checkpoint(output, plan.tensors, description.to_json())
     answer = replace(answer, warnings=warnings or None, sha256=digest)
@@ -265,79 +305,95 @@ def _write(
 
 def _say(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
     """Say what was decided and what it costs; return the warnings, which are said too."""
-    for line in (averaging_words(answer), sharing_words(answer)):
-        if line is not None:
-            log.info(line)
+    for sentence in (averaging_words(answer), sharing_words(answer)):
+        if sentence is not None:
+            log.info(sentence)
     if answer.on_data is not None:
         log.info(data_words(answer.on_data))
     if answer.cascade is not None:
         log.info(cascade_words(answer.cascade))
     warnings = list(warnings_of(answer))
-    little = None if plan.warnings else _little_diversity(answer)
-    if little is not None:
-        warnings.append(little)
+    if not plan.warnings:
+        warnings += _diversity_warnings(answer)
     for warning in warnings:
         log.warn(warning)
     return [*plan.warnings, *warnings]
 
 
-def _little_diversity(answer: FuseAnswer) -> str | None:
-    """Return a warning of members that hardly differ, on the data of ``--val`` or else on the inputs of the check."""
-    on_data = answer.on_data
-    if on_data is not None:
-        after = on_data.after
-        return little_diversity({"mi": after.mi, "disagreement": after.disagreement}, f"{on_data.n} samples")
-    check = answer.self_check
-    if check is None:
-        return None
-    return little_diversity({"mi": check.mi, "disagreement": check.disagreement}, check.inputs)
+def _diversity_warnings(answer: FuseAnswer) -> list[str]:
+    """Return a warning where members hardly differ, on the data of ``--val`` or else on the inputs of the check."""
+    if answer.on_data is not None:
+        after = answer.on_data.after
+        where = f"{answer.on_data.n} samples"
+        warning = little_diversity({"mi": after.mi, "disagreement": after.disagreement}, where)
+    elif answer.self_check is not None:
+        check = answer.self_check
+        warning = little_diversity({"mi": check.mi, "disagreement": check.disagreement}, check.inputs)
+    else:
+        return []
+    if warning is None:
+        return []
+    return [warning]
 
 
 Form = TypeVar("Form", bound=FuseAnswer)
 
 
 def _answer_of(form: type[Form], plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_run: bool) -> Form:
-    """Return the answer so far; a dry run, which reads no weights, names neither equal weights nor their digests."""
+    """Return the answer as far as the plan tells it.
+
+    A dry run reads no weights, so it names neither equal weights nor digests.
+
+    Args:
+        form: the class of the answer.
+        plan: of the fused model.
+        sources: the models that are fused.
+        path: of the fused model.
+        dry_run: whether this is one.
+    """
     counts = {"averaged": plan.tensors.elements(plan.averaged)}
+    shared_towers: list[SharedTower] = []
     if not dry_run:
         counts["equal"] = plan.tensors.elements(plan.shared)
+        shared_towers = [SharedTower(**tower) for tower in shared_parts(plan)]
     counts["per_member"] = plan.tensors.elements(plan.own)
-    shared: list[SharedTower] = []
-    if not dry_run:
-        shared = [SharedTower(**tower) for tower in shared_parts(plan)]
     return form(
         output=str(path),
         arch=plan.description.arch,
         merge=list(plan.description.merge or []),
         members=[_member(source, dry_run=dry_run) for source in sources],
         parameters=counts,
-        shared=shared,
+        shared=shared_towers,
         cost=_costs(plan, sources),
     )
 
 
 def _member(source: Source, *, dry_run: bool) -> FusedMember:
-    """Return what the answer says of one member."""
+    """Return what the answer says of one member; its digest is None in a dry run, which reads no weights."""
+    digest = None
+    if not dry_run:
+        digest = source.sha256
     return FusedMember(
         name=source.name,
-        sha256=None if dry_run else source.sha256,
+        sha256=digest,
         heads=source.description.mask.counts(),
         kind=source.description.kind,
     )
 
 
 def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
-    """Return the cost of the first member, of all members apart, and of the fused model."""
-    dense = dense_macs(plan.description)
-    fused = cost_of(plan.description, plan.tensors)
+    """Return the sizes of the first member, of all members apart, and of the fused model."""
+    first = sources[0]
     members = total_cost(cost_of(source.description, source.tensors) for source in sources)
+    fused = cost_of(plan.description, plan.tensors)
+    macs_of_dense = dense_macs(plan.description)
     return FusedSizes(
-        single=size_of(sources[0].description, sources[0].tensors),
+        single=size_of(first.description, first.tensors),
         members=ModelSize(**members),
         fused=ModelSize(**fused),
-        dense_macs=dense,
+        dense_macs=macs_of_dense,
         dense_params=dense_parameters(plan.description),
-        mac_ratio=fused["macs"] / dense,
+        mac_ratio=fused["macs"] / macs_of_dense,
     )
 
 
@@ -345,7 +401,7 @@ def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
 
 
 def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
-    """Write one fused model again with a cascade, and nothing that was fitted for the answers of all its members.
+    """Write one fused model again with a cascade, without what was fitted to the outputs of all its members.
 
     Raises:
         UsageError: for a model of one member.
@@ -368,8 +424,10 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     )
     if settings.dry_run:
         return Outcome(plan.to_json())
+
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
+        # Fit the cascade.
         left_out = [name for name in ("calibration", "threshold") if name in description.extra]
         if left_out:
             log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left_out)}; see calibrate")
@@ -378,10 +436,12 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         log.info(cascade_words(cascade))
         for warning in warnings:
             log.warn(warning)
+
+        # Write the model with it.
         extra = {key: value for key, value in description.extra.items() if key not in _FITTED_TO_ALL_MEMBERS}
-        extra.update(_of_cascade(cascade))
+        extra.update(_cascade_entries(cascade))
         with_cascade = replace(
-            validation.noted(description),
+            validation.with_seen(description),
             extra=extra,
             layout="sliced",
             provenance={**description.provenance, "bases": source.lineage},
@@ -400,6 +460,7 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         return Outcome(answer.to_json(), files=[output.path])
 
 
-def _of_cascade(cascade: FittedCascadeRecord) -> dict[str, object]:
-    """Return what a file holds of a cascade: it, and the OOD score that it was fitted to serve."""
-    return {"cascade": cascade.to_json(), "ood_score": {"score": cascade.score}}
+def _cascade_entries(cascade: FittedCascadeRecord) -> dict[str, object]:
+    """Return the entries of a description for a cascade: itself, and the OOD score that it was fitted for."""
+    ood_score = {"score": cascade.score}
+    return {"cascade": cascade.to_json(), "ood_score": ood_score}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hydractl.errors import InputError
 from hydractl.evaluation.features import FEATURES_SCHEMA
@@ -27,14 +28,25 @@ _MOST_COMPARED = 1 << 21
 """The most heads that are compared with each other: those of two thousand pairs of masks with a thousand heads each."""
 
 
+class SiteEntry(TypedDict):
+    """One site of a head map.
+
+    In an untrusted file ``heads`` is None where it is no number of heads, and ``kept`` may be anything.
+    """
+
+    site: str
+    heads: int | None
+    kept: Any
+
+
 def describe(path: str | Path) -> dict[str, Any]:
-    """Describe what a checkpoint, a predictions file or a JSON artefact holds.
+    """Return what a checkpoint, a predictions file, an exported file, a folder or a JSON artefact holds.
 
     Raises:
         InputError: for a file that is none of these.
     """
     path = Path(path)
-    if not os.path.exists(path):  # that of pathlib raises for a name that is too long
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
         raise InputError(f"no such file: {path}")
     if path.is_dir():
         return _describe_folder(path)
@@ -51,16 +63,18 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def _describe_folder(path: Path) -> dict[str, Any]:
-    """Describe what a published folder holds."""
+    """Return what a published folder holds."""
     from hydractl.model.source import ModelOptions, open_source
 
     source = open_source(str(path), ModelOptions(bodies=True))
-    info = {"schema": INFO_SCHEMA, "file": str(path), "holds": f"a folder of {source.description.family}"}
-    return {**info, **describe_model(source.description)}
+    description = source.description
+    info: dict[str, Any] = {"schema": INFO_SCHEMA, "file": str(path), "holds": f"a folder of {description.family}"}
+    info.update(describe_model(description))
+    return info
 
 
 def _describe_export(path: Path) -> dict[str, Any]:
-    """Describe an exported file by what it says; it is checked as ``bench`` checks it, and nothing in it is run."""
+    """Return what an exported file says of itself; it is checked as ``bench`` checks it, and nothing in it is run."""
     from hydractl.exports.formats import EXPORT_SCHEMA
     from hydractl.exports.opened import exported_at
 
@@ -77,94 +91,144 @@ def _describe_export(path: Path) -> dict[str, Any]:
 
 
 def _describe_json(path: Path) -> dict[str, Any]:
+    """Return what a JSON artefact holds.
+
+    Raises:
+        InputError: for JSON that hydractl did not write.
+    """
     document = parse_json(path.read_bytes(), str(path))
-    schema = document.get("schema") if isinstance(document, dict) else None
+    schema = None
+    if isinstance(document, dict):
+        schema = document.get("schema")
     if not isinstance(schema, str) or not schema.startswith("hydractl."):
         raise InputError(f"{path} is JSON, but not of hydractl (schema {shown(schema)})")
+
     info: dict[str, Any] = {"schema": INFO_SCHEMA, "file": str(path), "holds": schema}
     for key in ("arch", "objective", "algorithm", "method", "budget"):
         if key in document:
             info[key] = document[key]
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
-        entries = []
-        for site, entry in document["sites"].items():
-            if isinstance(entry, dict):
-                entries.append({"site": site, "heads": _count(entry.get("heads")), "kept": entry.get("kept")})
-        info |= _head_map(entries)
+        info.update(_head_map(_sites_of_mask(document)))
     if schema == "hydractl.circuit/2" and isinstance(document.get("removed"), list):
         info["steps"] = len(document["removed"])
-        info |= _head_map(_circuit_map(document))
+        info.update(_head_map(_sites_of_circuit(document)))
     if schema in ("hydractl.eval/2", "hydractl.bench/1"):
-        rows = document.get("models", document.get("results"))
-        if not isinstance(rows, list):
-            raise InputError(f"{path} has no list of rows, as every {schema} has")
-        info["rows"] = [row.get("name", row.get("model")) for row in rows if isinstance(row, dict)]
+        info["rows"] = _row_names(document, schema, path)
     if "source" in document:
         info["source"] = document["source"]
     return info
 
 
-def _head_map(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the heads of all sites, or a word on why they are not shown."""
-    heads = sum(entry["heads"] or 0 for entry in entries)
+def _row_names(document: dict[str, Any], schema: str, path: Path) -> list[Any]:
+    """Return the names of the rows of an eval or a bench.
+
+    Raises:
+        InputError: it has no list of rows.
+    """
+    rows = document.get("models", document.get("results"))
+    if not isinstance(rows, list):
+        raise InputError(f"{path} has no list of rows, as every {schema} has")
+    names = []
+    for row in rows:
+        if isinstance(row, dict):
+            names.append(row.get("name", row.get("model")))
+    return names
+
+
+def _head_map(sites: list[SiteEntry]) -> dict[str, Any]:
+    """Return the heads of all sites as ``head_map``, or a ``note`` that they are too many to be shown."""
+    heads = 0
+    for site in sites:
+        heads += site["heads"] or 0
     if heads > MOST_HEADS_OF_ALL:
         return {"note": f"{heads} heads, too many to be shown"}
-    return {"head_map": entries}
+    return {"head_map": sites}
 
 
-def _circuit_map(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the heads that a circuit leaves; empty where the file does not say of how many."""
-    steps = [step for step in document["removed"] if isinstance(step, dict)]
-    # Of text and number alone: lists, which a broken file may hold, are in no set.
-    gone = {(str(step.get("site")), step["head"]) for step in steps if type(step.get("head")) is int}
-    sites = document.get("sites")
-    if not isinstance(sites, dict):
+def _sites_of_mask(document: dict[str, Any]) -> list[SiteEntry]:
+    """Return the heads that a mask keeps; sites of which a broken file says nothing are left out."""
+    sites: list[SiteEntry] = []
+    for path, entry in document["sites"].items():
+        if isinstance(entry, dict):
+            heads = _head_count(entry.get("heads"))
+            sites.append({"site": path, "heads": heads, "kept": entry.get("kept")})
+    return sites
+
+
+def _sites_of_circuit(document: dict[str, Any]) -> list[SiteEntry]:
+    """Return the heads that a circuit leaves; empty where the file does not say how many heads there were."""
+    heads_by_site = document.get("sites")
+    if not isinstance(heads_by_site, dict):
         return []
-    start = document.get("start_mask")
-    sites_at_start = start.get("sites") if isinstance(start, dict) else None
-    entries = []
-    for site, heads in sites.items():
-        entry = sites_at_start.get(site) if isinstance(sites_at_start, dict) else None
-        heads_at_start = entry.get("kept") if isinstance(entry, dict) else list(range(_count(heads) or 0))
+    removed = set()
+    for step in document["removed"]:
+        # In a broken file a head may be a list, which no set holds.
+        if isinstance(step, dict) and type(step.get("head")) is int:
+            removed.add((str(step.get("site")), step["head"]))
+
+    sites: list[SiteEntry] = []
+    for path, heads in heads_by_site.items():
+        count = _head_count(heads)
+        at_start = _kept_at_start(document, path, count)
         kept = None
-        if isinstance(heads_at_start, list):
-            kept = [head for head in heads_at_start if type(head) is not int or (site, head) not in gone]
-        entries.append({"site": site, "heads": _count(heads), "kept": kept})
-    return entries
+        if isinstance(at_start, list):
+            kept = [head for head in at_start if type(head) is not int or (path, head) not in removed]
+        sites.append({"site": path, "heads": count, "kept": kept})
+    return sites
 
 
-def _count(value: Any) -> int | None:
-    """Return a number of heads as a file gives it; None for what can be none."""
+def _kept_at_start(document: dict[str, Any], path: str, heads: int | None) -> Any:
+    """Return the heads of a site before the first removal: those of the mask that the circuit starts from, or all.
+
+    In a broken file the mask may hold anything.
+    """
+    all_heads = list(range(heads or 0))
+    mask = document.get("start_mask")
+    if not isinstance(mask, dict):
+        return all_heads
+    sites = mask.get("sites")
+    if not isinstance(sites, dict):
+        return all_heads
+    entry = sites.get(path)
+    if not isinstance(entry, dict):
+        return all_heads
+    return entry.get("kept")
+
+
+def _head_count(value: Any) -> int | None:
+    """Return a number of heads that a file gives; None where the value cannot be one."""
     if type(value) is int and 0 <= value <= MOST_HEADS:
         return value
     return None
 
 
 def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Say how far the heads of several files overlap: ``hydractl.overlap/1`` of all pairs of masks of the same sites.
+    """Return how far the heads of several files overlap, for all pairs of masks of the same sites.
 
     Args:
-        documents: what :func:`describe` gave. Members of one fused file are compared in its own document.
+        documents: what :func:`describe` returned. Members of one fused file are compared in its own document.
 
     Returns:
-        None where no two files can be compared.
+        A document ``hydractl.overlap/1``; None where no two files can be compared, or the masks are too many.
     """
-    masks = []
+    masks: list[_NamedMask] = []
     for index, document in enumerate(documents):
-        for name, mask in _masks(document, str(document.get("file"))):
-            masks.append((index, name, mask))
-    if not _few_enough([mask for _, _, mask in masks]):
+        masks += _masks(document, str(document.get("file")), index)
+    if not _few_enough([named.mask for named in masks]):
         return None
     pairs = []
-    for (file, name, mask), (other_file, other_name, other) in combinations(masks, 2):
-        if file != other_file and comparable(mask, other):
-            pairs.append(_pair((name, mask), (other_name, other)))
+    for first, second in combinations(masks, 2):
+        if first.document == second.document:
+            continue
+        if comparable(first.mask, second.mask):
+            pairs.append(_overlap(first, second))
     if not pairs:
         return None
     return {"schema": OVERLAP_SCHEMA, "pairs": pairs}
 
 
 def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
+    """Return what a safetensors file holds, by its header."""
     weights = [tensor for name, tensor in header.tensors.items() if not name.startswith(BESIDE)]
     info: dict[str, Any] = {
         "schema": INFO_SCHEMA,
@@ -193,7 +257,7 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
 
 
 def describe_model(description: Description) -> dict[str, Any]:
-    """Describe a model by what it says."""
+    """Return what a model says of itself."""
     info: dict[str, Any] = {
         "kind": description.kind,
         "family": f"{description.family} {description.family_version}",
@@ -206,15 +270,19 @@ def describe_model(description: Description) -> dict[str, Any]:
         info["prompt"] = list(description.prompt)
     if description.merge is not None:
         info["merge"] = list(description.merge)
-    maps = [_entries(mask) for mask in description.masks]
-    if len(maps) == 1:
-        info["head_map"] = maps[0]
+
+    # Which heads it has.
+    head_maps = [_site_entries(mask) for mask in description.masks]
+    if len(head_maps) == 1:
+        info["head_map"] = head_maps[0]
     else:
-        info["head_maps"] = maps
+        info["head_maps"] = head_maps
         if _few_enough(description.masks):
-            info["overlap"] = [_pair(mask, other) for mask, other in combinations(_masks(info), 2)]
+            info["overlap"] = [_overlap(first, second) for first, second in combinations(_masks(info), 2)]
         else:
-            info["note"] = f"{len(maps)} members of many heads, too many to be compared"
+            info["note"] = f"{len(head_maps)} members of many heads, too many to be compared"
+
+    # What it was fitted to, has seen and comes from.
     for key, value in description.extra.items():
         if isinstance(value, dict):
             info.setdefault(key, dict(value))
@@ -222,24 +290,27 @@ def describe_model(description: Description) -> dict[str, Any]:
         info["seen"] = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
     trainings = []
     for training in trainings_of([description]):
-        member = f"member {training.member}: " if description.kind == "fused" else ""
-        trainings.append(member + training_text(training))
+        text = training_text(training)
+        if description.kind == "fused":
+            text = f"member {training.member}: {text}"
+        trainings.append(text)
     if trainings:
         info["training"] = trainings
     info["source"] = dict(description.provenance)
     return info
 
 
-def _entries(mask: HeadMask) -> list[dict[str, Any]]:
+def _site_entries(mask: HeadMask) -> list[SiteEntry]:
     """Return the heads of every site as a document lists them."""
-    entries = []
+    sites: list[SiteEntry] = []
     for path, heads in mask.heads.items():
-        entries.append({"site": path, "heads": heads, "kept": list(mask.kept[path])})
-    return entries
+        kept = list(mask.kept[path])
+        sites.append({"site": path, "heads": heads, "kept": kept})
+    return sites
 
 
 def _predictions(path: Path) -> dict[str, Any]:
-    """Return the model and the data sets that the predictions are of."""
+    """Return what a file of predictions says of the model and the data sets."""
     predictions = read_predictions(path)
     members, _, classes = predictions.shape(0)
     return {
@@ -253,27 +324,69 @@ def _predictions(path: Path) -> dict[str, Any]:
 
 def _few_enough(masks: Sequence[HeadMask]) -> bool:
     """Return whether each of these masks can be compared with each other one in a moment."""
-    heads = max((sum(mask.heads.values()) for mask in masks), default=0)
-    return heads * math.comb(len(masks), 2) <= _MOST_COMPARED
+    most_heads = 0
+    for mask in masks:
+        heads = sum(mask.heads.values())
+        most_heads = max(most_heads, heads)
+    pairs = math.comb(len(masks), 2)
+    return most_heads * pairs <= _MOST_COMPARED
 
 
-def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:
-    """Yield the masks behind the head maps of a document, by name; broken ones of an untrusted file are left out."""
+@dataclass(frozen=True)
+class _NamedMask:
+    """The mask of one member.
+
+    Attributes:
+        name: the file, and the number of the member where it has several.
+        mask: the heads that are kept.
+        document: the index of its document among those that are compared.
+    """
+
+    name: str
+    mask: HeadMask
+    document: int
+
+
+def _masks(document: dict[str, Any], file: str = "", index: int = 0) -> list[_NamedMask]:
+    """Return the masks behind the head maps of a document; broken ones of an untrusted file are left out.
+
+    Args:
+        document: what :func:`describe` returned.
+        file: begins the names.
+        index: of the document.
+    """
     maps_by_name = {file: document.get("head_map", [])}
     if "head_maps" in document:
         maps_by_name = {}
-        for index, entries in enumerate(document["head_maps"]):
-            maps_by_name[f"{file} member {index}".lstrip()] = entries
-    for name, entries in maps_by_name.items():
-        heads = {entry["site"]: entry["heads"] for entry in entries}
-        kept = {entry["site"]: entry["kept"] for entry in entries}
-        if heads and all(_is_part(kept[site], count) for site, count in heads.items()):
-            yield name, HeadMask(heads, {site: tuple(sorted(listed)) for site, listed in kept.items()})
+        for member, sites in enumerate(document["head_maps"]):
+            name = f"{file} member {member}"
+            maps_by_name[name.lstrip()] = sites
+    masks = []
+    for name, sites in maps_by_name.items():
+        mask = _mask_of(sites)
+        if mask is not None:
+            masks.append(_NamedMask(name, mask, index))
+    return masks
 
 
-def _is_part(kept: Any, heads: int | None) -> bool:
+def _mask_of(sites: Sequence[SiteEntry]) -> HeadMask | None:
+    """Return the mask of a head map; None for an empty or a broken one."""
+    heads: dict[str, int] = {}
+    kept: dict[str, tuple[int, ...]] = {}
+    for site in sites:
+        count = site["heads"]
+        if count is None or not _lists_heads(site["kept"], count):
+            return None
+        heads[site["site"]] = count
+        kept[site["site"]] = tuple(sorted(site["kept"]))
+    if not heads:
+        return None
+    return HeadMask(heads, kept)
+
+
+def _lists_heads(kept: Any, heads: int) -> bool:
     """Return whether ``kept`` lists some of ``heads`` heads, each once."""
-    if heads is None or not isinstance(kept, list):
+    if not isinstance(kept, list):
         return False
     for head in kept:
         if type(head) is not int or not 0 <= head < heads:
@@ -281,14 +394,18 @@ def _is_part(kept: Any, heads: int | None) -> bool:
     return len(set(kept)) == len(kept)
 
 
-def _pair(a: tuple[str, HeadMask], b: tuple[str, HeadMask]) -> dict[str, Any]:
-    """Return two named masks as they stand in ``hydractl.overlap/1``."""
-    return {"a": a[0], "b": b[0], **mask_overlap(a[1], b[1])}
+def _overlap(first: _NamedMask, second: _NamedMask) -> dict[str, Any]:
+    """Return the overlap of two masks as an entry of ``hydractl.overlap/1``."""
+    entry: dict[str, Any] = {"a": first.name, "b": second.name}
+    entry.update(mask_overlap(first.mask, second.mask))
+    return entry
 
 
 def _readable(preprocess: Mapping[str, Any]) -> dict[str, Any]:
     """Return preprocessing with the length of a tokenizer's vocabulary file in place of its text."""
+    readable = dict(preprocess)
     tokenizer = preprocess.get("tokenizer")
-    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("json"), str):
-        return dict(preprocess)
-    return {**preprocess, "tokenizer": {**tokenizer, "json": f"{len(tokenizer['json'])} characters"}}
+    if isinstance(tokenizer, dict) and isinstance(tokenizer.get("json"), str):
+        characters = len(tokenizer["json"])
+        readable["tokenizer"] = {**tokenizer, "json": f"{characters} characters"}
+    return readable

@@ -26,28 +26,37 @@ from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs.children import Child, Ended, report, run_commands
 
 _POLL_S = 1.0
-_OF_ALL_CLUSTERS = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes")
-"""Names that submitit knows for any cluster; others are those of sbatch."""
+"""Seconds between two looks at the jobs and at whether a signal has come."""
+_OPTIONS_OF_ANY_CLUSTER = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes")
+"""Options that submitit takes for any cluster; others are those of sbatch."""
 
 
 def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
-    """Refuse before anything else what :func:`run_side_by_side` could not begin.
+    """Refuse, before any work, what :func:`run_side_by_side` could not begin.
 
     Raises:
         UsageError: for a device that is not there, or for jobs where submitit is not installed.
     """
-    if not slurm:  # whose nodes may have other devices than this machine
-        for device in dict.fromkeys(devices):
-            resolve_device(device)
-    elif importlib.util.find_spec("submitit") is None:
-        message = "--slurm needs the package submitit, which is not installed"
-        raise UsageError(message, hint=install_hint("submitit"))
+    if slurm:  # the nodes may have other devices than this machine, so devices are not checked
+        if importlib.util.find_spec("submitit") is None:
+            message = "--slurm needs the package submitit, which is not installed"
+            raise UsageError(message, hint=install_hint("submitit"))
+        return
+    for device in dict.fromkeys(devices):
+        resolve_device(device)
 
 
 def threads_each(at_once: int) -> int | None:
-    """Return OMP_NUM_THREADS for each of some processes, which share the threads of this one; None: as it is."""
-    divided = at_once > 1 and not os.environ.get("OMP_NUM_THREADS")
-    return max(1, torch.get_num_threads() // at_once) if divided else None
+    """Return OMP_NUM_THREADS for each of several processes that share the threads of this one.
+
+    None, which leaves it as it is, for a single process or where the user has set the variable.
+    """
+    if at_once <= 1:
+        return None
+    if os.environ.get("OMP_NUM_THREADS"):
+        return None
+    share = torch.get_num_threads() // at_once
+    return max(1, share)
 
 
 def run_side_by_side(
@@ -58,68 +67,85 @@ def run_side_by_side(
     log: Log,
     signals: Interruptions,
 ) -> dict[str, Ended]:
-    """Run commands as :func:`run_jobs` does where there are options of jobs, else as :func:`run_commands` does.
+    """Run commands as jobs of a cluster where ``slurm`` has options for them, else on devices of this machine.
 
     Args:
         commands, log, signals: as of :func:`run_commands`.
         devices: as of :func:`run_commands`; each job is given the first.
         slurm: options of the jobs, as ``KEY=VALUE``.
-        folder: where jobs have theirs, ``slurm``.
+        folder: the files of the jobs are written to its subfolder ``slurm``.
+
+    Returns:
+        The ends of the commands that were begun, by name.
     """
-    if slurm:
-        jobs = {name: argv(devices[0]) for name, argv in commands.items()}
-        return run_jobs(jobs, dict(item.split("=") for item in slurm), folder.absolute() / "slurm", log, signals)
-    return run_commands(commands, devices, threads_each(len(devices)), log, signals)
+    if not slurm:
+        threads = threads_each(len(devices))
+        return run_commands(commands, devices, threads, log, signals)
+    jobs = {}
+    for name, argv_on in commands.items():
+        jobs[name] = argv_on(devices[0])
+    options = dict(item.split("=") for item in slurm)
+    job_folder = folder.absolute() / "slurm"
+    return run_jobs(jobs, options, job_folder, log, signals)
 
 
 class Job:
     """One command, as submitit calls it in a job; near the end of its time :meth:`checkpoint` queues it again."""
 
     def __init__(self, name: str, argv: Sequence[str]) -> None:
-        self.name, self.argv = name, list(argv)
+        self.name = name
+        self.argv = list(argv)
         self._child: Child | None = None
 
     def __call__(self) -> Ended:
+        """Run the command in a process of its own, with its log as that of the job, and return how it ended."""
         heard: queue.Queue[tuple[Child, str | None]] = queue.Queue()
-        child = self._child = Child(self.name, "", self.argv, bare_environment(os.environ), heard)
-        line: str | None = ""
-        while line is not None:
+        child = Child(self.name, "", self.argv, bare_environment(os.environ), heard)
+        self._child = child
+        while True:
             try:
-                line = heard.get()[1]
+                _, line = heard.get()
             except KeyboardInterrupt:
                 child.stop()
                 continue
-            if line is not None:
-                sys.stderr.write(f"{line}\n")  # the job's log
-                sys.stderr.flush()
-                child.say(line, Log())
-        return child.finish()
+            if line is None:
+                return child.finish()
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+            child.say(line, Log())
 
     def checkpoint(self) -> Any:
-        """Let the command save, and return what goes on with it."""
+        """Let the command save, and return the job that goes on with it."""
         from submitit.helpers import DelayedSubmission
 
         if self._child is not None:
             self._child.stop()
             self._child.wait()
-        # Other verbs have it where they can go on.
-        more = ["--resume"] if self.argv[0] == "finetune" and "--resume" not in self.argv else []
-        return DelayedSubmission(Job(self.name, [self.argv[0], *more, *self.argv[1:]]))  # behind the verb
+        verb, *arguments = self.argv
+        # Other verbs that can go on are given --resume from the beginning.
+        if verb == "finetune" and "--resume" not in arguments:
+            arguments.insert(0, "--resume")
+        next_job = Job(self.name, [verb, *arguments])
+        return DelayedSubmission(next_job)
 
 
 def _own_folder(folder: Path) -> Path:
     """Return a new folder for submitit's files, which only this user may write to.
 
-    submitit passes jobs and what they give as pickles: one that somebody else put there would run.
+    submitit passes jobs and their results as pickles, and a pickle that somebody else put there could run any code.
+
+    Args:
+        folder: the folder above it, which is made where it is missing.
 
     Raises:
-        OutputError: the folder for all of them is a link, or belongs to somebody else.
+        OutputError: the folder above is a link, or belongs to somebody else.
     """
     with storing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             raise OutputError(f"{folder} is a link, or belongs to another user", hint="choose another folder with -o")
-        return Path(tempfile.mkdtemp(prefix="run-", dir=folder))
+        new_folder = tempfile.mkdtemp(prefix="run-", dir=folder)
+        return Path(new_folder)
 
 
 def run_jobs(
@@ -133,47 +159,70 @@ def run_jobs(
             on this machine, ``local``.
         folder: of submitit's files, logs of the jobs among them, which all nodes must see.
         log: hears what happens.
-        signals: entered by the caller.
+        signals: says whether SIGINT or SIGTERM has come; entered by the caller.
+
+    Returns:
+        How each command ended, by name in the order of ``commands``.
 
     Raises:
         UsageError: for options that submitit does not know, or where there is no Slurm.
     """
-    import submitit
-
-    values: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in options.items()}
-    cluster, minutes = values.pop("cluster", "slurm"), values.pop("time")
-    named = {key if key in _OF_ALL_CLUSTERS else f"slurm_{key}": value for key, value in values.items()}
-    own = _own_folder(folder)
-    try:
-        executor = submitit.AutoExecutor(folder=own, cluster=cluster)
-        executor.update_parameters(timeout_min=minutes, name="hydractl", **named)
-        with executor.batch():
-            jobs = {name: executor.submit(Job(name, argv)) for name, argv in commands.items()}
-    except (NameError, RuntimeError, TypeError, ValueError, submitit.core.utils.FailedJobError) as error:
-        shutil.rmtree(own, ignore_errors=True)
-        raise UsageError(f"--slurm: {str(error).partition(chr(10))[0]}") from error
+    jobs = _submitted(commands, options, folder)
     for name, job in jobs.items():
         log.info(f"{name}: submitted as job {job.job_id}, which writes {job.paths.stderr}")
     ended: dict[str, Ended] = {}
     stopping = False
+    code_without_result = 1
     with log.progress("jobs", len(jobs), "jobs") as progress:
         while len(ended) < len(jobs):
             if signals.requested and not stopping:
                 stopping = True
+                code_without_result = 128 + signal.SIGTERM
                 for job in jobs.values():
                     job.cancel(check=False)
             for name, job in jobs.items():
-                if name not in ended and job.done():
-                    ended[name] = _result(name, job, 128 + signal.SIGTERM if stopping else 1)
-                    progress.advance(1, name)
-                    report(ended[name], log, stopping=stopping)
+                if name in ended or not job.done():
+                    continue
+                ended[name] = _result(name, job, code_without_result)
+                progress.advance(1, name)
+                report(ended[name], log, stopping=stopping)
             time.sleep(_POLL_S)
     return {name: ended[name] for name in commands}
 
 
+def _submitted(commands: Mapping[str, Sequence[str]], options: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Submit commands as :func:`run_jobs` describes them; return submitit's jobs by name."""
+    import submitit
+
+    values: dict[str, int | str] = {}
+    for key, text in options.items():
+        values[key] = int(text) if text.isdigit() else text
+    cluster = values.pop("cluster", "slurm")
+    minutes = values.pop("time")
+    parameters = {}
+    for key, value in values.items():
+        parameter = key if key in _OPTIONS_OF_ANY_CLUSTER else f"slurm_{key}"
+        parameters[parameter] = value
+
+    run_folder = _own_folder(folder)
+    try:
+        executor = submitit.AutoExecutor(folder=run_folder, cluster=cluster)
+        executor.update_parameters(timeout_min=minutes, name="hydractl", **parameters)
+        jobs = {}
+        with executor.batch():
+            for name, argv in commands.items():
+                jobs[name] = executor.submit(Job(name, argv))
+    except (NameError, RuntimeError, TypeError, ValueError, submitit.core.utils.FailedJobError) as error:
+        shutil.rmtree(run_folder, ignore_errors=True)
+        first_line, _, _ = str(error).partition("\n")
+        raise UsageError(f"--slurm: {first_line}") from error
+    return jobs
+
+
 def _result(name: str, job: Any, code: int) -> Ended:
-    """Return what the job gave, or an end with this exit code where it gave nothing."""
-    with suppress(Exception):  # submitit's own, of a job that was killed, and those of reading what it left
+    """Return how the command of a job ended; with this exit code where the job left no result."""
+    # submitit has errors of its own for a job that was killed, and reading a broken result may raise anything.
+    with suppress(Exception):
         return job.result()
     message = f"job {job.job_id} ended without a result: {job.state}"
     return Ended(name, code, message=message, hint=f"see {job.paths.stderr}")

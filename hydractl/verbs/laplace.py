@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 from hydractl.data.base import PAIRS, Dataset, report_classes
 from hydractl.data.overlap import GivenSet, trained_on_doubt, without_training_data
 from hydractl.data.plausibility import sample_doubts
@@ -22,12 +22,13 @@ from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifie
 from hydractl.model.laplace import KEY, last_layers, stored_tensors
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels_are_classes, named_by_data
-from hydractl.model.runtime import HydraModel, move
+from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
 from hydractl.settings.laplace import LaplaceSettings
 from hydractl.training.data import Reader, report_all_cut
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.score import model_batches
 
 SCHEMA = "hydractl.laplace/1"
 
@@ -39,18 +40,18 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     """Fit the posterior and write the model with it."""
     source = _without_fitted(open_source(settings.model[0], model_options(settings)), log)
     path = file_path(settings.output or f"{source.name}.laplace.st")
-    data, val, named = _opened(source, settings, log)
+    data, val, named = _open_data_sets(source, settings, log)
     doubts = _doubts(source, data, val, in_passing=settings.dry_run)
     for doubt in doubts:
         log.warn(doubt)
-    count = settings.pseudo_data or len(data)
+    samples = settings.pseudo_data or len(data)
     plan = PosteriorPlan(
         output=str(path),
         model=source.name,
         arch=source.description.arch,
         members=len(source.description.masks),
         samples=len(data),
-        pseudo_data=count,
+        pseudo_data=samples,
         warnings=doubts,
     )
     if settings.dry_run:
@@ -60,25 +61,28 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     with Output(path, force=settings.force) as output:
         model = build_model(source, settings.device, settings.dtype)
         fits = _fits(model, data, val, named, settings, log)
-        labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
-        priors = [_prior(member, fit, count, labels, settings, log) for member, fit in enumerate(fits)]
+        priors = _priors(fits, samples, val, settings, log)
         chosen_by = _chosen_by(settings, val)
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
-        chosen = _Chosen(priors, chosen_by, count)
-        posteriors = [fit.posteriors(prior, count) for fit, prior in zip(fits, priors, strict=True)]
+
+        posteriors = []
+        for fit, prior in zip(fits, priors, strict=True):
+            posteriors.append(fit.posteriors(prior, samples))
         tensors = with_tensors(source.tensors, stored_tensors(posteriors))
-        digest = write_checkpoint(output, tensors, _described(source, settings, chosen, data, val).to_json())
+        record = _PosteriorRecord(priors, chosen_by, samples)
+        description = _description(source, settings, record, data, val)
+        digest = write_checkpoint(output, tensors, description.to_json())
     answer = LaplaceAnswer(schema=SCHEMA, plan=plan, prior=priors, chosen_by=chosen_by, sha256=digest)
     return Outcome(answer.to_json(), files=[path])
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """What the posteriors were made with; the checkpoint says it twice, beside its weights and in its provenance.
+class _PosteriorRecord:
+    """The choices behind the posteriors, which the checkpoint holds twice: in its description and in its provenance.
 
     Attributes:
-        prior: by member and tower, the precision of the prior.
-        chosen_by: what chose it.
+        prior: the precision of the prior, by member and tower.
+        chosen_by: what chose it: ``given``, ``marginal likelihood`` or ``nll``.
         pseudo_data: how many samples the curvature counts as.
     """
 
@@ -99,112 +103,181 @@ def _without_fitted(source: Source, log: Log) -> Source:
     return replace(source, description=replace(source.description, extra=extra))
 
 
+def _priors(
+    fits: Sequence[LaplaceFit], samples: float, val: Dataset | None, settings: LaplaceSettings, log: Log
+) -> list[dict[str, float]]:
+    """Return the prior of each tower of each member; the arguments are as of :func:`_prior`."""
+    labels = None
+    if val is not None and val.labels is not None:
+        labels = torch.from_numpy(val.labels)
+    priors = []
+    for member, fit in enumerate(fits):
+        priors.append(_prior(member, fit, samples, labels, settings, log))
+    return priors
+
+
 def _prior(
-    member: int, fit: LaplaceFit, count: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
+    member: int, fit: LaplaceFit, samples: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
 ) -> dict[str, float]:
-    """Choose the prior of each tower of a member, and warn where it is the first or last of what was tried."""
+    """Return the prior of each tower of a member, with a warning where it is the first or last of those tried.
+
+    Args:
+        member: its index, for the warning.
+        fit: its curvature.
+        samples: how many samples the curvature counts as.
+        labels: of the validation data; None where the marginal likelihood chooses.
+        settings: which may give the prior.
+        log: hears the warning.
+    """
     if settings.prior is not None:
         return dict.fromkeys(fit.curvatures, settings.prior)
-    chosen = fit.choose_priors(count, labels)
-    meaning = {PRIORS[0]: "the posterior is as wide as it can be", PRIORS[-1]: "hardly any weight is uncertain"}
-    for tower, prior in chosen.items():
-        if prior in meaning:
-            told = f"the best prior, {prior:g}, is at an end of the range: {meaning[prior]}"
-            log.warn(f"member {member}, {tower}: {told}")
-    return chosen
+    priors = fit.choose_priors(samples, labels)
+    meaning_of_ends = {
+        PRIORS[0]: "the posterior is as wide as it can be",
+        PRIORS[-1]: "hardly any weight is uncertain",
+    }
+    for tower, prior in priors.items():
+        meaning = meaning_of_ends.get(prior)
+        if meaning is not None:
+            log.warn(f"member {member}, {tower}: the best prior, {prior:g}, is at an end of the range: {meaning}")
+    return priors
 
 
 def _chosen_by(settings: LaplaceSettings, val: Dataset | None) -> str:
+    """Return what chose the prior, as the answer and the checkpoint call it."""
     if settings.prior:
         return "given"
-    return "marginal likelihood" if val is None else "nll"
+    if val is None:
+        return "marginal likelihood"
+    return "nll"
 
 
 def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
     """Return the priors of all members in words."""
-    of_members = []
-    for prior_of_tower in priors:
-        of_towers = [f"{tower} {prior:g}" for tower, prior in prior_of_tower.items()]
-        of_members.append(", ".join(of_towers))
-    return "; ".join(of_members)
+    words_of_members = []
+    for prior_by_tower in priors:
+        words_of_towers = [f"{tower} {prior:g}" for tower, prior in prior_by_tower.items()]
+        words_of_members.append(", ".join(words_of_towers))
+    return "; ".join(words_of_members)
 
 
-def _described(
-    source: Source, settings: LaplaceSettings, chosen: _Chosen, data: Dataset, val: Dataset | None
+def _description(
+    source: Source, settings: LaplaceSettings, record: _PosteriorRecord, data: Dataset, val: Dataset | None
 ) -> Description:
-    used = {"calibration": data, **({} if val is None else {"val": val})}
-    details = {**asdict(chosen), **asked_classes(source, None), "dtype": settings.dtype, "train": data.fingerprint()}
-    details["val"] = None if val is None else val.fingerprint()
+    """Return what the checkpoint says of itself, with the posterior and the data that it was fitted to."""
+    used = [entry("laplace", "calibration", data)]
+    val_fingerprint = None
+    if val is not None:
+        used.append(entry("laplace", "val", val))
+        val_fingerprint = val.fingerprint()
+    details = asdict(record)
+    details.update(asked_classes(source, None))
+    details["dtype"] = settings.dtype
+    details["train"] = data.fingerprint()
+    details["val"] = val_fingerprint
+    posterior = {**asdict(record), "samples": len(data)}
     return replace(
         source.description,
-        extra={**source.description.extra, KEY: {**asdict(chosen), "samples": len(data)}},
+        extra={**source.description.extra, KEY: posterior},
         layout="sliced",
-        seen=tuple(merged(source.description.seen, [entry("laplace", role, one) for role, one in used.items()])),
+        seen=tuple(merged(source.description.seen, used)),
         provenance=provenance("laplace", settings.seed, [source.sha256], details, source.lineage),
     )
 
 
-def _opened(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
-    """Open the data and the validation data, and return the source with their classes."""
-    pairs = source.family.classes(source.description.config) is None
-    how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed}
-    reads = {source.name: PAIRS if pairs else source.description.reads}
+def _open_data_sets(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
+    """Open the data of the verb.
+
+    Returns:
+        The training data, pairs for a model of two towers; the validation data without samples of the training data,
+        None without ``--val``; and the source, its classes named by the validation data.
+    """
     assert settings.train is not None  # the settings need it
-    data = open_data(settings.train, option="--train", reads=reads, ignore_labels=not pairs, **how)
+    needs_pairs = source.family.classes(source.description.config) is None
+    data = open_data(
+        settings.train,
+        option="--train",
+        limit=settings.limit,
+        seed=settings.seed,
+        ignore_labels=not needs_pairs,
+        reads={source.name: PAIRS if needs_pairs else source.description.reads},
+    )
     if settings.val is None:
         return data, None, source
     named = named_by_data(source, settings.val, settings.limit, "--val")
-    reads, labels = {source.name: source.description.reads}, named.description.labels or []
-    val = open_data(settings.val, option="--val", labels=labels, need_labels=True, reads=reads, **how)
+    val = open_data(
+        settings.val,
+        option="--val",
+        limit=settings.limit,
+        seed=settings.seed,
+        labels=named.description.labels or [],
+        need_labels=True,
+        reads={source.name: source.description.reads},
+    )
     check_labels_are_classes(val, named)
-    found = without_training_data(GivenSet("--val", val), GivenSet("--train", data))
-    if found.left_out:
-        log.info(found.words("--val", "--train"))
-    return data, found.dataset, named
+    validation = without_training_data(GivenSet("--val", val), GivenSet("--train", data))
+    if validation.left_out:
+        log.info(validation.words("--val", "--train"))
+    return data, validation.dataset, named
 
 
 def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
-    """List what is odd about the data."""
+    """Return what is odd about the data, one sentence each; ``in_passing`` as of :func:`sample_doubts`."""
     doubts = sample_doubts(data, in_passing=in_passing)
     if val is None:
         return doubts
     doubts += sample_doubts(val)
-    trained = trained_on_doubt(source.name, source.description.seen, GivenSet("--val", val))
-    if trained is not None:
-        doubts.append(trained)
+    trained_on_val = trained_on_doubt(source.name, source.description.seen, GivenSet("--val", val))
+    if trained_on_val is not None:
+        doubts.append(trained_on_val)
     return doubts
 
 
 def _fits(
     model: HydraModel, data: Dataset, val: Dataset | None, named: Source, settings: LaplaceSettings, log: Log
 ) -> list[LaplaceFit]:
+    """Return the curvature of each member, from passes over the training data.
+
+    Args:
+        model: a classifier, or a model of two towers.
+        data: training data.
+        val: validation data that choose the prior, if there are any.
+        named: the source, its classes named by the validation data.
+        settings: of the verb.
+        log: hears of odd data, and of the progress.
+    """
     last_layers(model)  # refuses what has none, before anything runs
     report_all_cut(model, [data, val], log)
+    validation = None
     if val is not None:
         report_classes(val, log)
-    validation = None if val is None else _read(model, val, settings, log)
+        validation = _read(model, val, settings, log)
     if len(model.chains) == 1:
-        return fit_classifier(model, _read(model, data, settings, log), validation)
-    labels, prompt = named.description.labels, named.description.prompt
-    classes = None if labels is None or val is None else model.zero_shot(labels, prompt)
-    return fit_pairs(model, _read_pairs(model, data, settings, log), validation, classes)
+        batches_of_samples = _read(model, data, settings, log)
+        return fit_classifier(model, batches_of_samples, validation)
+
+    classes = None
+    if val is not None and named.description.labels is not None:
+        classes = model.zero_shot(named.description.labels, named.description.prompt)
+    batches_of_pairs = _read_pairs(model, data, settings, log)
+    return fit_pairs(model, batches_of_pairs, validation, classes)
 
 
 def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Yield inputs on the model's device, in the order of the data."""
-    parameter = next(model.parameters())
+    """Yield batches of inputs on the model's device, each with the indices of its samples, in the order of the data."""
+    all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
-        for batch in batches(
-            data, model.preprocess, settings.batch_size, workers=settings.workers, indices=range(len(data))
-        ):
-            yield move(batch.inputs, parameter.device, parameter.dtype), batch.indices
+        for inputs, batch in model_batches(model, data, all_samples, settings):
+            yield inputs, batch.indices
             progress.advance(len(batch.indices))
 
 
 def _read_pairs(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Yield images and captions on the model's device."""
+    """Yield batches of images and captions on the model's device, in the order of the data."""
     read = Reader(model, data, settings.batch_size, settings.workers)
+    all_samples = range(len(data))
+    first_epoch = 0
     with log.progress(data.where, len(data), "pairs") as progress:
-        for images, captions in read(range(len(data)), 0):
+        for images, captions in read(all_samples, first_epoch):
             yield images, captions
             progress.advance(images.shape[0])

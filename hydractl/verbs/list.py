@@ -49,13 +49,17 @@ class Settings(Common):
             self.model = []
 
     def _model_problems(self) -> list[str]:
+        """Return what is wrong with the kind and the pattern."""
         if not self.model:
             return []
         kind = self.model[0]
         if kind not in KINDS:
-            return [f"list takes one of {', '.join(KINDS)}, not {kind!r}{did_you_mean(kind, KINDS)}"]
+            known_kinds = ", ".join(KINDS)
+            guess = did_you_mean(kind, KINDS)
+            return [f"list takes one of {known_kinds}, not {kind!r}{guess}"]
         if len(self.model) > 2:
-            return [f"list takes a kind and a pattern, not {' '.join(self.model)}"]
+            words = " ".join(self.model)
+            return [f"list takes a kind and a pattern, not {words}"]
         return []
 
 
@@ -64,8 +68,8 @@ class Kind(NamedTuple):
 
     Attributes:
         about: what they are, and which option takes their names.
-        names: all names, without importing what they name.
-        entries: what is listed; given a pattern, which may be empty.
+        names: returns all names, without importing what they name.
+        entries: yields what is listed, given a pattern, which may be empty and which the entries need not fit yet.
     """
 
     about: str
@@ -74,40 +78,64 @@ class Kind(NamedTuple):
 
 
 def run(settings: Settings, log: Log) -> Outcome:
-    """List the kinds, or what there is of one."""
+    """List the kinds, or the entries of one kind.
+
+    Raises:
+        UsageError: no entry fits the pattern.
+    """
     if not settings.model:
-        entries = []
-        for name, kind in KINDS.items():
-            entries.append(ListedEntry(name=name, about=kind.about, count=len(kind.names())))
-        return _outcome(ListAnswer(entries=entries))
+        return _outcome(ListAnswer(entries=_kind_entries()))
     kind_name = settings.model[0]
     pattern = ""
     if len(settings.model) > 1:
         pattern = settings.model[1]
-    entries = [entry for entry in KINDS[kind_name].entries(pattern) if _fits(entry.name, pattern)]
+    entries = []
+    for entry in KINDS[kind_name].entries(pattern):
+        if _fits(entry.name, pattern):
+            entries.append(entry)
     if pattern and not entries:
         raise UsageError(f"none of the {kind_name} fits {pattern!r}", hint=f"hydractl list {kind_name}")
     return _outcome(ListAnswer(kind=kind_name, entries=entries))
 
 
+def _kind_entries() -> list[ListedEntry]:
+    """Return one entry for each kind, with the number of its names."""
+    entries = []
+    for name, kind in KINDS.items():
+        count = len(kind.names())
+        entries.append(ListedEntry(name=name, about=kind.about, count=count))
+    return entries
+
+
 def _outcome(answer: ListAnswer) -> Outcome:
-    return Outcome({"schema": "hydractl.list/1", **answer.to_json()})
+    document: dict[str, Any] = {"schema": "hydractl.list/1"}
+    document.update(answer.to_json())
+    return Outcome(document)
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Return whether a name holds a text, or fits a pattern as a whole; large and small letters are the same."""
+    """Return whether a name holds a text or, with wildcards, matches it as a whole; case is ignored.
+
+    A pattern with wildcards may also match the name behind the colon of ``FAMILY:NAME``.
+    """
     name = name.lower()
     pattern = pattern.lower()
     if "*" not in pattern and "?" not in pattern:
         return pattern in name
-    _, _, name_of_model = name.partition(":")
-    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name_of_model, pattern)
+    if fnmatch.fnmatchcase(name, pattern):
+        return True
+    _, _, model_name = name.partition(":")
+    return fnmatch.fnmatchcase(model_name, pattern)
 
 
 def _first_sentence(text: str | None) -> str:
     """Return the first sentence of a docstring, on one line and without markup of code."""
-    paragraph, _, _ = (text or "").partition("\n\n")
-    line = " ".join(paragraph.split()).replace("``", "")
+    if text is None:
+        return ""
+    paragraph, _, _ = text.partition("\n\n")
+    line = " ".join(paragraph.split())
+    line = line.replace("``", "")
+    # A full stop, not the last of "...", in front of a capital letter.
     sentences = re.split(r"(?<=[^.])\. (?=[A-Z])", line)
     return sentences[0].removesuffix(".")
 
@@ -125,18 +153,22 @@ def _score_names() -> list[str]:
 
 
 def _scores(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the OOD scores: those of logits, then those of features."""
     for name, score in SCORES.items():
+        about = _without_label(score.convention)
         needs = "several members" if score.of_several else ""
-        yield ListedEntry(name=name, about=_convention(score.convention), needs=needs)
+        yield ListedEntry(name=name, about=about, needs=needs)
     # One of them trains a network, so torch comes with it.
-    on_features: Any = pkgutil.resolve_name("hydractl.metrics.feature_scores.scores:FEATURE_SCORES")
+    feature_scores: Any = pkgutil.resolve_name("hydractl.metrics.feature_scores.scores:FEATURE_SCORES")
     for name, needed in ON_FEATURES.items():
-        about = _convention(on_features[name].convention)
+        about = _without_label(feature_scores[name].convention)
         yield ListedEntry(name=name, about=about, needs=_NEEDED_BY_SCORE[needed])
 
 
-def _convention(text: str) -> str:
-    return text.removeprefix("OOD score: ").removesuffix(".")
+def _without_label(convention: str) -> str:
+    """Return the convention of an OOD score without the words that it is one."""
+    sentence = convention.removeprefix("OOD score: ")
+    return sentence.removesuffix(".")
 
 
 def _metric_names() -> list[str]:
@@ -146,20 +178,25 @@ def _metric_names() -> list[str]:
 def _metrics(pattern: str) -> Iterator[ListedEntry]:
     for kind, needs in _NEEDED_BY_METRIC.items():
         for metric in metrics(kind):
-            yield ListedEntry(name=metric.key, about=_first_sentence(metric.convention), needs=needs)
+            about = _first_sentence(metric.convention)
+            yield ListedEntry(name=metric.key, about=about, needs=needs)
 
 
 def _methods(pattern: str) -> Iterator[ListedEntry]:
     for method in METHODS.all():
-        trains = any(row.needs_training_data for row in method.rows)
-        needs = "training data" if trains else ""
+        needs = ""
+        if any(row.needs_training_data for row in method.rows):
+            needs = "training data"
         yield ListedEntry(name=method.name, about=method.about, needs=needs)
 
 
 def _criteria(pattern: str) -> Iterator[ListedEntry]:
     for criterion in CRITERIA.all():
-        needs = "labelled samples (--data)" if criterion.needs_data else ""
-        yield ListedEntry(name=criterion.name, about=_first_sentence(type(criterion).__doc__), needs=needs)
+        about = _first_sentence(type(criterion).__doc__)
+        needs = ""
+        if criterion.needs_data:
+            needs = "labelled samples (--data)"
+        yield ListedEntry(name=criterion.name, about=about, needs=needs)
 
 
 def _suites(pattern: str) -> Iterator[ListedEntry]:
@@ -177,13 +214,17 @@ def _suites(pattern: str) -> Iterator[ListedEntry]:
 def _corruptions(pattern: str) -> Iterator[ListedEntry]:
     table: Any = pkgutil.resolve_name("hydractl.data.corruptions:TABLE")
     for name in CORRUPTIONS:
-        needs = "images of frost (--photographs)" if name == FROST else ""
-        yield ListedEntry(name=name, about=_first_sentence(table[name].apply.__doc__), needs=needs)
+        about = _first_sentence(table[name].apply.__doc__)
+        needs = ""
+        if name == FROST:
+            needs = "images of frost (--photographs)"
+        yield ListedEntry(name=name, about=about, needs=needs)
 
 
 def _recipes(pattern: str) -> Iterator[ListedEntry]:
     for name in recipe_names():
-        yield ListedEntry(name=name, about=recipe_about(name))
+        about = recipe_about(name)
+        yield ListedEntry(name=name, about=about)
 
 
 def _families() -> Registry[Any]:

@@ -1,8 +1,8 @@
 """``prune --max-drop``: how many heads go, decided by the accuracy that is left.
 
-The budget is the largest one up to which no budget takes accuracy too far: budgets are gone through from none on, and
-the first that takes it too far ends that. So the answer is the same however long the ranking is, and no budget is taken
-because of one lucky step behind many bad ones.
+Budgets are tried from zero on, and the first one that loses too much accuracy ends the trial: the budget is the one
+before it. So the answer does not depend on the length of the ranking, and no budget is taken because of one lucky step
+behind many bad ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hydractl.data import batches, open_data
+from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -22,39 +22,43 @@ from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.matching import check_labels_are_classes, named_by_data
-from hydractl.model.runtime import move
 from hydractl.model.source import Source, pruned
 from hydractl.settings.pruning import PruneSettings
-from hydractl.verbs.score import drawn_samples
+from hydractl.verbs.score import drawn_samples, model_batches
 
 Choice = tuple[HeadMask, dict[str, Any], list[Entry]]
-"""A mask, what decided it, and the samples that it hangs on."""
+"""A mask, what the provenance says of its choice, and the samples that the choice depends on."""
 
 
 def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple[int, list[int]]:
-    """Count the steps in a row that stay within a drop of accuracy.
+    """Count the steps before the first one that loses too much accuracy.
 
     Args:
-        correct: samples right before the first step and after each; what comes after the end is not asked for.
-        samples: of how many.
-        max_drop: as a share of the samples; taken as the decimal number that it prints as.
+        correct: how many samples are classified right before the first step and after each step; it is read only up to
+            the step that loses too much.
+        samples: how many samples there are.
+        max_drop: the accuracy that may be lost, as a share of the samples; taken as the decimal number that it prints
+            as, so that rounding decides nothing.
 
     Returns:
-        Their number, and what was right before them, after each, and after the step that ended them.
+        The number of steps, and the counts that were read: before the first step, after each step, and after the one
+        that lost too much.
     """
-    seen: list[int] = []
+    most_lost = Fraction(str(max_drop)) * samples
+    counts_read: list[int] = []
     for count in correct:
-        seen.append(count)
-        if seen[0] - count > Fraction(str(max_drop)) * samples:
-            return len(seen) - 2, seen
-    return len(seen) - 1, seen
+        counts_read.append(count)
+        lost = counts_read[0] - count
+        if lost > most_lost:
+            return len(counts_read) - 2, counts_read
+    return len(counts_read) - 1, counts_read
 
 
 def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
-    """Count the removals of a circuit that stay within the drop, by the counts of its own search.
+    """Count the removals of a circuit that stay within the drop, by what its own search counted.
 
     Returns:
-        Their number, and what the provenance says of it.
+        The number of removals, and what the provenance says of it.
 
     Raises:
         InputError: for a circuit without counts, or one whose steps are no sequence.
@@ -62,17 +66,37 @@ def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tup
     if document.get("algorithm", "greedy") != "greedy":
         raise InputError(f"{path} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
     base = document.get("base")
-    samples = base.get("n_id") if isinstance(base, Mapping) else None
-    correct = []
-    for row in (base, *document["removed"]):
-        if not isinstance(row, Mapping) or type(row.get("correct")) is not int or row.get("n_id") != samples:
-            samples = None
-            break
-        correct.append(row["correct"])
-    if type(samples) is not int:
+    samples = None
+    if isinstance(base, Mapping):
+        samples = base.get("n_id")
+    steps = [base, *document["removed"]]
+    correct = _correct_of_steps(steps, samples)
+    if correct is None or type(samples) is not int:
         raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
-    count, seen = steps_within(correct, samples, max_drop)
-    return count, _provenance(max_drop, "circuit", samples, seen)
+    count, counts_read = steps_within(correct, samples, max_drop)
+    return count, _provenance(max_drop, "circuit", samples, counts_read)
+
+
+def _correct_of_steps(steps: Sequence[Any], samples: Any) -> list[int] | None:
+    """Return how many samples each step of a circuit gets right.
+
+    Args:
+        steps: as in the file, which may be broken.
+        samples: the number of samples, which has to be the same for all steps.
+
+    Returns:
+        None where a step does not say, or says it of another number of samples.
+    """
+    correct = []
+    for step in steps:
+        if not isinstance(step, Mapping):
+            return None
+        if type(step.get("correct")) is not int:
+            return None
+        if step.get("n_id") != samples:
+            return None
+        correct.append(step["correct"])
+    return correct
 
 
 def choose_within(
@@ -86,35 +110,42 @@ def choose_within(
         source: the whole model.
         settings: of ``prune``.
         budgets: in order, the first of which removes nothing.
-        choose: the choice for a budget.
-        log: hears of the first choice, and of every accuracy.
+        choose: returns the choice for a budget.
+        log: hears of the first two choices, one without and one with removals, and of every accuracy.
     """
-    dataset, used = _samples(source, settings, log)
+    dataset, indices = _samples_to_measure_on(source, settings, log)
     source = named_by_data(source, settings.val or settings.data or "", settings.limit)
     choices: list[Choice] = []
 
-    def correct() -> Iterable[int]:
+    def correct_by_budget() -> Iterable[int]:
+        """Yield how many samples are right at each budget, and add the choice for it to ``choices``."""
         for budget in budgets:
-            choices.append(choose(budget, Log() if len(choices) > 1 else log))
-            mask = choices[-1][0]
-            right = _right(source, mask, dataset, used, settings)
-            log.info(f"{budget} removed: accuracy {right / len(used):.4f} of {len(used)} samples")
-            yield right
+            log_of_choice = log if len(choices) < 2 else Log()
+            choice = choose(budget, log_of_choice)
+            choices.append(choice)
+            mask, _, _ = choice
+            correct = _count_correct(source, mask, dataset, indices, settings)
+            accuracy = correct / len(indices)
+            log.info(f"{budget} removed: accuracy {accuracy:.4f} of {len(indices)} samples")
+            yield correct
 
     assert settings.max_drop is not None
-    count, seen = steps_within(correct(), len(used), settings.max_drop)
-    mask, details, samples = choices[count]
+    steps, counts_read = steps_within(correct_by_budget(), len(indices), settings.max_drop)
+    mask, details, seen = choices[steps]
     measured_on = "val" if settings.val else "data"
-    details = {**details, **_provenance(settings.max_drop, measured_on, len(used), seen)}
-    return mask, details, merged(samples, [entry("prune", "val", dataset, used)])
+    accuracy_details = _provenance(settings.max_drop, measured_on, len(indices), counts_read)
+    measured_samples = entry("prune", "val", dataset, indices)
+    return mask, {**details, **accuracy_details}, merged(seen, [measured_samples])
 
 
-def _provenance(max_drop: float, on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:
-    return {"max_drop": max_drop, "measured": {"on": on, "n": samples, "correct": list(correct)}}
+def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:
+    """Return what the provenance says of the accuracy that decided."""
+    measured = {"on": measured_on, "n": samples, "correct": list(correct)}
+    return {"max_drop": max_drop, "measured": measured}
 
 
-def _samples(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset, list[int]]:
-    """Open the labelled set that accuracy is measured on; return it and which of its samples are used."""
+def _samples_to_measure_on(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset, list[int]]:
+    """Open the labelled set that accuracy is measured on; return it, and the indices of the samples that are used."""
     spec = settings.val or settings.data
     assert spec is not None  # the settings need one of them
     source = named_by_data(source, spec, settings.limit)
@@ -134,19 +165,19 @@ def _samples(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset
     return dataset, drawn_samples(dataset, settings)
 
 
-def _right(source: Source, mask: HeadMask, dataset: Dataset, used: Sequence[int], settings: PruneSettings) -> int:
-    """Count the samples that the pruned model classifies right."""
+def _count_correct(
+    source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], settings: PruneSettings
+) -> int:
+    """Count the samples, of those at ``indices``, that the model pruned by a mask classifies right."""
     description, tensors = pruned(source, mask, "sliced")
-    model = build_model(replace(source, description=description, tensors=tensors), settings.device, settings.dtype)
-    parameter = next(model.parameters())
-    right = 0
+    pruned_source = replace(source, description=description, tensors=tensors)
+    model = build_model(pruned_source, settings.device, settings.dtype)
+    correct = 0
     with torch.inference_mode():
-        for batch in batches(
-            dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=list(used)
-        ):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+        for inputs, batch in model_batches(model, dataset, indices, settings):
             logits = model.member_logits(inputs)[0]  # [batch, classes]
+            predicted = logits.argmax(dim=-1).cpu()  # [batch]
             assert batch.labels is not None
-            is_right = logits.argmax(dim=-1).cpu() == batch.labels
-            right += int(is_right.sum())
-    return right
+            is_correct = predicted == batch.labels
+            correct += int(is_correct.sum())
+    return correct

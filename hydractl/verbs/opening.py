@@ -13,8 +13,8 @@ from hydractl.model.source import ModelOptions, Source
 from hydractl.settings.common import Common
 from hydractl.settings.finetuning import FinetuneSettings
 
-_LONG = 200_000_000
-"""Bytes of weights that take about a second to hash and to read."""
+_BIG_BYTES = 200_000_000
+"""Bytes of weights that take about a second to hash and to read: reading so many is announced."""
 
 
 def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
@@ -32,35 +32,52 @@ def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
 
 
 def start_options(settings: FinetuneSettings) -> ModelOptions:
-    """Return :func:`model_options` for a training: a body may start it, and ``--labels`` name a new head's classes."""
+    """Return :func:`model_options` for a training.
+
+    It may start from a body without a classifier. The names of ``--labels`` are those of a new classifier where one is
+    trained, and so not those of the model that is opened.
+    """
     options = model_options(settings, bodies=True)
-    return replace(options, labels=None) if settings.new_head else options
+    if settings.new_head:
+        return replace(options, labels=None)
+    return options
 
 
 def renaming_doubts(sources: Iterable[Source]) -> list[str]:
-    """Return what is odd about the names that ``--labels`` gives, once for each model."""
-    doubts = [source.renamed for source in sources if source.renamed is not None]
-    return list(dict.fromkeys(doubts))
+    """Return what is odd about the names that ``--labels`` gives to the classes of models, each doubt once."""
+    doubts: list[str] = []
+    for source in sources:
+        if source.renamed is not None and source.renamed not in doubts:
+            doubts.append(source.renamed)
+    return doubts
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
-    """Say which big models are hashed and read next, what of a file is left, and which weights depend on ``--seed``."""
+    """Say what is read next that takes long, is drawn by ``--seed``, comes from a pickle or is left out."""
     sources = list(sources)
     for doubt in renaming_doubts(sources):
         log.warn(doubt)
     for source in sources:
-        if source.drawn_by is not None:
-            log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
-        if isinstance(source.tensors, StateDict):
-            log.info(f"{source.name}: the numbers of its pickle are read as data, and nothing in it is run")
-            if source.tensors.entry is not None:
-                log.info(f"{source.name}: of the training's checkpoint, its {source.tensors.entry}")
-        if source.left:
-            log.info(f"{source.name}: of another task, and left: {', '.join(source.left)}")
-    sizes = {source.name: weight_bytes(source.tensors) for source in sources}
-    big = []
-    for name, size in sizes.items():
-        if size >= _LONG:
-            big.append(f"{name} ({size / 1e9:.1f} GB)")
-    if big:
-        log.info(f"reading {', '.join(big)}")
+        _announce(source, log)
+
+    size_by_name = {source.name: weight_bytes(source.tensors) for source in sources}
+    big_models = []
+    for name, size in size_by_name.items():
+        if size >= _BIG_BYTES:
+            gigabytes = size / 1e9
+            big_models.append(f"{name} ({gigabytes:.1f} GB)")
+    if big_models:
+        log.info(f"reading {', '.join(big_models)}")
+
+
+def _announce(source: Source, log: Log) -> None:
+    """Say which weights of a model are drawn, come from a pickle, or are left out."""
+    if source.drawn_by is not None:
+        log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
+    if isinstance(source.tensors, StateDict):
+        log.info(f"{source.name}: the numbers of its pickle are read as data, and nothing in it is run")
+        if source.tensors.entry is not None:
+            log.info(f"{source.name}: of the training's checkpoint, its {source.tensors.entry}")
+    if source.left:
+        left_out = ", ".join(source.left)
+        log.info(f"{source.name}: of another task, and left: {left_out}")

@@ -1,4 +1,4 @@
-"""What a verb hands back to its caller: the answer as a JSON document, and what it wrote."""
+"""The result that a verb returns to its caller: the answer as a JSON document, and the files that were written."""
 
 from __future__ import annotations
 

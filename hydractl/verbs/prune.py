@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import Entry, checked, merged, seen_in
 from hydractl.files.header import read_header
 from hydractl.files.verb_answers import PruneAnswer, SizeChange
-from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
+from hydractl.heads.mask import HeadMask, HeadScores, Ranking, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
     check_scored,
@@ -42,7 +41,7 @@ from hydractl.verbs.max_drop import Choice, choose_within, from_circuit
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.prune_weights import prune_weights
-from hydractl.verbs.score import criterion_of, score_source
+from hydractl.verbs.score import criterion_of, score_source, site_paths
 
 _SCHEMA = "hydractl.prune/1"
 
@@ -53,21 +52,29 @@ Fixed = dict[str, tuple[int, ...]]
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
     # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
-    opened = open_sources(settings.model, replace(model_options(settings, bodies=True), max_length=None))
-    source = only_one(opened, "prune")
+    options = replace(model_options(settings, bodies=True), max_length=None)
+    source = only_one(open_sources(settings.model, options), "prune")
     if settings.weights is not None:
         return prune_weights(source, settings, log)
     settings = settled(source, settings)
     with_max_length(source, settings.max_length)  # refuses what the model does not take, before anything is read
+
     output = settings.output or default_name(source, settings)
     as_folder = output.endswith("/")
-    layout = settings.layout or ("zeroed" if as_folder else "sliced")
-    if as_folder and layout == "sliced":
-        _stock_config(source, [1])
-    path = Path(output.rstrip("/")) if as_folder else file_path(output)
-    mask_path = path / "hydractl.mask.json" if as_folder else mask_name(path)
+    if as_folder:
+        layout = settings.layout or "zeroed"
+        if layout == "sliced":
+            _stock_config(source, [1])  # refuses a library that has no configuration of fewer heads
+        path = Path(output.rstrip("/"))
+        mask_path = path / "hydractl.mask.json"
+        outputs = [path]
+    else:
+        layout = settings.layout or "sliced"
+        path = file_path(output)
+        mask_path = mask_name(path)
+        outputs = [path, mask_path]
+
     if settings.dry_run:
-        outputs = [path] if as_folder else [path, mask_path]
         check_outputs(outputs, force=settings.force, folder=as_folder)
         return _dry_run(source, settings, layout, path, mask_path)
     with Output(path, force=settings.force, folder=as_folder) as target:
@@ -78,25 +85,25 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
 
 
 def default_name(source: Source, settings: PruneSettings) -> str:
-    """Name the output by the input, what was done, and another seed where it decides.
+    """Return the name of the output: the model, what was done to it, and the seed where it decides.
 
     For example ``vit.taylor-8.st``, ``vit.taylor-8.seed1.st``.
     """
-    how = _named_after(settings)
-    how = how.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
+    change = _name_of_decision(settings)
+    change = change.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
     if settings.keep is not None:
-        how += f"-{settings.keep}"
+        change += f"-{settings.keep}"
     if settings.remove is not None:
-        how += f"-minus{settings.remove}"
+        change += f"-minus{settings.remove}"
     if settings.max_drop is not None:
-        how += f"-drop{settings.max_drop:g}"
+        change += f"-drop{settings.max_drop:g}"
     if settings.method or settings.sample_from is not None:
-        how += settings.seed_mark
-    return f"{source.name}.{how}.st"
+        change += settings.seed_mark
+    return f"{source.name}.{change}.st"
 
 
-def _named_after(settings: PruneSettings) -> str:
-    """Return what the output is named after: the criterion, or the file that decides."""
+def _name_of_decision(settings: PruneSettings) -> str:
+    """Return the name of what decides which heads go: the criterion, or a file without its ending."""
     if settings.method:
         return settings.method
     if settings.scores == "-":
@@ -110,76 +117,107 @@ def _named_after(settings: PruneSettings) -> str:
 
 
 def mask_name(path: Path) -> Path:
-    """Return where the mask of a checkpoint is: ``a.mask.json`` for ``a.st``."""
-    return path.with_name(re.sub(r"\.(st|safetensors)$", "", path.name) + ".mask.json")
+    """Return the path of the mask of a checkpoint: ``a.mask.json`` for ``a.st``."""
+    stem = re.sub(r"\.(st|safetensors)$", "", path.name)
+    return path.with_name(f"{stem}.mask.json")
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
 def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
-    """Choose the mask of the pruned model, what decided it, and the samples that model and decision have seen."""
+    """Return the mask of the pruned model, what decided it, and the samples that model and decision have seen.
+
+    With ``--max-drop``, the budget is the largest one whose accuracy stays within the drop.
+
+    Raises:
+        UsageError: ``--val`` shall tell what each removal of a circuit costs, but the model lacks the first ones.
+    """
     documents: dict[str, Any] = {}
     for path in (settings.with_mask, settings.mask, settings.circuit):
         if path:
             documents[path] = read_json_file(path)
     if settings.max_drop is None:
-        return _chosen(source, settings, documents, log)
+        return _choice_of_budget(source, settings, documents, log)
     scores = None
     if settings.method and settings.order == "one-shot":
         scores = _score(source, settings, log)
 
-    def for_budget(count: int, log: Log) -> Choice:
-        return _chosen(source, replace(settings, remove=count), documents, log, scores)
+    def choose_for_budget(count: int, log: Log) -> Choice:
+        with_budget = replace(settings, remove=count)
+        return _choice_of_budget(source, with_budget, documents, log, scores)
 
     if settings.circuit is None:
-        return choose_within(source, settings, range(_most_removable(source, settings) + 1), for_budget, log)
+        budgets = range(_most_removable(source, settings) + 1)
+        return choose_within(source, settings, budgets, choose_for_budget, log)
+
     document = documents[settings.circuit]
     ranking = ranking_from_json(document, sites=source.sites, origin=settings.circuit)
-    heads_here = set(source.description.mask.kept_heads)
-    begun = len(heads_here.intersection(ranking.start))
-    if settings.val and begun:
-        raise UsageError(f"{settings.circuit} begins with {begun} heads gone, so --val cannot tell what each costs")
+    heads_present = set(source.description.mask.kept_heads)
+    gone_at_start = len(heads_present.intersection(ranking.start))
+    if settings.val and gone_at_start:
+        raise UsageError(
+            f"{settings.circuit} begins with {gone_at_start} heads gone, so --val cannot tell what each costs"
+        )
     if settings.val:
-        return choose_within(source, settings, range(len(ranking.removed) + 1), for_budget, log)
+        budgets = range(len(ranking.removed) + 1)
+        return choose_within(source, settings, budgets, choose_for_budget, log)
     count, measured = from_circuit(document, settings.circuit, settings.max_drop)
-    mask, details, seen = for_budget(begun + count, log)
+    mask, details, seen = choose_for_budget(gone_at_start + count, log)
     return mask, {**details, **measured}, seen
 
 
 def _most_removable(source: Source, settings: PruneSettings) -> int:
-    """Return the largest number for ``--remove``: of the whole model one head stays, of single sites none has to."""
-    present = source.description.mask.at(site.path for site in sites_of(source, settings.tower))
+    """Return the largest number for ``--remove``.
+
+    It counts heads of the whole model, of which one has to stay, or heads of each site, which may lose all.
+    """
+    present = source.description.mask.at(site_paths(source, settings.tower))
     if settings.scope == "global":
         return len(present.kept_heads) - 1
-    return min(len(kept) for kept in present.kept.values())
+    heads_by_site = map(len, present.kept.values())
+    return min(heads_by_site)
 
 
-def _chosen(
+def _choice_of_budget(
     source: Source, settings: PruneSettings, documents: Mapping[str, Any], log: Log, scores: HeadScores | None = None
 ) -> Choice:
-    """Return the choice of a known budget, from the files that decide it or from ``scores`` where they are known."""
+    """Return the choice of a known budget.
+
+    Args:
+        source: the model.
+        settings: of ``prune``, with the budget.
+        documents: the files that decide, by path.
+        log: hears of odd files.
+        scores: those of ``--method`` where they are known; else they are measured.
+    """
+    # The sites where another mask decides.
     arch = source.description.arch
-    scored: Sequence[Entry] = ()
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
         other = mask_from_json(document, source.sites, settings.with_mask, arch)
         _same_base(document, settings.with_mask, source, settings, log)  # before heads are scored, which may take long
         fixed = shared_sites(source.sites, other, settings.share_sites)
-    decided: dict[str, Any] = {}
+
+    # The heads that a mask, a circuit or scores keep.
+    decision: dict[str, Any] = {}
+    seen_by_scores: Sequence[Entry] = ()
     if settings.mask:
         document = documents[settings.mask]
-        wanted = mask_from_json(document, source.sites, settings.mask, arch)
+        mask_in_file = mask_from_json(document, source.sites, settings.mask, arch)
         _same_base(document, settings.mask, source, settings, log)
-        _check_beside(settings.mask, wanted, log)
-        mask = apply_fixed(source.description.mask.intersect(wanted), fixed)
+        _check_beside(settings.mask, mask_in_file, log)
+        kept_by_both = source.description.mask.intersect(mask_in_file)
+        mask = apply_fixed(kept_by_both, fixed)
     elif settings.circuit:
         document = documents[settings.circuit]
-        mask, decided = _from_circuit(document, settings.circuit, source, settings, fixed)
+        mask, decision = _from_circuit(document, settings.circuit, source, settings, fixed)
         _same_base(document, settings.circuit, source, settings, log)
     else:
-        mask, decided, scored = _from_scores(source, settings, fixed, log, scores)
+        mask, decision, seen_by_scores = _from_scores(source, settings, fixed, log, scores)
+
+    # What the provenance says of it.
     details: dict[str, Any] = {
         "keep": settings.keep,
         "remove": settings.remove,
@@ -189,81 +227,138 @@ def _chosen(
     details.update(asked_classes(source, settings.tower))
     if fixed:
         details["shared"] = {path: list(kept) for path, kept in fixed.items()}
-    details.update(decided)
+    details.update(decision)
     seen_by_files = [seen_in(document, path) for path, document in documents.items()]
-    seen = merged(source.description.seen, *seen_by_files, scored)
+    seen = merged(source.description.seen, *seen_by_files, seen_by_scores)
     return mask, details, seen
 
 
 def _from_scores(
     source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> tuple[HeadMask, dict[str, Any], Sequence[Entry]]:
-    """Return the mask that scores decide, what is to be said of them, and what they saw.
+    """Return the mask that scores decide, what the provenance says of them, and the samples that they were taken on.
 
     The scores are those of a file, known ones or ones measured now.
+
+    Raises:
+        InputError: the file has no scores of the tower that is meant.
     """
-    whole = source.description.mask
     if settings.scores:
-        document = read_json_file(settings.scores)
-        scores = scores_from_json(document, source.sites, settings.scores)
-        _same_base(document, settings.scores, source, settings, log)
+        scores = _read_scores(settings.scores, source, settings, log)
         origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
-        _check_order(scores, settings, log)
     else:
         scores = known or _score(source, settings, log)
         origin = scores.info["source"]["settings"]
     details: dict[str, Any] = {"scores": origin}
     seen = checked(scores.info.get("seen"), settings.scores or "scores")
-    # Of a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
-    paths = [site.path for site in sites_of(source, settings.tower)]
-    present = whole.at(path for path in paths if path in scores.scores)
-    fixed = {path: kept for path, kept in fixed.items() if path in present.heads}
+
+    # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
+    whole = source.description.mask
+    scored_paths = [path for path in site_paths(source, settings.tower) if path in scores.scores]
+    present = whole.at(scored_paths)
+    fixed_here = _at_sites_of(present, fixed)
     if not present.heads:
         raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
     check_scored(scores, present)
+
     if settings.method in DECIDE:
-        kept = dict(present.kept)
-        for path, heads in scores.info[settings.method]["kept"].items():
-            if path in kept and path not in fixed:
-                kept[path] = tuple(heads)
-        # At shared sites the other mask decides, and what this model already lost stays lost.
-        return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details, seen
+        decided = scores.info[settings.method]["kept"]
+        mask = _mask_of_decision(decided, present, fixed_here)
+        return whole.updated(mask), details, seen
     details["scope"] = settings.scope
     if settings.scope == "global":
         count = total_budget(present, settings.keep, settings.remove)
-        mask = select_global(lowest(scores, present.kept_heads), present, count, fixed)
-        return whole.updated(mask), details, seen
-    mask = select_per_site(scores, present, site_budget(present, settings.keep, settings.remove))
-    # At shared sites the other mask decides; what this model already lost stays lost.
+        order = lowest(scores, present.kept_heads)
+        mask = select_global(order, present, count, fixed_here)
+    else:
+        budget = site_budget(present, settings.keep, settings.remove)
+        mask = select_per_site(scores, present, budget)
+        mask = _with_shared_sites(mask, present, fixed_here)
+    return whole.updated(mask), details, seen
+
+
+def _read_scores(path: str, source: Source, settings: PruneSettings, log: Log) -> HeadScores:
+    """Return the scores of a file, after a check that they are of this model and of this budget."""
+    document = read_json_file(path)
+    scores = scores_from_json(document, source.sites, path)
+    _same_base(document, path, source, settings, log)
+    _check_order(scores, settings, log)
+    return scores
+
+
+def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, fixed: Fixed) -> HeadMask:
+    """Return the mask of a criterion that decides itself which heads are kept.
+
+    Args:
+        decided: the heads that it keeps, by path.
+        present: the heads that the model has.
+        fixed: the heads that another mask keeps; at its sites the criterion decides nothing.
+    """
+    kept = dict(present.kept)
+    for path, heads in decided.items():
+        if path in kept and path not in fixed:
+            kept[path] = tuple(heads)
+    return apply_fixed(HeadMask(present.heads, kept), fixed)
+
+
+def _at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
+    """Return the fixed heads at the sites of a mask, without those at other sites."""
+    fixed_here = {}
+    for path, kept in fixed.items():
+        if path in mask.heads:
+            fixed_here[path] = kept
+    return fixed_here
+
+
+def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadMask:
+    """Return a mask that keeps, at the fixed sites, what the other mask keeps of the heads that are present."""
     kept = dict(mask.kept)
     for path, heads_of_other in fixed.items():
-        kept[path] = tuple(head for head in present.kept[path] if head in heads_of_other)
-    return whole.updated(HeadMask(mask.heads, kept)), details, seen
+        shared = [head for head in present.kept[path] if head in heads_of_other]
+        kept[path] = tuple(shared)
+    return HeadMask(mask.heads, kept)
 
 
 def _same_base(document: Any, path: str, source: Source, settings: PruneSettings, log: Log) -> None:
-    if not settings.dry_run:  # that reads no weights, and so knows no digest
-        check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
+    """Check that a file was made from the weights of this model; a dry run reads no weights, and checks nothing."""
+    if settings.dry_run:
+        return
+    check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
 
 
 def _check_beside(path: str, mask: HeadMask, log: Log) -> None:
     """Warn of a mask that is not that of the weights beside it: a run may have been killed between writing both."""
-    weights = Path(path.removesuffix(".mask.json") + ".st")
-    if not path.endswith(".mask.json") or not weights.is_file():
+    if not path.endswith(".mask.json"):
         return
-    with contextlib.suppress(InputError):  # what lies there may be anything
-        masks = Description.from_json(read_header(weights).description or {}, str(weights)).masks
-        if len(masks) == 1 and masks[0].kept != mask.kept:
-            log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
+    stem = path.removesuffix(".mask.json")
+    weights = Path(f"{stem}.st")
+    if not weights.is_file():
+        return
+    try:
+        header = read_header(weights)
+        description = Description.from_json(header.description or {}, str(weights))
+    except InputError:  # the file beside it is no checkpoint, or a broken one
+        return
+    masks = description.masks
+    if len(masks) == 1 and masks[0].kept != mask.kept:
+        log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
 
 
 def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
-    """Check whether the scores of a file are those that this scope and budget ask for."""
+    """Check that the scores of a file suit the scope and the budget.
+
+    Nothing is checked where the file does not say how it was made.
+
+    Raises:
+        UsageError: scores that were made site by site shall be compared across sites, or serve several budgets.
+    """
     source = scores.info.get("source")
-    made: Any = source.get("settings") if isinstance(source, Mapping) else None
-    if not isinstance(made, Mapping):
+    if not isinstance(source, Mapping):
         return
-    order = made.get("order")
+    scoring = source.get("settings")
+    if not isinstance(scoring, Mapping):
+        return
+    order = scoring.get("order")
     if order == "one-shot" and settings.scope == "site":
         log.info(f"{settings.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
     if order != "sequential":
@@ -278,24 +373,33 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
             f"{settings.scores} was scored site by site for one budget, and --max-drop tries several",
             hint="give --method instead of --scores, or score with --order one-shot",
         )
-    if made.get("keep") != settings.keep or made.get("remove") != settings.remove:
-        budget = " ".join(f"--{name} {made[name]}" for name in ("keep", "remove") if name in made)
+    same_keep = scoring.get("keep") == settings.keep
+    same_remove = scoring.get("remove") == settings.remove
+    if not (same_keep and same_remove):
+        budget = " ".join(f"--{name} {scoring[name]}" for name in ("keep", "remove") if name in scoring)
         log.warn(f"{settings.scores} was scored site by site for another budget: {shown(budget)}")
 
 
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     """Return the settings with the scope and the order that the model decides where the user did not.
 
-    Scores of one tower are compared over all its sites, those of a model of one tower within each site (method of the
-    paper for CLIP and for ViT). One-shot is the only order that makes sense across sites.
+    In a model of two towers, as the paper does for CLIP, heads are compared across all sites; in a model of one tower,
+    as it does for ViT, within each site. Across sites, one-shot is the only order that makes sense.
+
+    Raises:
+        UsageError: the user asks for the sequential order across sites.
     """
     towers = {site.tower for site in source.sites}
     scope = settings.scope
     if scope is None:
-        scope = "global" if len(towers) > 1 or settings.method in DECIDE else "site"
+        scope = "site"
+        if len(towers) > 1 or settings.method in DECIDE:
+            scope = "global"
     order = settings.order
     if order is None:
-        order = "one-shot" if scope == "global" else "sequential"
+        order = "sequential"
+        if scope == "global":
+            order = "one-shot"
     if scope == "global" and settings.order == "sequential":
         raise UsageError(
             f"--order sequential cannot compare heads over a whole model, as it is done for {source.name}",
@@ -305,47 +409,93 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
 
 
 def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
+    """Score the heads, with a warning where scores of different towers are compared that have no common scale."""
     towers = {site.tower for site in sites_of(source, settings.tower)}
-    if settings.scope == "global" and len(towers) > 1 and not criterion_of(source, settings).compares_towers:
+    across_towers = settings.scope == "global" and len(towers) > 1
+    if across_towers and not criterion_of(source, settings).compares_towers:
         log.warn(
             f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
             "the paper scores the visual tower only (--tower visual), or searches circuits over both"
         )
-    return score_source(with_max_length(source, settings.max_length), settings, log)
+    source_to_score = with_max_length(source, settings.max_length)
+    return score_source(source_to_score, settings, log)
 
 
 def _from_circuit(
     document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
 ) -> tuple[HeadMask, dict[str, Any]]:
-    """Return the mask that a circuit decides, and what is to be said of it."""
+    """Return the mask that a circuit decides, and what the provenance says of the circuit.
+
+    Args:
+        document: the circuit.
+        path: where it was read.
+        source: the model.
+        settings: of ``prune``.
+        fixed: the heads to keep at the sites where another mask decides.
+
+    Raises:
+        InputError: the circuit is of a tower that the model does not have.
+    """
     ranking = ranking_from_json(document, source.sites, path)
-    whole = source.description.mask
+    at_start = source.description.mask.without(ranking.start)
+
     # A circuit of one tower says so; a budget then counts the heads of that tower.
-    tower = document.get("tower")
-    if tower not in (None, "both") and tower not in [site.tower for site in source.sites]:
-        raise InputError(f"circuit {path} is of the tower {shown(tower)}, which {source.name} does not have")
-    paths = [site.path for site in sites_of(source, settings.tower or tower)]
-    before = whole.at(paths)
-    present = whole.without(ranking.start).at(paths)
-    fixed = {site: kept for site, kept in fixed.items() if site in present.heads}
+    tower = _tower_of(document, path, source)
+    paths = site_paths(source, settings.tower or tower)
+    before = source.description.mask.at(paths)
+    present = at_start.at(paths)
+    fixed_here = _at_sites_of(present, fixed)
+    count = _count_removals(ranking, before, present, settings)
+
     search = {key: document[key] for key in ("objective", "algorithm") if key in document}
     details: dict[str, Any] = {"circuit": search}
-    if settings.keep is None and settings.remove is None:
-        count = len(set(present.kept_heads).intersection(ranking.removed))
-    else:
-        # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
-        gone = len(before.kept_heads) - len(present.kept_heads)
-        count = total_budget(before, settings.keep, settings.remove) - gone
-    order = list(ranking.removed)
     if settings.sample_from is not None:
         order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         details["sample_from"] = settings.sample_from
         check_whole(ranking, ranking.removed[settings.sample_from :], path)
-    mask = select_global(order, present, max(count, 0), fixed)
-    if settings.sample_from is None:
-        decided_here = [(site, head) for site, head in mask.kept_heads if site not in fixed]
-        check_whole(ranking, decided_here, path)
-    return whole.without(ranking.start).updated(mask), details
+        mask = select_global(order, present, max(count, 0), fixed_here)
+    else:
+        order = list(ranking.removed)
+        mask = select_global(order, present, max(count, 0), fixed_here)
+        kept_by_circuit = []
+        for site, head in mask.kept_heads:
+            if site not in fixed_here:
+                kept_by_circuit.append((site, head))
+        check_whole(ranking, kept_by_circuit, path)
+    return at_start.updated(mask), details
+
+
+def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, settings: PruneSettings) -> int:
+    """Return how many heads go in the order of a circuit; below zero where its start takes more than the budget.
+
+    Args:
+        ranking: of the circuit.
+        before: the heads of the model.
+        present: those of them that are there where the circuit starts.
+        settings: with the budget; without one, all removals of the circuit count.
+    """
+    has_budget = settings.keep is not None or settings.remove is not None
+    if not has_budget:
+        removable = set(present.kept_heads).intersection(ranking.removed)
+        return len(removable)
+    # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
+    gone_at_start = len(before.kept_heads) - len(present.kept_heads)
+    return total_budget(before, settings.keep, settings.remove) - gone_at_start
+
+
+def _tower_of(document: Any, path: str, source: Source) -> str | None:
+    """Return the tower whose heads a circuit ranks: its name, ``both``, or None where the circuit does not say.
+
+    Raises:
+        InputError: the model has no such tower.
+    """
+    tower: str | None = document.get("tower")
+    if tower is None or tower == "both":
+        return tower
+    towers = [site.tower for site in source.sites]
+    if tower not in towers:
+        raise InputError(f"circuit {path} is of the tower {shown(tower)}, which {source.name} does not have")
+    return tower
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -354,12 +504,25 @@ def _from_circuit(
 def _write(
     source: Source, settings: PruneSettings, layout: str, output: Output, mask_output: Output | None, log: Log
 ) -> Outcome:
-    """Write the pruned model and its mask; of a folder, the mask lies in it."""
+    """Write the pruned model and its mask.
+
+    Args:
+        source: the model.
+        settings: of ``prune``.
+        layout: ``sliced`` or ``zeroed``.
+        output: the checkpoint or the folder.
+        mask_output: the file of the mask; None for a folder, which holds its mask itself.
+        log: hears what was saved.
+    """
+    # The heads that are kept.
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
     check_finite_weights(source.name, source.tensors)
     _warn_of_mask(source, settings, mask, log)
-    origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout}, source.lineage)
+
+    # What the model, its mask and the answer say.
+    details = {**details, "layout": layout}
+    origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)
@@ -375,29 +538,43 @@ def _write(
         cost=cost,
     )
     log.info(_saving(source.description.mask, mask, cost))
+
+    # A folder of the library, which holds the mask too.
     if mask_output is None:
-        config = description.config if layout == "zeroed" else _stock_config(source, mask.counts())
-        weights = source.family.export_folder(output.temporary, config, description.preprocess, description.labels)
-        with open(output.temporary / weights, "wb") as handle:
+        config: Mapping[str, object] = description.config
+        if layout != "zeroed":
+            config = _stock_config(source, mask.counts())
+        folder = output.temporary
+        weights = source.family.export_folder(folder, config, description.preprocess, description.labels)
+        with open(folder / weights, "wb") as handle:
             digest = write_tensors(handle, tensors, description.to_json())
-        (output.temporary / "hydractl.mask.json").write_bytes(json_bytes(mask_document))
+        mask_in_folder = folder / "hydractl.mask.json"
+        mask_in_folder.write_bytes(json_bytes(mask_document))
         return Outcome(replace(answer, sha256=digest).to_json(), files=[output.commit()])
+
+    # A checkpoint, with the mask beside it.
     digest = write_checkpoint(output, tensors, description.to_json())
-    files = [output.path, write_json(mask_output, mask_document)]
-    return Outcome(replace(answer, sha256=digest).to_json(), files=files)
+    mask_file = write_json(mask_output, mask_document)
+    return Outcome(replace(answer, sha256=digest).to_json(), files=[output.path, mask_file])
 
 
 def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
-    """Say where a mask is hardly what was meant: it removes nothing, or whole sites."""
-    amounts = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
-    if mask.kept == source.description.mask.kept and amounts:
-        asked = f"{settings.called(amounts[0])} {getattr(settings, amounts[0])}"
-        log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")
+    """Warn of a mask that is hardly what was meant: one that removes nothing, or removes whole sites."""
+    removes_nothing = mask.kept == source.description.mask.kept
+    amounts_given = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
+    if removes_nothing and amounts_given:
+        amount = amounts_given[0]
+        flag = settings.called(amount)
+        value = getattr(settings, amount)
+        log.warn(f"no head is removed: {flag} {value} keeps every head that {source.name} has")
     if source.description.params_nonzero is not None:
         log.warn(f"finetune will train the single weights that {source.name} lost: prune heads first, then --weights")
-    empty = [path for path, kept in mask.kept.items() if not kept]
-    if empty:
-        log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
+    empty_sites = []
+    for path, kept in mask.kept.items():
+        if not kept:
+            empty_sites.append(path)
+    if empty_sites:
+        log.warn(f"{len(empty_sites)} of {len(mask.heads)} sites keep no head: {', '.join(empty_sites)}")
 
 
 def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]:
@@ -407,8 +584,9 @@ def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]
         UsageError: the library has no configuration for it.
     """
     hint = "use --layout zeroed, or write a .st file"
-    if len(set(counts)) > 1 or not counts[0]:
-        numbers = ", ".join(str(count) for count in sorted(set(counts)))
+    distinct_counts = sorted(set(counts))
+    if len(distinct_counts) > 1 or not counts[0]:
+        numbers = ", ".join(map(str, distinct_counts))
         raise UsageError(f"--layout sliced: a folder has one number of heads, and sites keep {numbers}", hint=hint)
     config = source.family.with_heads(source.description.config, counts[0])
     if config is None:
@@ -418,23 +596,30 @@ def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]
 
 
 def _saving(before: HeadMask, after: HeadMask, cost: SizeChange) -> str:
-    """Say how many heads went, and what that saves."""
+    """Return the sentence that says how many heads were removed, and what that saves."""
     heads = len(before.kept_heads)
-    removed = heads - len(after.kept_heads)
+    heads_left = len(after.kept_heads)
+    removed = heads - heads_left
     parameters = signed_change(cost.before.params, cost.after.params)
     mult_adds = signed_change(cost.before.macs, cost.after.macs)
     return f"{removed} of {heads} heads removed: parameters {parameters}, mult-adds {mult_adds}"
 
 
 def _costs(source: Source, mask: HeadMask) -> SizeChange:
+    """Return the size of the model and of what a mask leaves of it when the weights are sliced."""
     description, tensors = pruned(source, mask, "sliced")
-    return SizeChange(before=size_of(source.description, source.tensors), after=size_of(description, tensors))
+    before = size_of(source.description, source.tensors)
+    after = size_of(description, tensors)
+    return SizeChange(before=before, after=after)
 
 
 def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
-    """Say what would happen. The mask itself is known beforehand only when no data has to be read."""
+    """Return what would be done and written.
+
+    The number of heads at each site is named only where it follows without reading data.
+    """
     whole = source.description.mask
-    present = whole.at(site.path for site in sites_of(source, settings.tower))
+    present = whole.at(site_paths(source, settings.tower))
     plan = PruneAnswer(
         schema=_SCHEMA,
         dry_run=True,
@@ -443,26 +628,30 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         layout=layout,
         files=[str(path), str(mask_path)],
     )
-    if settings.max_drop is not None and (settings.val or settings.circuit is None):
-        return _noted(plan, "how many heads are removed is known only after measuring accuracy")
+    drops_as_in_circuit = settings.circuit is not None and not settings.val
+    if settings.max_drop is not None and not drops_as_in_circuit:
+        return _outcome_with_note(plan, "how many heads are removed is known only after measuring accuracy")
     if settings.method in DECIDE:
-        criterion_of(source, settings)
-        return _noted(plan, "how many heads are kept, and which, is known only after scoring")
+        criterion_of(source, settings)  # refuses what it cannot score
+        return _outcome_with_note(plan, "how many heads are kept, and which, is known only after scoring")
     if settings.method and settings.scope == "global":
-        total_budget(present, settings.keep, settings.remove)
-        return _noted(plan, "heads per site of a global selection are known only after scoring")
+        total_budget(present, settings.keep, settings.remove)  # refuses more heads than there are
+        return _outcome_with_note(plan, "heads per site of a global selection are known only after scoring")
     if settings.method:
+        # The first heads of each site stand for those that scores would remove: only their number is known.
         budget = site_budget(present, settings.keep, settings.remove)
         removed = []
-        for path_of_site, kept in present.kept.items():
-            removed += [(path_of_site, head) for head in kept[: budget[path_of_site]]]
-        mask = whole.without(removed)  # which heads go is not known, but at which sites
+        for path_of_site, heads in present.kept.items():
+            count = budget[path_of_site]
+            removed += [(path_of_site, head) for head in heads[:count]]
+        mask = whole.without(removed)
     else:
-        mask = choose(source, settings, Log())[0]
+        mask, _, _ = choose(source, settings, Log())
     plan = replace(plan, heads=mask.counts(), cost=_costs(source, mask))
     return Outcome(plan.to_json())
 
 
-def _noted(plan: PruneAnswer, note: str) -> Outcome:
-    """Return a plan with what is not known beforehand."""
-    return Outcome(replace(plan, note=note).to_json())
+def _outcome_with_note(plan: PruneAnswer, note: str) -> Outcome:
+    """Return the outcome of a dry run, with a note on what is not known beforehand."""
+    plan_with_note = replace(plan, note=note)
+    return Outcome(plan_with_note.to_json())

@@ -24,52 +24,69 @@ _CARD_HINT = "eval --card FILE.md writes one"
 
 def run(settings: PushSettings, log: Log) -> Outcome:
     """Upload the files and their card in one commit."""
-    what = Path(settings.model[0])
-    where = settings.model[1]
-    hub_name = parse_hub_name(where.removeprefix("hf:"))
+    # The folder or file, and the repository.
+    path = Path(settings.model[0])
+    hub_text = settings.model[1]
+    hub_name = parse_hub_name(hub_text.removeprefix("hf:"))
     repo = hub_name.repo
     branch = hub_name.revision
     if hub_name.file is not None:
         raise UsageError(
-            f"{where} names a file; it is called {what.name} there", hint=f"hydractl push {what} hf:{repo}"
+            f"{hub_text} names a file; it is called {path.name} there", hint=f"hydractl push {path} hf:{repo}"
         )
-    if not what.exists():
-        raise InputError(f"no such file or folder: {what}")
-    source = open_source(str(what), ModelOptions(bodies=True))
-    contents = contents_of(what, settings.include)
-    files: dict[str, Path | bytes] = {**contents.files, CARD: _card(settings, source, repo, contents)}
+    if not path.exists():
+        raise InputError(f"no such file or folder: {path}")
+
+    # The files that are uploaded.
+    source = open_source(str(path), ModelOptions(bodies=True))
+    contents = contents_of(path, settings.include)
+    files: dict[str, Path | bytes] = dict(contents.files)
+    files[CARD] = _card(settings, source, repo, contents)
     answer = PushAnswer(
         schema=SCHEMA,
         model=source.name,
         repository=repo,
         branch=branch,
-        files=[_described(name, content) for name, content in files.items()],
+        files=[_file_record(name, content) for name, content in files.items()],
         left_out=[PushedFile(path=name, bytes=size) for name, size in contents.left_out.items()],
     )
     if contents.left_out:
         names = some(list(contents.left_out), 5)
         log.info(f"left out, as no part of the model: {names}; --include NAME takes one along")
     if settings.dry_run:
-        return Outcome(replace(answer, dry_run=True).to_json())
+        answer = replace(answer, dry_run=True)
+        return Outcome(answer.to_json())
+
     log.info(f"uploading {', '.join(files)} to {repo}")
-    message = settings.message or f"Add {what.name}"
-    commit, uploaded = upload(files, Destination(repo, branch, settings.private, message, settings.force))
+    message = settings.message or f"Add {path.name}"
+    destination = Destination(repo, branch, settings.private, message, settings.force)
+    commit, uploaded = upload(files, destination)
     pushed = replace(answer, commit=commit, uploaded=uploaded, pinned=f"hf:{repo}@{commit}")
     return Outcome(pushed.to_json())
 
 
-def _described(name: str, content: Path | bytes) -> PushedFile:
-    """Return a file of the repository, by its size and digest."""
-    return PushedFile(path=name, bytes=_size(content), sha256=_sha256(content))
+def _file_record(name: str, content: Path | bytes) -> PushedFile:
+    """Return what the answer says of a file: its name in the repository, its size in bytes and its digest."""
+    if isinstance(content, bytes):
+        size = len(content)
+        digest = hashlib.sha256(content).hexdigest()
+    else:
+        size = content.stat().st_size
+        digest = sha256_file(content)
+    return PushedFile(path=name, bytes=size, sha256=digest)
 
 
 def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFiles) -> bytes:
-    """Return the card of the repository: written anew, or the one that was named or lies in the folder."""
-    written = None
+    """Return the card of the repository, from the card that was named or lies in the folder, else a new one.
+
+    Raises:
+        InputError: the card cannot be read, or is broken.
+    """
+    card_text = None
     card = settings.card or contents.files.get(CARD)
     if card is not None:
         try:
-            written = Path(card).read_text(encoding="utf-8")
+            card_text = Path(card).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the card {card}", hint=_CARD_HINT) from error
     with refused_as(f"the card {card} is broken", hint=_CARD_HINT):
@@ -77,29 +94,17 @@ def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFil
             source.description,
             _task(source),
             repo,
-            written,
+            card_text,
             license=settings.license,
             base_model=settings.base_model,
         )
 
 
 def _task(source: Source) -> str:
-    """Return what the Hub calls the task of a model."""
+    """Return the Hub's name of the model's task."""
     classes = source.family.classes(source.description.config)
     if classes is None:
         return "zero-shot-image-classification"
     if classes == 0:
         return "feature-extraction"
     return f"{source.description.reads}-classification"
-
-
-def _size(content: Path | bytes) -> int:
-    if isinstance(content, bytes):
-        return len(content)
-    return content.stat().st_size
-
-
-def _sha256(content: Path | bytes) -> str:
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()
-    return sha256_file(content)

@@ -26,7 +26,7 @@ from hydractl.settings.reporting import ReportSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in, unmet_of_bench
 
-_OF_AN_EVAL = ("html", "card", "card_model", "note", "openood_csv", "over")
+_ONLY_FOR_EVALS = ("html", "card", "card_model", "note", "openood_csv", "over")
 """Options that only documents of ``eval`` have a use for."""
 
 Documents = Mapping[str, Any]
@@ -35,54 +35,71 @@ Documents = Mapping[str, Any]
 
 def run(settings: ReportSettings, log: Log) -> Outcome:
     """Report on documents of one kind."""
-    documents = {path: read_json_file(path) for path in settings.model}
-    schemas = {_schema_of(document, path) for path, document in documents.items()}
+    documents = {}
+    schemas = set()
+    for path in settings.model:
+        documents[path] = read_json_file(path)
+    for path, document in documents.items():
+        schemas.add(_schema_of(document, path))
     if schemas == {EVAL_SCHEMA}:
         return _report_on_evals(documents, settings, log)
     if len(documents) > 1:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
     ((path, document),) = documents.items()
     (schema,) = schemas
-    return _OF_OTHERS[schema](document, path, settings)
+    report_on = _REPORTS_ON_OTHERS[schema]
+    return report_on(document, path, settings)
 
 
 def _schema_of(document: Any, path: str) -> str:
     """Return the schema of a document that there are reports on.
 
     Raises:
-        InputError: it is another one, which is named.
+        InputError: there are none on this one; names its schema.
     """
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema == EVAL_SCHEMA or schema in _OF_OTHERS:
+    schema = None
+    schema_shown = "none"
+    if isinstance(document, dict):
+        schema = document.get("schema")
+        schema_shown = shown(schema)
+    if schema == EVAL_SCHEMA or schema in _REPORTS_ON_OTHERS:
         return str(schema)
-    name = shown(schema) if isinstance(document, dict) else "none"
+    other_schemas = ", ".join(_REPORTS_ON_OTHERS)
     raise InputError(
-        f"{_origin(path)} is no document of eval, bench or study (schema {name})",
-        hint=f"these have the schemas {EVAL_SCHEMA}, {', '.join(_OF_OTHERS)}",
+        f"{_origin(path)} is no document of eval, bench or study (schema {schema_shown})",
+        hint=f"these have the schemas {EVAL_SCHEMA}, {other_schemas}",
     )
 
 
 def _origin(path: str) -> str:
-    return "standard input" if path == "-" else path
+    """Return what messages call the file of a document."""
+    if path == "-":
+        return "standard input"
+    return path
 
 
 # --- evals ------------------------------------------------------------------------------------------------------------
 
 
 def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -> Outcome:
-    """Show one eval, or the means of several, and write what is made of it."""
+    """Show one eval, or the means of several, and write the reports that are asked for."""
     answer = _answer_of(documents, settings, log)
     if settings.note is not None:
         answer = replace(answer, note=settings.note)
     document = answer.to_json()
+
+    # Hold the requirements against its rows.
     rows = [(row.name, row.to_json()) for row in answer.models]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     names = [name for name, _ in rows]
+
+    # Write the document and the reports, every file claimed before the first is written.
     files: list[Path] = []
     with ExitStack() as stack:
         output = None
         if settings.output is not None and not settings.to_stdout:
-            output = stack.enter_context(Output(file_path(settings.output), force=settings.force))
+            path = file_path(settings.output)
+            output = stack.enter_context(Output(path, force=settings.force))
         reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
         if not settings.dry_run:
             if output is not None:
@@ -92,10 +109,12 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
 
 
 def _answer_of(documents: Documents, settings: ReportSettings, log: Log) -> EvalAnswer:
-    """Return the answer of an eval, or the means of several."""
-    answers = {path: eval_of(document, _origin(path)) for path, document in documents.items()}
+    """Return the answer of an eval, or the means of several, with their warnings logged."""
+    answers = {}
+    for path, document in documents.items():
+        answers[path] = eval_of(document, _origin(path))
     if settings.over is None:
-        (answer,) = answers.values()  # several are refused by the settings
+        (answer,) = answers.values()  # the settings refuse several
         return answer
     mean = means(answers, settings.over)
     for warning in mean.warnings or ():
@@ -109,14 +128,21 @@ def _answer_of(documents: Documents, settings: ReportSettings, log: Log) -> Eval
 def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outcome:
     """Show a bench, and draw it as one picture."""
     check_document(document, _origin(path), Bench)
-    _refuse("bench", path, settings, _OF_AN_EVAL, hint=None)
-    plot = None if settings.plots is None else file_path(settings.plots)
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"--plots of a bench is one picture, .png or .svg, and not {plot}", hint="--plots bench.svg")
-    names = list(dict.fromkeys(row["model"] for row in document["results"]))
-    compared = {row["model"] for row in document["results"] if row.get("kind") in COMPARED}
-    check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
-    unmet = unmet_of_bench(document["results"], settings.requirements(), compared)
+    _refuse("bench", path, settings, _ONLY_FOR_EVALS, hint=None)
+    plot = None
+    if settings.plots is not None:
+        plot = _plot_path(settings.plots)
+
+    names: list[str] = []
+    compared: set[str] = set()
+    for row in document["results"]:
+        names.append(row["model"])
+        if row.get("kind") in COMPARED:
+            compared.add(row["model"])
+    requirements = settings.requirements()
+    check_known(requirements, list(dict.fromkeys(names)), ROW_KEYS, skip_first=True, named_only=compared)
+    unmet = unmet_of_bench(document["results"], requirements, compared)
+
     if plot is None:
         return Outcome(document, unmet=unmet)
     if settings.dry_run:
@@ -128,24 +154,49 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
     return Outcome(document, files=[picture], unmet=unmet)
 
 
+def _plot_path(plots: str) -> Path:
+    """Return the file that ``--plots`` of a bench names.
+
+    Raises:
+        UsageError: it is no picture.
+    """
+    plot = file_path(plots)
+    if plot.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"--plots of a bench is one picture, .png or .svg, and not {plot}", hint="--plots bench.svg")
+    return plot
+
+
 def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outcome:
     """Show a study: its rows and its verdict."""
     check_document(document, _origin(path), StudyForm)
     hint = "the folder of a study holds test.json, the eval of all its rows"
-    _refuse("study", path, settings, (*_OF_AN_EVAL, "plots"), hint)
+    _refuse("study", path, settings, (*_ONLY_FOR_EVALS, "plots"), hint)
     rows = [(row["name"], row) for row in document["rows"]]
-    return Outcome(document, unmet=unmet_in(rows, settings.requirements(), skip_first=False))
+    unmet = unmet_in(rows, settings.requirements(), skip_first=False)
+    return Outcome(document, unmet=unmet)
 
 
 def _refuse(verb: str, path: str, settings: ReportSettings, names: tuple[str, ...], hint: str | None) -> None:
-    """Refuse options that documents of this verb have no use for."""
+    """Refuse options that documents of this verb have no use for.
+
+    Args:
+        verb: which wrote the document.
+        path: of the document.
+        settings: of the command.
+        names: of the options.
+        hint: to add to the error.
+
+    Raises:
+        UsageError: one of the options was given.
+    """
     for name in names:
         if settings.given(name):
-            raise UsageError(f"{settings.called(name)} is of an eval, and {_origin(path)} is of {verb}", hint=hint)
+            flag = settings.called(name)
+            raise UsageError(f"{flag} is of an eval, and {_origin(path)} is of {verb}", hint=hint)
 
 
-_OF_OTHERS: Mapping[str, Callable[[Any, str, ReportSettings], Outcome]] = {
+_REPORTS_ON_OTHERS: Mapping[str, Callable[[Any, str, ReportSettings], Outcome]] = {
     BENCH_SCHEMA: _report_on_bench,
     STUDY_SCHEMA: _report_on_study,
 }
-"""What reports on a document that is no eval, by its schema."""
+"""The functions that report on a document that is no eval, by its schema."""

@@ -20,37 +20,39 @@ def unmet_in(
     label: Callable[[str, Mapping[str, Any]], str] = lambda name, _: name,
     named_only: Collection[str] = (),
 ) -> list[str]:
-    """Hold requirements against the rows they are about.
+    """Return the requirements that do not hold, with the reason.
 
     Args:
         rows: name and values of each row, in order.
         requirements: the expressions; with a row name one is about the rows of that name, else about all.
         skip_first: whether an expression without a row name leaves out the rows of the first name (the reference).
-        label: what to call a row in a failure, where several rows have the same name.
+        label: returns what to call a row in a failure, from its name and its values, where names may be repeated.
         named_only: names of rows that only an expression with their name is about.
 
     Returns:
-        One line for each row in which one does not hold; a value that is null, missing or no number does not hold,
-        nor does a requirement that no row is left for.
+        One line for each requirement and each row in which it does not hold. A value that is null, missing or no
+        number does not meet a requirement. One that no row is left for has a line of its own.
     """
     failures = []
     for requirement in requirements:
-        chosen = _rows_of(requirement, rows, skip_first, named_only)
-        if not chosen:
-            failures.append(f"{requirement.text}: {_no_row(requirement, rows)}")
-        for name, row in chosen:
-            failure = _failure(requirement, label(name, row), row)
-            if failure is not None:
-                failures.append(f"{requirement.text}: {failure}")
+        rows_to_check = _rows_of(requirement, rows, skip_first, named_only)
+        if not rows_to_check:
+            reason = _why_no_row(requirement, rows)
+            failures.append(f"{requirement.text}: {reason}")
+        for name, values in rows_to_check:
+            reason_in_row = _failure(requirement, label(name, values), values)
+            if reason_in_row is not None:
+                failures.append(f"{requirement.text}: {reason_in_row}")
     return failures
 
 
-def _failure(requirement: Requirement, name: str, row: Mapping[str, Any]) -> str | None:
+def _failure(requirement: Requirement, name: str, values: Mapping[str, Any]) -> str | None:
     """Return why a requirement does not hold in one row; None where it does."""
     key = requirement.key
-    value = lookup(row, key)
+    value = lookup(values, key)
     if value is _MISSING:
-        return f"{name} has no {key}{did_you_mean(key, _number_keys(row))}"
+        guess = did_you_mean(key, _number_keys(values))
+        return f"{name} has no {key}{guess}"
     if value is None:
         return f"{key} of {name} is null"
     if not _is_number(value):
@@ -63,7 +65,7 @@ def _failure(requirement: Requirement, name: str, row: Mapping[str, Any]) -> str
 def unmet_of_bench(
     results: Sequence[Mapping[str, Any]], requirements: Sequence[Requirement], compared: Collection[str]
 ) -> list[str]:
-    """Hold requirements against the rows of a bench.
+    """Return the requirements that do not hold in the rows of a bench.
 
     Args:
         results: its rows, those of the reference first.
@@ -74,11 +76,14 @@ def unmet_of_bench(
         One line for each row in which one does not hold.
     """
 
-    def label(name: str, row: Mapping[str, Any]) -> str:
-        return f"{name} (batch {row['batch_size']}, {row['dtype']})"
+    def with_setting(name: str, row: Mapping[str, Any]) -> str:
+        """Name a row with what it was measured at, since a model has one row for each batch size and dtype."""
+        batch_size = row["batch_size"]
+        dtype = row["dtype"]
+        return f"{name} (batch {batch_size}, {dtype})"
 
     rows = [(row["model"], row) for row in results]
-    return unmet_in(rows, requirements, skip_first=True, label=label, named_only=compared)
+    return unmet_in(rows, requirements, skip_first=True, label=with_setting, named_only=compared)
 
 
 def check_known(
@@ -103,11 +108,13 @@ def check_known(
     problems = []
     rows: list[Row] = [(name, {}) for name in names]
     for requirement in requirements:
+        option = f"--require {requirement.text}"
         if not _rows_of(requirement, rows, skip_first, named_only):
-            problems.append(f"--require {requirement.text}: {_no_row(requirement, rows)}")
+            reason = _why_no_row(requirement, rows)
+            problems.append(f"{option}: {reason}")
         if requirement.key not in keys:
             guess = _guess(requirement.key, keys)
-            problems.append(f"--require {requirement.text}: unknown key {requirement.key!r}{guess}")
+            problems.append(f"{option}: unknown key {requirement.key!r}{guess}")
     hint = f"keys: {', '.join(keys)}"
     if len(problems) == 1:
         raise UsageError(problems[0], hint=hint)
@@ -116,40 +123,46 @@ def check_known(
 
 
 def _guess(key: str, keys: Sequence[str]) -> str:
-    """Guess what an unknown key meant: a key that ends in it, else one that is like it."""
+    """Return what to add to the message on an unknown key: what was meant, or what such a key needs."""
     ending_in_it = [known for known in keys if known.endswith(f".{key}")]
     if ending_in_it:
-        return f"; did you mean {' or '.join(ending_in_it[:3])}?"
-    outside = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
-    if key.startswith(outside) and not any(known.startswith(outside) for known in keys):
+        first_three = " or ".join(ending_in_it[:3])
+        return f"; did you mean {first_three}?"
+    ood_groups = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
+    has_ood_data = any(known.startswith(ood_groups) for known in keys)
+    if key.startswith(ood_groups) and not has_ood_data:
         return "; it needs OOD data: --ood NAME=SPEC"
-    if key.startswith("id.") and "id.n" in keys and not any(known.startswith("id.acc") for known in keys):
+    has_labels = any(known.startswith("id.acc") for known in keys)
+    if key.startswith("id.") and "id.n" in keys and not has_labels:
         return "; it needs labels, and the data have none"
     return did_you_mean(key, keys)
 
 
 _MISSING = object()
+"""What :func:`lookup` returns for a key that a row does not have; None would be a value."""
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; names with dots of their own are found too, list entries by their place.
+    """Return the value of a dotted key, such as ``ood_avg.auroc``.
 
-    A marker object where there is none.
+    Names that hold dots themselves are found too, and entries of lists by their index. A marker object is returned
+    where the row has no such key.
     """
     if key in row:
         return row[key]
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):
-        inner = row.get(".".join(parts[:length]), _MISSING)
+        group_name = ".".join(parts[:length])
         rest = ".".join(parts[length:])
-        if isinstance(inner, Mapping):
-            value = lookup(inner, rest)
+        group = row.get(group_name, _MISSING)
+        if isinstance(group, Mapping):
+            value = lookup(group, rest)
             if value is not _MISSING:
                 return value
-        elif isinstance(inner, list):
-            if rest.isdecimal() and int(rest) < len(inner):
-                return inner[int(rest)]
-        elif inner is None:  # a whole group without meaning, for example an average over no data set
+        elif isinstance(group, list):
+            if rest.isdecimal() and int(rest) < len(group):
+                return group[int(rest)]
+        elif group is None:  # a whole group without meaning, for example an average over no data set
             return None
     return _MISSING
 
@@ -164,20 +177,33 @@ def _number_keys(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, bool):  # in Python an int too
+        return False
+    return isinstance(value, (int, float))
 
 
 def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, named_only: Collection[str]) -> list[Row]:
+    """Return the rows that a requirement is about; the arguments are as in :func:`unmet_in`."""
     if requirement.row is not None:
-        return [row for row in rows if row[0] == requirement.row]
-    left_out = set(named_only)
+        return [(name, values) for name, values in rows if name == requirement.row]
+    names_left_out = set(named_only)
     if skip_first and rows:
-        left_out.add(rows[0][0])
-    return [row for row in rows if row[0] not in left_out]
+        reference, _ = rows[0]
+        names_left_out.add(reference)
+    chosen = []
+    for name, values in rows:
+        if name not in names_left_out:
+            chosen.append((name, values))
+    return chosen
 
 
-def _no_row(requirement: Requirement, rows: Sequence[Row]) -> str:
-    names = list(dict.fromkeys(name for name, _ in rows))
+def _why_no_row(requirement: Requirement, rows: Sequence[Row]) -> str:
+    """Return why a requirement is about no row at all, and what to write instead."""
+    names: list[str] = []
+    for name, _ in rows:
+        if name not in names:
+            names.append(name)
     if requirement.row is not None:
-        return f"no row is named {requirement.row!r}{did_you_mean(requirement.row, names)}"
+        guess = did_you_mean(requirement.row, names)
+        return f"no row is named {requirement.row!r}{guess}"
     return f"it is not about the first model, and there is no other; write {', '.join(names)}:{requirement.text}"

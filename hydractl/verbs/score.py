@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
-from hydractl.data import Dataset, batches, open_data
+from hydractl.data import Batch, Dataset, batches, open_data
 from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
@@ -25,6 +25,7 @@ from hydractl.model.matching import asked_classes, check_labels_are_classes, kno
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite_weights
+from hydractl.settings.laplace import LaplaceSettings
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -61,7 +62,11 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
 
 
 def criterion_of(source: Source, settings: Scoring) -> Criterion:
-    """Return the criterion of ``--method``, with all checked that can be before the model is loaded."""
+    """Return the criterion of ``--method``, after every check that is possible before the model is loaded.
+
+    Raises:
+        InputError: it needs data, and the model has no classifier.
+    """
     assert settings.method is not None  # the settings need it wherever scores are asked for
     criterion = get_criterion(settings.method)
     if criterion.needs_data:
@@ -71,17 +76,23 @@ def criterion_of(source: Source, settings: Scoring) -> Criterion:
 
 
 def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
-    """Score the heads of a source; of a model of two towers those that ``--tower`` means.
+    """Score the heads of a model; in a model of two towers, those of ``--tower``.
 
-    Of a criterion that decides how many heads are kept, ``info`` holds under its name how, and as ``kept`` which.
+    Returns:
+        The scores. A criterion that decides how many heads are kept adds an entry of its name to ``info``: how it
+        decided, and as ``kept`` which heads.
 
     Raises:
         NonFiniteError: when a score is not finite.
     """
     criterion = criterion_of(source, settings)
-    criterion_options = {option.name: getattr(settings, option.name) for option in criterion.options}
-    paths = [site.path for site in sites_of(source, settings.tower)]
-    model: Any  # or what stands in for one
+    criterion_options = {}
+    for option in criterion.options:
+        criterion_options[option.name] = getattr(settings, option.name)
+    paths = site_paths(source, settings.tower)
+
+    # The model and the samples, or what stands in for them where nothing runs.
+    model: Any
     measured_on: dict[str, Any] = {}
     used: list[Entry] = []
     if criterion.needs_data:
@@ -89,7 +100,12 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     else:
         model = _stored_heads(source, settings)
         calibration = Calibration(lambda: iter(()), 0, settings.seed, log, criterion_options)
-    indices = [index for index, site in enumerate(model.sites) if site.path in paths]
+
+    # The scores.
+    indices = []
+    for index, site in enumerate(model.sites):
+        if site.path in paths:
+            indices.append(index)
     sequential = settings.order == "sequential" and criterion.needs_data
     info: dict[str, Any] = {"arch": source.description.arch, "method": criterion.name}
     if isinstance(criterion, Decider):
@@ -101,18 +117,27 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         scores = _sequential(source, model, criterion, calibration, settings, indices)
     else:
         scores = criterion.score(model, calibration, indices)
-    details: dict[str, Any] = {
-        "method": criterion.name,
-        "order": settings.order if criterion.needs_data else None,
-        "keep": settings.keep if sequential else None,
-        "remove": settings.remove if sequential else None,
-    }
+
+    # How they were made.
+    details: dict[str, Any] = {"method": criterion.name, "order": None, "keep": None, "remove": None}
+    if criterion.needs_data:
+        details["order"] = settings.order
+    if sequential:
+        details["keep"] = settings.keep
+        details["remove"] = settings.remove
     details.update(measured_on)
     details.update(criterion_options)
     details.update(asked_classes(source, settings.tower))
     info["source"] = provenance("score", settings.seed, [source.sha256], details, source.lineage)
     info["seen"] = merged(source.description.seen, used)
-    return HeadScores(_by_head(source, model, criterion.name, scores), info)
+    scores_by_path = _by_head(source, model, criterion.name, scores)
+    return HeadScores(scores_by_path, info)
+
+
+def site_paths(source: Source, tower: str | None) -> list[str]:
+    """Return the paths of the sites of a tower, as :func:`hydractl.model.matching.sites_of` finds them."""
+    sites = sites_of(source, tower)
+    return [site.path for site in sites]
 
 
 def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
@@ -121,21 +146,25 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
     Args:
         source: the model, perhaps pruned before.
         model: the same, built.
-        kept: by the index of the site, places among the heads that are there.
+        kept: by the index of the site, indices among the heads that the pruned model still has.
+
+    Returns:
+        The numbers of the heads by the path of the site.
     """
     originals = {}
-    for index, places in kept.items():
-        path = model.sites[index].path
-        heads_there = source.description.mask.kept[path]
-        originals[path] = [heads_there[place] for place in places]
+    for site_index, head_indices in kept.items():
+        path = model.sites[site_index].path
+        heads_present = source.description.mask.kept[path]
+        originals[path] = [heads_present[head_index] for head_index in head_indices]
     return originals
 
 
 def _stored_heads(source: Source, settings: Scoring) -> Any:
-    """Return what stands in for a model of which nothing runs: it reads the weights of one site after another."""
+    """Return what stands in for a model that does not run: it reads the weights of one site after another."""
     check_finite_weights(source.name, source.tensors)
     resolve_device(settings.device)
-    return StoredHeads(source.tensors, source.description, source.family, resolve_dtype(settings.dtype))
+    dtype = resolve_dtype(settings.dtype)
+    return StoredHeads(source.tensors, source.description, source.family, dtype)
 
 
 def with_data(
@@ -153,21 +182,23 @@ def with_data(
         The source with its classes named for the data, the model, the samples, what the provenance says of them, and
         the entry of samples that have been seen.
     """
+    # The data.
     assert settings.data is not None  # the settings need it for such a criterion
     source = named_by_data(source, settings.data, settings.limit)
-    # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
-    labels = source.description.labels or []
     dataset = open_data(
         settings.data,
         limit=settings.limit,
         seed=settings.seed,
-        labels=labels,
+        # Without class names, an empty list makes the data refuse names instead of matching them by position.
+        labels=source.description.labels or [],
         need_labels=True,
         reads={source.name: source.description.reads},
     )
     report_classes(dataset, log)
     check_labels_are_classes(dataset, source)
     model = build_model(source, settings.device, settings.dtype)
+
+    # The samples that are drawn.
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
         log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
@@ -176,11 +207,14 @@ def with_data(
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:
-        for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            labels_of_batch = known(batch.labels).to(parameter.device)
-            yield inputs, labels_of_batch
+        """Yield inputs and labels [batch] of the drawn samples, on the model's device."""
+        for inputs, batch in model_batches(model, dataset, drawn, settings):
+            labels = known(batch.labels)
+            yield inputs, labels.to(parameter.device)
 
+    calibration = Calibration(iterate, count, settings.seed, log, criterion_options)
+
+    # What the provenance says of them.
     measured_on = {
         "samples": count,
         "data": dataset.fingerprint(),
@@ -189,16 +223,40 @@ def with_data(
         "max_length": source.description.preprocess.get("max_length"),
     }
     used: list[Entry] = [entry(settings.verb, "calibration", dataset, drawn)]
-    calibration = Calibration(iterate, count, settings.seed, log, criterion_options)
     return source, model, calibration, measured_on, used
 
 
+def model_batches(
+    model: HydraModel, dataset: Dataset, indices: Sequence[int], settings: Scoring | LaplaceSettings
+) -> Iterator[tuple[Any, Batch]]:
+    """Yield batches of samples, each behind its inputs as the model takes them: on its device, in its dtype.
+
+    Args:
+        model: the model.
+        dataset: the samples.
+        indices: which of them, in order.
+        settings: with the size of a batch, and the workers that read.
+    """
+    parameter = next(model.parameters())
+    read_batches = batches(
+        dataset,
+        model.preprocess,
+        settings.batch_size,
+        workers=settings.workers,
+        indices=indices,
+    )
+    for batch in read_batches:
+        inputs = move(batch.inputs, parameter.device, parameter.dtype)
+        yield inputs, batch
+
+
 def drawn_samples(dataset: Dataset, settings: Scoring) -> list[int]:
-    """Return the indices of the calibration samples, drawn by ``--seed`` without replacement, in order."""
+    """Return the indices of the calibration samples, drawn by ``--seed`` without replacement, in ascending order."""
     count = min(settings.samples, len(dataset))
     generator = np.random.default_rng(settings.seed)
-    drawn: list[int] = generator.choice(len(dataset), count, replace=False).tolist()
-    return sorted(drawn)
+    drawn = generator.choice(len(dataset), count, replace=False)
+    indices: list[int] = drawn.tolist()
+    return sorted(indices)
 
 
 def _sequential(
@@ -209,19 +267,34 @@ def _sequential(
     settings: Scoring,
     indices: Sequence[int],
 ) -> dict[int, list[float]]:
-    """Score site after site on the model as pruned so far (paper D.1.1)."""
+    """Score site after site on the model as pruned so far (paper D.1.1).
+
+    Args:
+        source: the model.
+        model: the same, built; the gates of its heads are set while it is scored, and removed at the end.
+        criterion: by which heads are scored, and the lowest removed.
+        calibration: the samples to score on.
+        settings: with the number of heads to keep or to remove at each site.
+        indices: of the sites, in the order in which they are scored.
+
+    Returns:
+        By the index of the site, the scores of the heads that are there.
+    """
     paths = [model.sites[index].path for index in indices]
-    budget = site_budget(source.description.mask.at(paths), settings.keep, settings.remove)
+    present = source.description.mask.at(paths)
+    budget = site_budget(present, settings.keep, settings.remove)
     parameter = next(model.parameters())
     scores: dict[int, list[float]] = {}
     try:
         for index, path in zip(indices, paths, strict=True):
-            of_site = criterion.score(model, calibration, [index])[index]
-            scores[index] = of_site
-            # A zero gate is a removed head, for the outputs and for every gradient behind it.
-            lowest_first = sorted(range(len(of_site)), key=of_site.__getitem__)  # of equal ones the first
-            gate = torch.ones(1, len(of_site), device=parameter.device, dtype=parameter.dtype)
-            gate[0, lowest_first[: budget[path]]] = 0
+            site_scores = criterion.score(model, calibration, [index])[index]
+            scores[index] = site_scores
+            heads = len(site_scores)
+            lowest_first = sorted(range(heads), key=site_scores.__getitem__)  # of equal scores, the first head first
+            removed = lowest_first[: budget[path]]
+            # A zero gate removes a head, for the outputs and for every gradient behind it.
+            gate = torch.ones(1, heads, device=parameter.device, dtype=parameter.dtype)  # [1, heads]
+            gate[0, removed] = 0
             model.attentions[index].head_gate = gate
     finally:
         for attention in model.attentions:
@@ -232,18 +305,27 @@ def _sequential(
 def _by_head(
     source: Source, model: ScoredModel, method: str, scores: Mapping[int, Sequence[float]]
 ) -> dict[str, tuple[float, ...]]:
-    """Return one score for every head of the original numbering: that of a head that is gone is minus infinity.
+    """Return one score for every head that the model had before any pruning, by the path of the site.
+
+    The score of a head that is gone is minus infinity.
+
+    Args:
+        source: the model.
+        model: the same, built.
+        method: the criterion, for the error.
+        scores: by the index of the site, the scores of the heads that are there.
 
     Raises:
         NonFiniteError: the score of a head that is there is not finite.
     """
-    by_site = {}
-    for index, of_site in scores.items():
+    scores_by_path = {}
+    for index, scores_present in scores.items():
         site = model.sites[index]
-        of_all_heads = [-math.inf] * site.heads
-        for head, score in zip(source.description.mask.kept[site.path], of_site, strict=True):
+        heads_present = source.description.mask.kept[site.path]
+        scores_of_all = [-math.inf] * site.heads
+        for head, score in zip(heads_present, scores_present, strict=True):
             if not math.isfinite(score):
                 raise NonFiniteError(f"the {method} score of {site.path} head {head} is {score}")
-            of_all_heads[head] = score
-        by_site[site.path] = tuple(of_all_heads)
-    return by_site
+            scores_of_all[head] = score
+        scores_by_path[site.path] = tuple(scores_of_all)
+    return scores_by_path

@@ -84,16 +84,16 @@ _COMMON = {
 }
 """The options of a study that its commands are given too, by verb."""
 
-_BACKWARD = 4
-"""Times the forward pass that a step of a training takes, about."""
+_TRAINING_PASSES = 4
+"""How many forward passes take about as long as one training step: forward, backward and the update."""
 
-_NEIGHBOURS = 50
-"""The default of ``eval --knn-k``, for a thousand samples or more."""
+_DEFAULT_NEIGHBOURS = 50
+"""The default of ``eval --knn-k``, used with a thousand training samples or more."""
 _SAMPLES_A_NEIGHBOUR = 20
-"""Of fewer samples the distance to one neighbour in so many is taken."""
+"""With fewer samples, k is the number of samples divided by this."""
 _KEPT_BYTES = 1 << 30
-"""Memory for data as models read them, so that rows that run in this process share what was decoded."""
-_DECIDE = (
+"""Memory for decoded data, which the rows that run in this process share."""
+_DECISIVE = (
     "train",
     "val",
     "ood_val",
@@ -122,21 +122,22 @@ _DECIDE = (
 
 
 def run(settings: StudySettings, log: Log) -> Outcome:
-    """Run what is missing of a study and give its verdict."""
+    """Run the steps of a study that are not done yet, and return its verdict."""
     check_places(settings.places, settings.slurm)
-    source = only_one(open_sources(settings.model, model_options(settings)), "study")
+    sources = open_sources(settings.model, model_options(settings))
+    source = only_one(sources, "study")
     folder = Path(settings.output or f"{source.name}.study")
     sets = study_sets(settings, source)
     sets.tell(log)
+
     log = SayOnce(log, sets.warnings)
     if settings.dry_run:
         return _dry_run(sets, source, folder, log)
     announce_reading([source], log)
     try:
         plan = _claimed(settings, sets, source, folder, log)
-        settings = sets.settings
         with keeping_batches(_KEPT_BYTES):
-            return _carry_out(plan, settings, source, log)
+            return _carry_out(plan, sets.settings, source, log)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 
@@ -162,36 +163,64 @@ class StudyPlan:
     fitted: Mapping[str, Value]
     warnings: Sequence[str] = ()
 
+    def predictions_by_row(self, purpose: str) -> dict[str, Path]:
+        """Return :meth:`predictions` of all rows, by the name of the row."""
+        paths = {}
+        for row in self.rows:
+            paths[row.name] = self.predictions(row, purpose)
+        return paths
+
     def predictions(self, row: Row, purpose: str) -> Path:
-        """Return the predictions of a row, on the data to ``choose`` by or to ``test`` on."""
-        return self.shop.folder / purpose / f"{row.name}.pred.st"
+        """Return the file that holds the predictions of a row.
+
+        Args:
+            row: the row.
+            purpose: ``choose`` for the data that rows are chosen by, ``test`` for the test data.
+        """
+        file_name = f"{row.name}.pred.st"
+        return self.shop.folder / purpose / file_name
 
     def _eval(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
-        options: dict[str, Value] = {
-            **data_options,
-            **self._fitted_for(row),
-            **row.options,
-            "predictions": str(self.predictions(row, purpose)),
-            "resume": True,
-        }
+        """Return the step that evaluates a row on the data of one purpose and stores its predictions."""
+        predictions = f"{purpose}/{row.name}.pred.st"
         document = f"{purpose}/{row.name}.json"
-        outputs = [f"{purpose}/{row.name}.pred.st", document]
-        return self.shop.step("eval", [f"{row.name}={row.model}"], options, outputs, row.steps, document)
+        options: dict[str, Value] = dict(data_options)
+        options.update(self._feature_options(row))
+        options.update(row.options)
+        options["predictions"] = str(self.predictions(row, purpose))
+        options["resume"] = True
+        return self.shop.step(
+            "eval",
+            [f"{row.name}={row.model}"],
+            options,
+            outputs=[predictions, document],
+            needs=row.steps,
+            output=document,
+        )
 
-    def _fitted_for(self, row: Row) -> dict[str, Value]:
-        """Return options for OOD scores on features, whose passes over training data are made once for all commands."""
+    def _feature_options(self, row: Row) -> dict[str, Value]:
+        """Return the options of ``eval`` for OOD scores on features; empty where the row has none.
+
+        All commands on a row name one file of features, so the row runs over the training data once.
+        """
         if not self.fitted or not row.stored:
             return {}
-        return {**self.fitted, "features": str(self.shop.folder / "choose" / f"{row.name}.features.st")}
+        features = self.shop.folder / "choose" / f"{row.name}.features.st"
+        options = dict(self.fitted)
+        options["features"] = str(features)
+        return options
 
     def choosing(self, row: Row) -> Step:
-        """Return the step that stores the logits of a row on the second halves.
+        """Return the step that stores the logits of a row on the second halves of the validation data.
 
-        What the model was trained with is no secret there: nothing is reported.
+        Samples that the model was trained on are allowed, because no figure on these data is reported.
         """
-        ood = [f"{ood_set.name}={_part(ood_set.spec, 2)}" for ood_set in self.settings.choosing_sets()]
+        ood: list[str] = []
+        for ood_set in self.settings.choosing_sets():
+            second_half = _half(ood_set.spec, 2)
+            ood.append(f"{ood_set.name}={second_half}")
         data_options: dict[str, Value] = {
-            "test": _part(str(self.settings.val), 2),
+            "test": _half(str(self.settings.val), 2),
             "ood": ood,
             "allow_seen": True,
         }
@@ -199,42 +228,65 @@ class StudyPlan:
 
     def testing(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the test data."""
-        return self._eval(row, "test", {"test": str(self.settings.test), "ood": list(self.settings.ood)})
+        data_options: dict[str, Value] = {
+            "test": str(self.settings.test),
+            "ood": list(self.settings.ood),
+        }
+        return self._eval(row, "test", data_options)
 
     def best(self, row: Row, score: str, note: str) -> Step:
-        """Return the step that makes the row to use one file with its temperature, threshold and score."""
-        options = self._chosen_for(row, score)
+        """Return the step that writes the row to use as ``best.st``, with its temperature, threshold and score.
+
+        Args:
+            row: the row to use.
+            score: its OOD score.
+            note: kept in the file; empty for none.
+        """
+        options = self._calibration_options(row, score)
         options["reuse"] = [str(self.predictions(row, "choose"))]
         options["force"] = True
         if note:
             options["note"] = note
-        return self.shop.step("calibrate", [f"best={row.model}"], options, ["best.st"], [self.choosing(row)])
+        return self.shop.step(
+            "calibrate",
+            [f"best={row.model}"],
+            options,
+            outputs=["best.st"],
+            needs=[self.choosing(row)],
+        )
 
     def best_figures(self, row: Row, score: str) -> Step:
         """Return the step that measures the row to use as ``best.st`` holds it, from the predictions of the row."""
+        predictions_to_choose_by = self.predictions(row, "choose")
+        predictions_to_test_on = self.predictions(row, "test")
         options: dict[str, Value] = {
             "test": str(self.settings.test),
             "ood": list(self.settings.ood),
-            **self._chosen_for(row, score),
-            "bootstrap": str(self.settings.bootstrap),
-            "reuse": [str(self.predictions(row, "choose")), str(self.predictions(row, "test"))],
-            "force": True,
         }
-        needs = [self.choosing(row), self.testing(row)]
-        return self.shop.step("eval", [f"best={row.model}"], options, ["best.json"], needs)
+        options.update(self._calibration_options(row, score))
+        options["bootstrap"] = str(self.settings.bootstrap)
+        options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
+        options["force"] = True
+        return self.shop.step(
+            "eval",
+            [f"best={row.model}"],
+            options,
+            outputs=["best.json"],
+            needs=[self.choosing(row), self.testing(row)],
+        )
 
-    def _chosen_for(self, row: Row, score: str) -> dict[str, Value]:
+    def _calibration_options(self, row: Row, score: str) -> dict[str, Value]:
         """Return options that choose temperature and threshold of a row on the second half of the validation data."""
         options: dict[str, Value] = {
-            "val": _part(str(self.settings.val), 2),
+            "val": _half(str(self.settings.val), 2),
             "temperature": "fit",
             "threshold": self.settings.threshold,
             "ood_score": score,
         }
         if score in ON_FEATURES:
-            fitted = self._fitted_for(row)
-            fitted.pop("ood_score", None)
-            options |= fitted
+            feature_options = self._feature_options(row)
+            feature_options.pop("ood_score", None)  # it asks for all scores, and here one is chosen
+            options.update(feature_options)
         return options
 
     def card(self, row: Row, score: str, note: str) -> Step:
@@ -253,46 +305,70 @@ class StudyPlan:
         )
 
     def together(self, study: Study | None = None) -> Step:
-        """Return the step that puts all rows into one table, each with its temperature, from their predictions.
+        """Return the step that puts the stored predictions of all rows into one table.
 
-        All are under the score of the single model, where they have it, and their own scores stand beside.
+        Each row has its own temperature. All rows have the score of the single model where they can compute it, and
+        their own score beside it.
+
+        Args:
+            study: what was chosen; None before anything is.
         """
         options: dict[str, Value] = {"bootstrap": str(self.settings.bootstrap), "force": True}
         if study is not None:
-            options |= study.options_of_table()
+            options.update(study.options_of_table())
         if self.settings.seed:
             options["seed"] = str(self.settings.seed)
+        models = []
+        needs = []
+        for row in self.rows:
+            predictions = self.predictions(row, "test")
+            models.append(f"{row.name}={predictions}")
+            needs.append(self.testing(row))
         return Step(
             verb="eval",
-            models=tuple(f"{row.name}={self.predictions(row, 'test')}" for row in self.rows),
+            models=tuple(models),
             options=options,
             outputs=(self.shop.folder / "test.json",),
-            needs=tuple(map(self.testing, self.rows)),
+            needs=tuple(needs),
         )
 
     def timing(self, row: Row, score: str, note: str) -> list[Step]:
-        """Return the step that times ``best.st``; none where it is the single model."""
+        """Return the step that times ``best.st``; none where it is the single model, or no times are asked for."""
         if row.name == "single" or not self.settings.timed:
             return []
-        models = [f"single={self.shop.model}", f"best={self.shop.folder / 'best.st'}"]
-        return [self.shop.step("bench", models, {"force": True}, ["bench.json"], [self.best(row, score, note)])]
+        best_file = self.shop.folder / "best.st"
+        step = self.shop.step(
+            "bench",
+            [f"single={self.shop.model}", f"best={best_file}"],
+            {"force": True},
+            outputs=["bench.json"],
+            needs=[self.best(row, score, note)],
+        )
+        return [step]
 
     def measuring(self) -> list[Step]:
-        """Return the commands whose predictions decide."""
-        return in_order([*map(self.choosing, self.rows), *map(self.testing, self.rows)])
+        """Return the steps that store predictions, those to choose by before those on the test data."""
+        choosing = map(self.choosing, self.rows)
+        testing = map(self.testing, self.rows)
+        return in_order([*choosing, *testing])
 
     def ends(self, study: Study) -> list[Step]:
-        """Return the steps that are left to do when the verdict is there."""
-        row = study.row(study.used.row)
-        return [self.together(study), *self._of_best(row, study.used.score, study.note)]
+        """Return the steps that remain when the row to use is known."""
+        used = study.used
+        row = study.row(used.row)
+        steps = [self.together(study)]
+        steps += self._steps_of_best(row, used.score, study.note)
+        return steps
 
     def outline(self) -> list[Step]:
-        """Return the commands as far as they are known before anything is chosen."""
-        ends = [self.together(), *self._of_best(self.rows[-1], "SCORE", note="")]
-        return in_order([*self.measuring(), *ends])
+        """Return all steps as far as they are known before anything is chosen; the last row stands for the best."""
+        steps = self.measuring()
+        steps.append(self.together())
+        steps += self._steps_of_best(self.rows[-1], "SCORE", note="")
+        return in_order(steps)
 
-    def _of_best(self, row: Row, score: str, note: str) -> list[Step]:
-        """Return the steps that make the row to use ``best.st``, measure it, write its card and time it."""
+    def _steps_of_best(self, row: Row, score: str, note: str) -> list[Step]:
+        """Return the steps that write the row to use as ``best.st``, measure it, write its card and time it."""
         return [
             self.best(row, score, note),
             self.best_figures(row, score),
@@ -301,8 +377,8 @@ class StudyPlan:
         ]
 
 
-def _asked(settings: StudySettings) -> Scale:
-    """Return how much is asked for.
+def _asked_scale(settings: StudySettings) -> Scale:
+    """Return the rows and the size of the search that the settings ask for.
 
     Raises:
         UsageError: for rows that need training data where there are none.
@@ -315,96 +391,119 @@ def _asked(settings: StudySettings) -> Scale:
             if name in NEED_TRAIN:
                 raise UsageError(f"--rows {name} needs --train, labelled training data")
     rows = [name for name in MAKERS if name in names]
-    return Scale(rows, settings.approx, settings.search_samples or settings.limit)
+    samples = settings.search_samples or settings.limit
+    return Scale(rows, settings.approx, samples)
 
 
 def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> StudyPlan:
-    """Return the commands.
+    """Return the rows of a study of this scale, with the commands that make and measure them.
 
     Raises:
         UsageError: for rows that the model cannot have.
     """
     _check_rows(settings, source, scale)
-    search: dict[str, Value] = {}
+    shop = _workshop(settings, source, folder, scale)
+    rows: list[Row] = []
+    for row_name in scale.rows:
+        make_rows = MAKERS[row_name]
+        rows += make_rows(shop)
+    return StudyPlan(settings, shop, rows, _options_of_feature_scores(settings))
+
+
+def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
+    """Return what the rows are made of: the model's heads, the data of the search, and options of the commands."""
+    # Options of the commands.
+    search_options: dict[str, Value] = {}
     if scale.approx is not None:
-        search["approx"] = scale.approx
+        search_options["approx"] = scale.approx
     if scale.samples is not None:
-        search["limit"] = str(scale.samples)
-    common = {verb: settings.common(SETTINGS[verb], options) for verb, options in _COMMON.items()}
+        search_options["limit"] = str(scale.samples)
+    objectives: Sequence[str] = ("avg",)
+    if NEED_THREE.intersection(scale.rows):
+        objectives = THREE
+    common: dict[str, Mapping[str, Value]] = {}
+    for verb, option_names in _COMMON.items():
+        common[verb] = settings.common(SETTINGS[verb], option_names)
     common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
+
+    # The heads that may be removed, by the number of their site in the model.
     sites = sites_of(source, settings.tower)
     heads = {}
     for site in sites:
-        heads[source.sites.index(site)] = len(source.description.mask.kept[site.path])
-    shop = Workshop(
+        site_number = source.sites.index(site)
+        heads[site_number] = len(source.description.mask.kept[site.path])
+    return Workshop(
         model=settings.model[0],
         heads=heads,
-        late=[source.sites.index(site) for site in _late(sites)],
+        late=[source.sites.index(site) for site in _late_sites(sites)],
         train=settings.train,
-        val=_part(str(settings.val), 1),
-        ood_val=_part(settings.ood_val_sets()[0].spec, 1),
+        val=_half(str(settings.val), 1),
+        ood_val=_half(settings.ood_val_sets()[0].spec, 1),
         folder=folder,
-        search=search,
+        search=search_options,
         common=common,
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
-        objectives=THREE if NEED_THREE & set(scale.rows) else ("avg",),
+        objectives=objectives,
         max_drop=settings.max_drop,
     )
-    rows: list[Row] = []
-    for name in scale.rows:
-        rows += MAKERS[name](shop)
-    return StudyPlan(settings, shop, rows, _fitted(settings))
 
 
 def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
-    """Refuse rows that the model cannot have, or a training is too short for."""
-    of_classifiers = [name for name in scale.rows if name in NEED_CLASSIFIER]
-    if of_classifiers and source.family.classes(source.description.config) is None:
+    """Refuse rows that the model cannot have or whose training would be too short.
+
+    Raises:
+        UsageError: naming these rows.
+    """
+    rows_of_classifiers = [name for name in scale.rows if name in NEED_CLASSIFIER]
+    if rows_of_classifiers and source.family.classes(source.description.config) is None:
         raise UsageError(
-            f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
+            f"--rows {','.join(rows_of_classifiers)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl laplace CLIP.st --train captions:PAIRS",
         )
-    long = [name for name in scale.rows if name in NEED_STEPS]
-    if not long:
+    rows_that_need_steps = [name for name in scale.rows if name in NEED_STEPS]
+    if not rows_that_need_steps:
         return
     steps = _training_steps(settings)
-    least = max(NEED_STEPS[name] for name in long)
+    least = max(NEED_STEPS[name] for name in rows_that_need_steps)
     if steps < least:
+        names = ",".join(rows_that_need_steps)
         raise UsageError(
-            f"--rows {','.join(long)}: a training of {least} steps or more is needed, and this one has {steps}",
+            f"--rows {names}: a training of {least} steps or more is needed, and this one has {steps}",
             hint="more --epochs, or a smaller --batch-size",
         )
 
 
-def _late(sites: Sequence[Site]) -> list[Site]:
+def _late_sites(sites: Sequence[Site]) -> list[Site]:
     """Return the sites in the last third of each tower."""
     by_tower: dict[str, list[Site]] = {}
     for site in sites:
         by_tower.setdefault(site.tower, []).append(site)
-    late = []
+    late_sites = []
     for sites_of_tower in by_tower.values():
         third = max(1, round(len(sites_of_tower) / 3))
-        late += sites_of_tower[-third:]
-    return late
+        late_sites += sites_of_tower[-third:]
+    return late_sites
 
 
 def _training_steps(settings: StudySettings) -> int:
-    """Return the number of steps of a row that is trained."""
-    return settings.epochs * math.ceil(_samples(str(settings.train)) / settings.batch_size)
+    """Return the number of optimizer steps of a row that is trained."""
+    samples = _count_samples(str(settings.train))
+    steps_an_epoch = math.ceil(samples / settings.batch_size)
+    return settings.epochs * steps_an_epoch
 
 
-def _fitted(settings: StudySettings) -> dict[str, Value]:
-    """Options of ``eval`` for OOD scores on features.
+def _options_of_feature_scores(settings: StudySettings) -> dict[str, Value]:
+    """Return the options of ``eval`` for OOD scores on features; empty where there are no data to fit them to.
 
-    They are fitted to training data, or without any to the half of the validation data that the search has; never to
-    the half that rows and scores are chosen by.
+    The scores are fitted to the training data or, without any, to the half of the validation data that the search uses;
+    never to the half that rows and scores are chosen by.
     """
     samples = fit_spec(settings)
     if samples is None:
         return {}
     options: dict[str, Value] = {"train": samples.spec, "ood_score": ["all"]}
-    neighbours = min(_NEIGHBOURS, max(1, samples.count // _SAMPLES_A_NEIGHBOUR))
-    if neighbours != _NEIGHBOURS:
+    neighbours = max(1, samples.count // _SAMPLES_A_NEIGHBOUR)
+    if neighbours < _DEFAULT_NEIGHBOURS:
         options["knn_k"] = str(neighbours)
     return options
 
@@ -418,8 +517,8 @@ def _expanded(name: str, settings: StudySettings) -> list[str]:
     return [row for row in DEFAULT if row not in NEED_TRAIN]
 
 
-def _part(spec: str, number: int) -> str:
-    """Return one half of a data set."""
+def _half(spec: str, number: int) -> str:
+    """Return the spec of the first (``number`` 1) or second (2) half of a data set."""
     return with_setting(spec, f"part={number}/2")
 
 
@@ -427,80 +526,104 @@ def _part(spec: str, number: int) -> str:
 
 
 def _claimed(asked: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
-    """Make the folder, or go on in the one of the same study.
+    """Return the plan of a study whose folder is new, or was begun by the same command.
 
     Args:
         asked: the settings of the command.
-        sets: its data, with the settings that come of them.
+        sets: its data, with the settings that follow from them.
         source: the model.
-        folder: of the study.
-        log: hears how long it takes.
+        folder: of the study; it is made where it is missing.
+        log: hears how long a new study takes.
 
     Raises:
-        OutputError: it holds something else, or a study of other settings or data, whose differences are listed.
+        OutputError: the folder holds something else, or a study of other settings or data; lists the differences.
     """
     path = folder / "plan.json"
-    decided = {"model": source.sha256, **{name: getattr(asked, name) for name in _DECIDE}}
+    decisive: dict[str, Any] = {"model": source.sha256}
+    for name in _DECISIVE:
+        decisive[name] = getattr(asked, name)
     _make_folder(folder, path)
     if path.exists():
-        scale = _scale_of_before(path, decided, sets)
+        scale = _scale_of_before(path, decisive, sets)
     else:
-        scale = _begun(path, decided, sets, source, folder, log)
-    return replace(_plan(sets.settings, source, folder, scale), warnings=sets.warnings)
+        scale = _begin(path, decisive, sets, source, folder, log)
+    plan = _plan(sets.settings, source, folder, scale)
+    return replace(plan, warnings=sets.warnings)
 
 
 def _make_folder(folder: Path, plan: Path) -> None:
-    """Make the folder of a study; one that holds other things than a study is refused."""
+    """Make the folder of a study.
+
+    Args:
+        folder: of the study.
+        plan: the file in it that shows that it is a study's.
+
+    Raises:
+        OutputError: the folder holds other files.
+    """
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if plan.exists():
             return
         for path in folder.iterdir():
-            # What is hidden a killed run of this one may have left.
+            # Hidden files may be left over from a study that was killed before it wrote its plan.
             if not path.name.startswith("."):
                 raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
 
 
-def _scale_of_before(path: Path, decided: Mapping[str, Any], sets: StudySets) -> Scale:
-    """Return the scale of a study that was begun, which must be the one that is asked for now.
+def _scale_of_before(path: Path, decisive: Mapping[str, Any], sets: StudySets) -> Scale:
+    """Return the scale of a study that was begun before, after a check that it is the study asked for now.
 
     Args:
         path: of its plan.
-        decided: what decides what a study finds, as it is now.
+        decisive: the model and the settings that decide what a study finds, as they are now.
         sets: the data, as they are now.
+
+    Raises:
+        InputError: the file is no plan of a study, or its scale cannot come of these settings.
+        OutputError: it was begun with other settings or data; lists the differences.
     """
     document = read_json_file(str(path))
     if not isinstance(document, dict):
         document = {}
-    decided_before = document.get("settings")
-    if not isinstance(decided_before, dict) or document.get("schema") != PLAN:
+    decisive_before = document.get("settings")
+    if not isinstance(decisive_before, dict) or document.get("schema") != PLAN:
         raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
-    problems = differences(decided_before, decided, "in the folder")
-    if problems:
+
+    changed_settings = differences(decisive_before, decisive, "in the folder")
+    if changed_settings:
         hint = "give the settings it was begun with, or name another folder with -o"
-        raise OutputError(f"{path.parent} holds a study of other settings", hint=hint, problems=problems)
-    changes = sets.changes(document.get("data"))
-    if changes:
+        raise OutputError(f"{path.parent} holds a study of other settings", hint=hint, problems=changed_settings)
+    changed_data = sets.changes(document.get("data"))
+    if changed_data:
         hint = "give the data it was begun with, or name another folder with -o"
-        raise OutputError(f"{path.parent} holds a study of other data", hint=hint, problems=changes)
+        raise OutputError(f"{path.parent} holds a study of other data", hint=hint, problems=changed_data)
+
     scale_before = canonical_json(document.get("scale"))
-    for scale in smaller(_asked(sets.settings)):
+    for scale in smaller(_asked_scale(sets.settings)):
         if canonical_json(asdict(scale)) == scale_before:
             return scale
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
 
 
-def _begun(path: Path, decided: Mapping[str, Any], sets: StudySets, source: Source, folder: Path, log: Log) -> Scale:
-    """Decide the scale of a new study, say how long it takes and write its plan."""
+def _begin(path: Path, decisive: Mapping[str, Any], sets: StudySets, source: Source, folder: Path, log: Log) -> Scale:
+    """Decide the scale of a new study, say how long it takes, and write its plan to ``path``; return the scale."""
     settings = sets.settings
     scale, seconds = _fitting(settings, source, folder, log)
-    one_by_one = ", one command after another on this machine" if settings.devices or settings.slurm else ""
-    log.info(f"the study takes about {duration_text(seconds)}{one_by_one}")
+    condition = ""
+    if settings.devices or settings.slurm:
+        condition = ", one command after another on this machine"
+    log.info(f"the study takes about {duration_text(seconds)}{condition}")
     for text in scale.cut:
         log.info(f"to stay within --time {settings.time}, {text}")
-    data = dict(sets.fingerprints)
+    document = {
+        "schema": PLAN,
+        "settings": dict(decisive),
+        "data": dict(sets.fingerprints),
+        "scale": asdict(scale),
+    }
     with Output(path) as output:
-        write_json(output, {"schema": PLAN, "settings": dict(decided), "data": data, "scale": asdict(scale)})
+        write_json(output, document)
     return scale
 
 
@@ -508,84 +631,110 @@ def _begun(path: Path, decided: Mapping[str, Any], sets: StudySets, source: Sour
 
 
 def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
-    """Return the commands, where the first row is chosen, and an estimate of the time."""
+    """Return the commands, with the last row in place of the best one, and an estimate of the time."""
     settings = sets.settings
     scale, seconds = _fitting(settings, source, folder, log)
     plan = _plan(settings, source, folder, scale)
-    steps = [step.argv() for step in plan.outline()]
-    document = {"schema": SCHEMA, "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
+    document = {
+        "schema": SCHEMA,
+        "dry_run": True,
+        "steps": [step.argv() for step in plan.outline()],
+        "cut": scale.cut,
+        "seconds": seconds,
+    }
     if sets.warnings:
         document["warnings"] = list(sets.warnings)
     return Outcome(document)
 
 
 def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
-    """Return the largest scale that keeps to ``--time``, else the smallest, and about how long it takes [s]."""
+    """Return the largest scale that keeps to ``--time``, and about how long it takes [s].
+
+    Where no scale does, the smallest is returned, with a warning.
+    """
     most_seconds = settings.seconds()
-    for scale in smaller(_asked(settings)):
-        seconds = _estimate(_plan(settings, source, folder, scale), len(source.sites))
+    for scale in smaller(_asked_scale(settings)):
+        plan = _plan(settings, source, folder, scale)
+        seconds = _estimate(plan, len(source.sites))
         if most_seconds is None or seconds <= most_seconds:
             return scale, seconds
+    # The last scale that was tried is the smallest.
     log.warn(f"the smallest study takes longer than --time {settings.time}, about {duration_text(seconds)}")
     return scale, seconds
 
 
 def _estimate(plan: StudyPlan, blocks: int) -> float:
-    """Estimate how long searches, trainings and evaluations take [s], judged by one batch of each search."""
-    settings = plan.settings
-    device = "auto" if settings.slurm else settings.places[0]  # of this machine
-    steps = in_order(map(plan.choosing, plan.rows))
-    searches = [step for step in steps if step.verb == "extract-circuit"]
-    searching = 0.0
-    if searches:
-        probes = [_probe(step, device) for step in searches]
-        searching = sum(probe.seconds for probe in probes)
-        probe = probes[0]
-    else:
-        # Without a search, one is probed for the time of a block.
-        probe = _probe(plan.shop.circuits, device)
-    seconds_a_block = probe.seconds / probe.sample_blocks
+    """Estimate how long searches, trainings and evaluations take [s], judged by one batch of each search.
 
+    Args:
+        plan: of the study.
+        blocks: how many blocks the model has.
+    """
+    settings = plan.settings
+    device = settings.places[0]
+    if settings.slurm:
+        device = "auto"  # the probe runs on this machine, which may lack the devices of the cluster
+    steps = in_order(map(plan.choosing, plan.rows))
+
+    # The searches, and from them the time that one sample takes in one block.
+    probes = [_probe(step, device) for step in steps if step.verb == "extract-circuit"]
+    search_seconds = sum(probe.seconds for probe in probes)
+    if not probes:
+        probes = [_probe(plan.shop.circuits, device)]  # a search that is not run, probed for the time of a block
+    seconds_a_block = probes[0].seconds / probes[0].sample_blocks
+
+    # Everything else, counted as samples that pass forward through the whole model.
     samples = _samples_of_a_row(plan)
     forward = 0
     for row in plan.rows:
-        # A row takes about twice the single model's time.
-        passes = 10 if "mc_dropout" in row.options else 2
+        passes = 2  # a row takes about twice the single model's time
+        if "mc_dropout" in row.options:
+            passes = 10
         forward += passes * samples
     for step in steps:
         if step.verb == "finetune":
-            forward += _trained(step)
-    return searching + forward * blocks * seconds_a_block
+            forward += _passes_of_training(step)
+    return search_seconds + forward * blocks * seconds_a_block
 
 
 def _samples_of_a_row(plan: StudyPlan) -> int:
     """Count the samples that a row is evaluated on or fitted to."""
     settings = plan.settings
     specs = [str(settings.val), str(settings.test)]
-    for ood_set in [*map(parse_ood_set, settings.ood), *settings.ood_val_sets()]:
+    for text in settings.ood:
+        specs.append(parse_ood_set(text).spec)
+    for ood_set in settings.ood_val_sets():
         specs.append(ood_set.spec)
     if plan.fitted:
         specs.append(str(plan.fitted["train"]))
-    return sum(_samples(spec, settings.limit) for spec in specs)
+    return sum(_count_samples(spec, settings.limit) for spec in specs)
 
 
-def _samples(spec: str, limit: int | None = None) -> int:
-    return len(open_data(spec, limit=limit, ignore_labels=True))
+def _count_samples(spec: str, limit: int | None = None) -> int:
+    dataset = open_data(spec, limit=limit, ignore_labels=True)
+    return len(dataset)
 
 
-def _trained(step: Step) -> int:
-    """Return how many samples pass forward in the time of a training, whose steps go backward and update too."""
-    each_epoch = _BACKWARD * _samples(str(step.options["train"])) + _samples(str(step.options["val"]))
-    return int(str(step.options["epochs"])) * each_epoch
+def _passes_of_training(step: Step) -> int:
+    """Return how many samples could pass forward through the model in the time of a training."""
+    options = step.options
+    epochs = int(str(options["epochs"]))
+    train_samples = _count_samples(str(options["train"]))
+    val_samples = _count_samples(str(options["val"]))
+    return epochs * (_TRAINING_PASSES * train_samples + val_samples)
 
 
 def _probe(step: Step, device: str) -> SearchPlan:
-    settings = _settings_of(replace(step, options={**step.options, "device": device}))
+    """Return the plan of the search of a step, with its time measured on one batch on this device."""
+    on_device = replace(step, options={**step.options, "device": device})
+    settings = _settings_of(on_device)
     assert isinstance(settings, CircuitSettings)
     source = open_sources(settings.model, model_options(settings))[0]
     options = settings.fill(SearchOptions)
     with processes(settings.timeout) as team:
-        return Session(scope_of(source, options, Log()), options, Log(), team).probe()
+        scope = scope_of(source, options, Log())
+        session = Session(scope, options, Log(), team)
+        return session.probe()
 
 
 # --- carrying it out --------------------------------------------------------------------------------------------------
@@ -599,7 +748,15 @@ class _StepLog(PassedOn):
 
 
 def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPlan, log: Log) -> None:
-    """Run the commands whose outputs are not there, one after another or some at a time."""
+    """Run the commands whose outputs are not there, one after another or some at a time.
+
+    Args:
+        steps: the commands.
+        all_steps: how many commands the study has, for the log.
+        begun: how many of them come before these.
+        plan: of the study.
+        log: hears which step runs.
+    """
     if plan.settings.devices or plan.settings.slurm:
         _run_at_once(steps, plan, log)
         return
@@ -609,7 +766,8 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPla
             log.detail(f"{line}: done before")
             continue
         log.info(line)
-        _RUNS[step.verb](_settings_of(step), _StepLog(log))  # type: ignore[operator]
+        run_verb = _RUNS[step.verb]
+        run_verb(_settings_of(step), _StepLog(log))  # type: ignore[operator]
 
 
 def _run_at_once(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
@@ -623,23 +781,29 @@ def _run_at_once(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
     with Interruptions() as signals:
         while left:
             ready = [step for step in left if not _waits(step, left)]
-            # A timing has the machine to itself.
             untimed = [step for step in ready if step.verb != "bench"]
             if untimed:
                 ready = untimed
                 devices = settings.places
             else:
-                devices = settings.places[:1]
-            commands = {str(step.outputs[-1]): _command(step) for step in ready}
+                devices = settings.places[:1]  # timings run alone, one after another
+            commands = {_name_of(step): _command(step) for step in ready}
             ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt
             for name, child in ended.items():
                 if child.code:
-                    failure = HydraError(f"{name}: {child.message or 'it said nothing'}", child.hint, child.problems)
+                    message = child.message or "it said nothing"
+                    failure = HydraError(f"{name}: {message}", child.hint, child.problems)
                     failure.exit_code = child.code
                     raise failure
-            left = [step for step in left if str(step.outputs[-1]) not in ended]
+            left = [step for step in left if _name_of(step) not in ended]
+
+
+def _name_of(step: Step) -> str:
+    """Return the last output of a step, which no other step writes: the name of its command among others."""
+    last_output = step.outputs[-1]
+    return str(last_output)
 
 
 def _waits(step: Step, left: Sequence[Step]) -> bool:
@@ -648,10 +812,15 @@ def _waits(step: Step, left: Sequence[Step]) -> bool:
 
 
 def _command(step: Step) -> Callable[[str], list[str]]:
-    """Return the command line of a step on a device; a step that computes nothing, such as a report, names none."""
-    computes = any(option.name == "device" for option in options_of_verb(step.verb))
+    """Return a function from a device to the command line of a step.
+
+    A step that computes nothing, such as a report, names no device.
+    """
+    option_names = [option.name for option in options_of_verb(step.verb)]
+    computes = "device" in option_names
 
     def on_device(device: str) -> list[str]:
+        """Return the words of the command, which reads no hydra.yaml and is quiet."""
         words = step.argv()
         if computes:
             words.append(f"--device={device}")
@@ -661,39 +830,54 @@ def _command(step: Step) -> Callable[[str], list[str]]:
 
 
 def _settings_of(step: Step) -> Common:
-    """Return the settings of a step, whose every option is given: neither variables nor hydra.yaml count."""
-    return merge(SETTINGS[step.verb], step.given, {"HYDRACTL_CONFIG": os.devnull}, Path())
+    """Return the settings of a step.
+
+    A step gives every option that it needs, so neither variables of the environment nor hydra.yaml count.
+    """
+    environment = {"HYDRACTL_CONFIG": os.devnull}
+    return merge(SETTINGS[step.verb], step.given, environment, Path())
 
 
 def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Log) -> Outcome:
     """Run the commands, choose, test and write the answer."""
     folder = plan.shop.folder
-    for name in ("choose", "test"):  # when the plan is there
-        with storing(folder / name):
-            (folder / name).mkdir(exist_ok=True)
+    for purpose in ("choose", "test"):
+        subfolder = folder / purpose
+        with storing(subfolder):
+            subfolder.mkdir(exist_ok=True)
     choosing = in_order(map(plan.choosing, plan.rows))
     measuring = plan.measuring()
     expected = len(plan.outline())
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
 
+    # Choose on the validation data, and write down what was chosen before any test sample is read.
     _run_steps(choosing, expected, 0, plan, log)
-    study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
-    with Output(folder / "choice.json", force=True) as output:  # before any test sample is read
+    study.choose(plan.predictions_by_row("choose"))
+    with Output(folder / "choice.json", force=True) as output:
         write_json(output, study.choice_document())
 
+    # Test every row.
     testing = [step for step in measuring if step not in choosing]
     _run_steps(testing, expected, len(choosing), plan, log)
-    study.test({row.name: plan.predictions(row, "test") for row in plan.rows})
+    study.test(plan.predictions_by_row("test"))
 
+    # Write the row to use, and what is said of it.
     steps = in_order([*measuring, *plan.ends(study)])
-    ends = [step for step in steps if step not in measuring]
-    _run_steps(ends, len(steps), len(measuring), plan, log)
-    stored_threshold = open_sources([str(folder / "best.st")])[0].description.extra.get("threshold")
-    threshold = None
-    if stored_threshold is not None:
-        threshold = ThresholdRecord.from_json(stored_threshold)
+    last_steps = [step for step in steps if step not in measuring]
+    _run_steps(last_steps, len(steps), len(measuring), plan, log)
+    threshold = _stored_threshold(folder / "best.st")
     commands = [step.argv() for step in steps]
-    return _write(plan, study.answer(source.name, source.sha256, commands, threshold), steps)
+    answer = study.answer(source.name, source.sha256, commands, threshold)
+    return _write(plan, answer, steps)
+
+
+def _stored_threshold(model: Path) -> ThresholdRecord | None:
+    """Return the threshold that a checkpoint holds, None where it has none."""
+    (source,) = open_sources([str(model)])
+    threshold = source.description.extra.get("threshold")
+    if threshold is None:
+        return None
+    return ThresholdRecord.from_json(threshold)
 
 
 def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
@@ -701,25 +885,38 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
     folder = plan.shop.folder
     if plan.warnings:
         answer = replace(answer, warnings=list(plan.warnings))
-    of_best = [step for step in steps if folder / "best.st" in step.outputs or folder / "best.json" in step.outputs]
-    commands = script(of_best, steps, folder, Path.cwd())
-    page = render(read_eval(str(folder / "test.json")), study=answer)
+    commands = script(_steps_to_best(steps, folder), steps, folder, Path.cwd())
+    script_bytes = commands.encode("utf-8", "surrogateescape")
+    table = read_eval(str(folder / "test.json"))
+    page = render(table, study=answer)
     with Output(folder / "report.html", force=True) as output:
         write_with(output, lambda handle: handle.write(page))
     with Output(folder / "study.sh", force=True) as output:
-        write_with(output, lambda handle: handle.write(commands.encode("utf-8", "surrogateescape")))
+        write_with(output, lambda handle: handle.write(script_bytes))
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_json())
+
     document = answer.to_json()
-    names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
-    if any(step.verb == "bench" for step in steps):
-        # For the terminal: times are in no other file than bench.json.
+    is_timed = any(step.verb == "bench" for step in steps)
+    if is_timed:
+        # For the terminal only: of the files, bench.json alone holds times.
         document["latency"] = _latency(folder / "bench.json")
+    names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
     return Outcome(document, files=[folder / name for name in names])
 
 
+def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
+    """Return the steps that write ``best.st`` or its figures."""
+    files_of_best = {folder / "best.st", folder / "best.json"}
+    steps_to_best = []
+    for step in steps:
+        if not files_of_best.isdisjoint(step.outputs):
+            steps_to_best.append(step)
+    return steps_to_best
+
+
 def _latency(path: Path) -> list[dict[str, Any]]:
-    """Return the measured ratios of the row to use, one for each size of batch."""
+    """Return the time of the row to use as ratios to the single model's, one for each batch size, from a bench."""
     ratios = []
     for row in read_json_file(str(path))["results"]:
         if row["model"] == "best":
