@@ -227,6 +227,20 @@ def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"schema": OVERLAP_SCHEMA, "pairs": pairs}
 
 
+_MADE_WITH = (
+    "sha256",
+    "data",
+    "samples",
+    "prompt",
+    "max_length",
+    "batch_size",
+    "dtype",
+    "device",
+    "whole_last_block",
+)
+"""What is told of a file of features; other keys, which a file may have for another purpose, are not."""
+
+
 def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     """Return what a safetensors file holds, by its header."""
     weights = [tensor for name, tensor in header.tensors.items() if not name.startswith(BESIDE)]
@@ -247,9 +261,9 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     if str(schema).startswith("hydractl.predictions/"):
         return {**info, **_predictions(path)}
     if schema == FEATURES_SCHEMA:
-        for key, value in document.items():
-            if key != "schema":
-                info.setdefault(key, value)
+        for key in _MADE_WITH:
+            if key in document:
+                info[key] = document[key]
         return info
     if schema == TRAINING_SCHEMA:
         return {**info, **unfinished(document)}

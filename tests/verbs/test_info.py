@@ -140,3 +140,12 @@ def test_a_broken_circuit_is_described(change: Any, capsys: pytest.CaptureFixtur
     write("broken.json", {**json.loads(Path("c.json").read_text()), **change})
     assert answer(capsys, "broken.json")["holds"] == "hydractl.circuit/2"
     assert main(["--info", "broken.json"]) == 0
+
+
+def test_a_file_of_features_tells_what_such_files_have_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    description = {"schema": "hydractl.features/1", "samples": 3, "head_map": "x", "members": 7, "file": "elsewhere"}
+    with open("f.st", "wb") as handle:
+        write_tensors(handle, DictTensors({"rows": torch.zeros(3)}), description)
+    documents = answer(capsys, "f.st", "a.mask.json")
+    assert (documents[0]["samples"], documents[0]["file"]) == (3, "f.st")
+    assert not {"head_map", "members"} & set(documents[0])
