@@ -868,7 +868,11 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     threshold = _stored_threshold(folder / "best.st")
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
-    return _write(plan, answer, steps)
+    outcome = _write(plan, answer, steps)
+    some_inputs = parse_ood_set(settings.ood[0])
+    words = ["hydractl", "predict", str(folder / "best.st"), some_inputs.spec]
+    log.info(f"what now: {shlex.join(words)} predicts inputs and flags those that best.st was not made for")
+    return outcome
 
 
 def _stored_threshold(model: Path) -> ThresholdRecord | None:

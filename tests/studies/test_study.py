@@ -6,6 +6,7 @@ import html
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -271,6 +272,18 @@ def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path)
     assert study() == 0
     assert contents(copy) == bytes_before
     assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")} == before
+
+
+def test_the_command_that_it_ends_with_predicts(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study("--no-quiet") == 0
+    told = re.search(r"what now: hydractl (predict .*) predicts inputs", capsys.readouterr().err)
+    assert told is not None
+    assert main([*shlex.split(told[1]), "-q"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    flagged = [row["is_ood"] for row in rows]
+    measured = json.loads((copy / "runs/best.json").read_text())["models"][0]["threshold"]["ood_flagged"]["noise"]
+    assert len(rows) == 20
+    assert sum(flagged) / 20 == measured
 
 
 @pytest.mark.long
