@@ -172,9 +172,10 @@ class Validation:
             option: the option of the validation data.
             training: that of the training data.
         """
-        verb = "is" if self.left_out == 1 else "are"
-        total = self.left_out + len(self.dataset)
-        return f"{self.left_out} of {total} samples of {option} {verb} among those of {training}, and left out of it"
+        count = self.left_out
+        total = count + len(self.dataset)
+        verb = "is" if count == 1 else "are"
+        return f"{count} of {total} samples of {option} {verb} among those of {training}, and left out of it"
 
 
 def without_training_data(validation: GivenSet, training: GivenSet) -> Validation:
