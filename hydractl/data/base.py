@@ -213,7 +213,7 @@ class Dataset(ABC):
         return self._fingerprints
 
     def _sample_fingerprint(self, i: int) -> str:
-        """Return the fingerprint of sample ``i``; where unreadable samples are skipped, that of the id of such a one."""
+        """Return the fingerprint of sample ``i``; of one that cannot be read, where such are skipped, that of its id."""
         try:
             return _sha256(self._content(i))
         except UnreadableSample:
@@ -302,7 +302,7 @@ def skipped_document(dataset: Dataset) -> SkippedSamples | None:
 
 
 def report_skipped(dataset: Dataset, log: Log) -> None:
-    """Warn of the skipped samples: how many there are, and the first few; each with its reason is a detail of the log."""
+    """Warn of the skipped samples: how many there are, and the first few; each and its reason is logged as a detail."""
     if not dataset.skipped:
         return
     ids = []

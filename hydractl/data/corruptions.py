@@ -272,7 +272,7 @@ def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
     small=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
 )
 def fog(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Add a plasma fractal, and keep the brightness of the image; (brightness of the fog, decay: see :func:`plasma`)."""
+    """Add a plasma fractal, and keep the brightness of the image; (brightness of the fog, decay of :func:`plasma`)."""
     amount, decay = constants
     height, width, _ = x.shape
     brightest = x.max()

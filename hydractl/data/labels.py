@@ -1,4 +1,4 @@
-"""Labels of a data set: read as they stand in it, and mapped to the checkpoint's classes, by name, never by position."""
+"""Labels of a data set, and their mapping to the checkpoint's classes: by name, never by position."""
 
 from __future__ import annotations
 

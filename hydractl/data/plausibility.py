@@ -64,10 +64,8 @@ def _text_doubts(dataset: Dataset) -> list[str]:
 
 def _is_empty(sample: Text) -> bool:
     """Return whether a text, or both texts of a pair, hold nothing but spaces."""
-    for part in parts_of(sample):
-        if part.strip():
-            return False
-    return True
+    stripped = [part.strip() for part in parts_of(sample)]
+    return not any(stripped)
 
 
 def _image_doubts(dataset: Dataset) -> list[str]:

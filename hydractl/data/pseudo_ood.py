@@ -119,8 +119,8 @@ class PseudoOodKind(NamedTuple):
 
     Attributes:
         samples: ``image`` or ``text``.
-        make: returns the OOD sample. It takes the pixels, uint8 ``[H, W]`` or ``[H, W, 3]``, or the text; where ``two``,
-            a second sample of the same form; and a random generator.
+        make: returns the OOD sample. It takes the pixels, uint8 ``[H, W]`` or ``[H, W, 3]``, or the text; a second
+            sample of the same form where ``two``; and a random generator.
         two: whether it takes two samples.
     """
 
