@@ -28,7 +28,7 @@ class ArrayImages(Dataset):
     """Images in one array.
 
     Args:
-        spec, where, ids: as of :class:`Dataset`.
+        spec, where, ids: see :class:`Dataset`.
         images: uint8 ``[N, H, W]`` (grey) or ``[N, H, W, 3]`` (RGB).
     """
 
@@ -37,16 +37,18 @@ class ArrayImages(Dataset):
         self.images = images
 
     def _sample(self, i: int) -> Image.Image:
-        return Image.fromarray(self.images[i])
+        pixels = self.images[i]
+        return Image.fromarray(pixels)
 
     def _content(self, i: int) -> Iterable[bytes]:
         image = self.images[i]
         # The shape goes in as well: 2x8 and 4x4 pixels may be the same bytes.
-        return [f"uint8 {image.shape}\n".encode(), image.tobytes()]
+        header = f"uint8 {image.shape}\n"
+        return [header.encode(), image.tobytes()]
 
 
 class _Header(NamedTuple):
-    """Header of a ``.npy`` member."""
+    """The shape and type of an array, as the header of a ``.npy`` member states them."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -58,17 +60,23 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
     ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]``;
     ``classes`` unicode strings ``[K]``. Headers are checked before any array is unpacked.
 
+    Returns:
+        The images that ``limit`` takes, and their labels before any mapping.
+
     Raises:
-        InputError: a damaged file, missing arrays, wrong types or shapes (all of them listed).
+        InputError: for a damaged file, missing arrays, wrong types or shapes (all of them listed).
     """
     spec.check_query(_SETTINGS)
     path = Path(os.path.expanduser(spec.path))
-    names = {key: spec.query.get(key, key) for key in _SETTINGS}
+    names = {}
+    for key in _SETTINGS:
+        names[key] = spec.query.get(key, key)
     try:
         headers, problems = _checked_headers(spec, path, names)
         label_problems = _label_problems(names, headers)
         if problems:
-            raise InputError(f"{spec.where}: not a usable image set", problems=[*problems, *label_problems])
+            all_problems = problems + label_problems
+            raise InputError(f"{spec.where}: not a usable image set", problems=all_problems)
         images, rows, raw = _read_arrays(path, names, headers, label_problems, limit, seed)
     except (InputError, MemoryError):
         raise
@@ -77,23 +85,36 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
         why = reason(error)[:_LONGEST_REASON]
         raise InputError(f"{spec.where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
     if images.ndim == 4 and images.shape[3] == 1:
-        images = images[..., 0]
-    ids = [f"{printable(path.name)}#{i}" for i in rows]
-    return ArrayImages(spec.text, spec.where, ids, images), raw
+        images = images[..., 0]  # [N, H, W, 1] -> [N, H, W]
+    file_name = printable(path.name)
+    ids = [f"{file_name}#{row}" for row in rows]
+    dataset = ArrayImages(spec.text, spec.where, ids, images)
+    return dataset, raw
 
 
 def _checked_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
-    """Return the headers of the named arrays that are there, and why the images cannot be used."""
+    """Return the headers of the named arrays that are there, and why the images cannot be used.
+
+    Args:
+        spec: the SPEC of the file.
+        path: of the file.
+        names: the name of the array for each of ``x``, ``y`` and ``classes``.
+    """
     with zipfile.ZipFile(path) as archive:
         headers, problems = _read_headers(archive, names.values())
     present = sorted(member.removesuffix(".npy") for member in archive.namelist())
     listed = ", ".join(present) or "nothing"
+
     # The array of the images is needed, and those that the SPEC names.
-    for key, wanted in {"x": names["x"], **spec.query}.items():
-        if wanted not in present:
-            problems.append(f"no array {wanted!r} (the file has: {listed}; choose with ?{key}=NAME)")
-    if names["x"] in headers:
-        problems += _image_problems(names["x"], headers[names["x"]])
+    needed = {"x": names["x"]}
+    needed.update(spec.query)
+    for key, name in needed.items():
+        if name not in present:
+            problems.append(f"no array {name!r} (the file has: {listed}; choose with ?{key}=NAME)")
+
+    images_name = names["x"]
+    if images_name in headers:
+        problems += _image_problems(images_name, headers[images_name])
     return headers, problems
 
 
@@ -105,46 +126,67 @@ def _read_arrays(
     limit: int | None,
     seed: int,
 ) -> tuple[npt.NDArray[Any], list[int], RawLabels]:
-    """Return the images that ``limit`` takes, their places in the file, and their labels."""
+    """Return the images that ``limit`` takes, their rows in the file, and their labels.
+
+    Args:
+        path: of the file.
+        names: the name of the array for each of ``x``, ``y`` and ``classes``.
+        headers: of the arrays that are there.
+        label_problems: why labels and class names cannot be used; where there are any, these are not read.
+        limit, seed: see :func:`hydractl.data.labels.limited`.
+    """
     labels = None
     classes = None
+    images_name = names["x"]
     with np.load(path, allow_pickle=False) as arrays:
         if names["y"] in headers and not label_problems:
             labels = arrays[names["y"]]
-        total = headers[names["x"]].shape[0]
-        rows = limited(None if labels is None else labels.tolist(), total, limit, seed)
+        all_labels = None if labels is None else labels.tolist()
+        total = headers[images_name].shape[0]
+        rows = limited(all_labels, total, limit, seed)
         images = None
-        if rows == list(range(len(rows))):
-            images = _first_images(path, names["x"], len(rows))
+        are_first_rows = rows == list(range(len(rows)))
+        if are_first_rows:
+            images = _first_images(path, images_name, len(rows))
         if images is None:
-            images = np.ascontiguousarray(arrays[names["x"]][rows])
+            all_images = arrays[images_name]
+            images = np.ascontiguousarray(all_images[rows])
         if names["classes"] in headers and not label_problems:
             classes = arrays[names["classes"]]
 
     if label_problems:
         return images, rows, RawLabels(problems=label_problems)
-    for key, array in (("y", labels), ("classes", classes)):
-        if array is not None and _has_no_characters(array):
-            label_problems.append(f"{names[key]} has strings with numbers that are no characters")
+    if labels is not None and _has_no_characters(labels):
+        label_problems.append(f"{names['y']} has strings with numbers that are no characters")
+    if classes is not None and _has_no_characters(classes):
+        label_problems.append(f"{names['classes']} has strings with numbers that are no characters")
     if label_problems:
         return images, rows, RawLabels(problems=label_problems)
     class_names = None if classes is None else classes.tolist()
-    return images, rows, _labels(labels, rows, class_names, names["y"])
+    raw = _labels(labels, rows, class_names, names["y"])
+    return images, rows, raw
 
 
 def _first_images(path: Path, name: str, count: int) -> npt.NDArray[Any] | None:
-    """Read so many images, without unpacking the others; None for an array whose images do not follow each other."""
+    """Read the first ``count`` images without unpacking the others.
+
+    Returns:
+        The images ``[count, ...]``; None for an array in Fortran's order, whose images do not follow each other.
+    """
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-        shape, fortran, dtype = _read_header(member, np.lib.format.read_magic(member))
+        version = np.lib.format.read_magic(member)
+        shape, fortran, dtype = _read_header(member, version)
         if fortran:
             return None
-        shape = (count, *shape[1:])
-        content = member.read(math.prod(shape) * dtype.itemsize)
-        return np.frombuffer(bytearray(content), dtype).reshape(shape)
+        shape_of_first = (count, *shape[1:])
+        size = math.prod(shape_of_first) * dtype.itemsize
+        content = bytearray(member.read(size))  # a bytearray, so that the array can be written to
+        pixels = np.frombuffer(content, dtype)
+        return pixels.reshape(shape_of_first)
 
 
 def _read_header(member: IO[bytes], version: tuple[int, int]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and type of a ``.npy`` whose version was read."""
+    """Return the shape, whether it is in Fortran's order, and the type of a ``.npy`` whose version was read."""
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(member)
     return np.lib.format.read_array_header_2_0(member)
@@ -165,14 +207,14 @@ def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[
                 problems.append(f"{name}: a .npy of version {version} is for structured arrays")
                 continue
             shape, _, dtype = _read_header(member, version)
-            in_file = info.file_size - member.tell()
+            size_in_file = info.file_size - member.tell()
         if dtype.hasobject:
             problems.append(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
             continue
         # A header may claim any size: numpy would first set that much memory aside.
-        claimed = math.prod((dtype.itemsize, *shape))
-        if claimed != in_file:
-            problems.append(f"{name}: {shape} of {dtype} needs {claimed} bytes, the file has {in_file}")
+        claimed_size = dtype.itemsize * math.prod(shape)
+        if claimed_size != size_in_file:
+            problems.append(f"{name}: {shape} of {dtype} needs {claimed_size} bytes, the file has {size_in_file}")
             continue
         headers[name] = _Header(shape, dtype)
     return headers, problems
@@ -204,32 +246,62 @@ def _image_problems(name: str, header: _Header) -> list[str]:
 def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) -> list[str]:
     """List what is wrong with the types and shapes of labels and class names."""
     problems = []
-    images = headers.get(names["x"])
     labels = headers.get(names["y"])
-    classes = headers.get(names["classes"])
     if labels is not None:
-        if labels.dtype.kind not in "iuU":
-            problems.append(f"{names['y']} is {labels.dtype}; integers or unicode strings are needed")
-        if len(labels.shape) != 1:
-            problems.append(f"{names['y']} has shape {labels.shape}, one label for each image is needed")
-        elif images is not None and images.shape and labels.shape[0] != images.shape[0]:
-            problems.append(f"{names['y']} has {labels.shape[0]} labels for {images.shape[0]} images")
+        problems += _problems_of_label_header(names["y"], labels, headers.get(names["x"]))
+    classes = headers.get(names["classes"])
     if classes is not None and not _is_list_of_strings(classes):
         problems.append(f"{names['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed")
     return problems
 
 
+def _problems_of_label_header(name: str, labels: _Header, images: _Header | None) -> list[str]:
+    """List what is wrong with the type and shape of labels.
+
+    Args:
+        name: of the array of the labels, for messages.
+        labels: the header of the labels.
+        images: that of the images; None where they are not there.
+    """
+    problems = []
+    if labels.dtype.kind not in "iuU":
+        problems.append(f"{name} is {labels.dtype}; integers or unicode strings are needed")
+    if len(labels.shape) != 1:
+        problems.append(f"{name} has shape {labels.shape}, one label for each image is needed")
+        return problems
+    if images is None or not images.shape:  # reported with the images
+        return problems
+    label_count = labels.shape[0]
+    image_count = images.shape[0]
+    if label_count != image_count:
+        problems.append(f"{name} has {label_count} labels for {image_count} images")
+    return problems
+
+
 def _is_list_of_strings(header: _Header) -> bool:
-    return header.dtype.kind == "U" and len(header.shape) == 1 and header.shape[0] > 0
+    """Return whether an array is a list of at least one unicode string."""
+    if header.dtype.kind != "U":
+        return False
+    if len(header.shape) != 1:
+        return False
+    return header.shape[0] > 0
+
+
+_LAST_CHARACTER = 0x10FFFF
+_FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
+"""Unicode's code points of half characters, which are none by themselves."""
 
 
 def _has_no_characters(array: npt.NDArray[Any]) -> bool:
     """Return whether strings hold numbers beyond Unicode or half characters: Python takes them in and fails later."""
     if array.dtype.kind != "U" or not array.nbytes:
         return False
-    codes = np.ascontiguousarray(array).view(np.dtype(f"{array.dtype.byteorder}u4"))
-    is_half = (codes >= 0xD800) & (codes < 0xE000)
-    return int(codes.max()) > 0x10FFFF or bool(is_half.any())
+    unsigned = np.dtype(f"{array.dtype.byteorder}u4")  # numpy stores one number of 4 bytes for each character
+    codes = np.ascontiguousarray(array).view(unsigned)
+    if int(codes.max()) > _LAST_CHARACTER:
+        return True
+    is_half = (codes >= _FIRST_SURROGATE) & (codes <= _LAST_SURROGATE)
+    return bool(is_half.any())
 
 
 def _labels(all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:
@@ -243,11 +315,13 @@ def _labels(all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: lis
     """
     if all_labels is None:
         return RawLabels(None, names)
-    if all_labels.dtype.kind == "U":
+    labels = all_labels[rows]
+    if labels.dtype.kind == "U":
         if names is None:
             names = sorted(set(all_labels.tolist()))
-        return RawLabels(all_labels[rows].tolist(), names)
-    labels = all_labels[rows]
-    if labels.dtype.kind == "u" and int(labels.max()) > np.iinfo(np.int64).max:
-        return RawLabels(problems=[f"{array} has labels beyond 2^63"])
+        return RawLabels(labels.tolist(), names)
+    if labels.dtype.kind == "u":
+        largest = int(labels.max())
+        if largest > np.iinfo(np.int64).max:
+            return RawLabels(problems=[f"{array} has labels beyond 2^63"])
     return RawLabels(labels.astype(np.int64), names)

@@ -1,4 +1,4 @@
-"""What all data sets have in common: the SPEC that names one, and the interface of one that is open."""
+"""The SPEC that names a data set, and the interface that every open data set has."""
 
 from __future__ import annotations
 
@@ -65,11 +65,13 @@ class Spec:
         """
         known = list(known)
         unknown = [key for key in self.query if key not in known]
-        if unknown:
-            hint = "this kind of data takes no settings"
-            if known:
-                hint = f"known here: {', '.join(known)}"
-            raise UsageError(f"{self.where}: unknown setting {', '.join(map(repr, unknown))} after '?'", hint=hint)
+        if not unknown:
+            return
+        listed = ", ".join(map(repr, unknown))
+        hint = "this kind of data takes no settings"
+        if known:
+            hint = f"known here: {', '.join(known)}"
+        raise UsageError(f"{self.where}: unknown setting {listed} after '?'", hint=hint)
 
 
 def parse_spec(text: str, option: str = "--data") -> Spec:
@@ -81,14 +83,19 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
     Raises:
         UsageError: for an empty SPEC, or a setting that is empty, doubled or without ``=``.
     """
-    name, *settings = _QUERY.split(text, maxsplit=1)
+    name = text
+    settings: list[str] = []
+    question_mark = _QUERY.search(text)
+    if question_mark is not None:
+        name = text[: question_mark.start()]
+        settings = text[question_mark.end() :].split("&")
     kind, path = _kind_and_path(name)
     if not path:
         raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
-    items = settings[0].split("&") if settings else []
+
     query: dict[str, str] = {}
     problems = []
-    for item in items:
+    for item in settings:
         key, equals, value = item.partition("=")
         if not key or not equals or not value:
             problems.append(f"{item!r} is not key=value")
@@ -168,9 +175,10 @@ class Dataset(ABC):
             UnreadableSample: naming a file that cannot be read.
         """
         i = operator.index(index)
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"sample {i} of {len(self)}")
-        return self._sample(i % len(self))
+        total = len(self)
+        if i < -total or i >= total:
+            raise IndexError(f"sample {i} of {total}")
+        return self._sample(i % total)  # a negative index counts from the end
 
     @abstractmethod
     def _sample(self, i: int) -> Any:
@@ -181,7 +189,7 @@ class Dataset(ABC):
         """Return the bytes that make sample ``i`` what it is, in pieces of any size."""
 
     def origins(self) -> list[Dataset]:
-        """Return this set, and those that its samples were made of: who sees the one has seen the others."""
+        """Return this set, and those that its samples were made of: a model that saw this one has seen them too."""
         return [self]
 
     def lengths(self) -> list[int] | None:
@@ -191,36 +199,44 @@ class Dataset(ABC):
     def sample_fingerprints(self) -> list[str]:
         """Return the SHA-256 of each sample's content alone, in hex: the same wherever it is and however labelled.
 
-        Content is the file for image files, shape and pixels for arrays: the same picture in another format differs.
-        Of texts it is the characters: the same text in another format is the same. Computed once.
+        The content of an image file is the file, that of an array its shape and pixels: the same picture in another
+        format differs. The content of a text is its characters, in whatever format it is stored. Computed once.
 
         Raises:
             UnreadableSample: for a file that cannot be read at all; where such are skipped its id counts instead.
         """
         if self._fingerprints is None:
-            self._fingerprints = [self._sample_fingerprint(i) for i in range(len(self))]
+            fingerprints = []
+            for i in range(len(self)):
+                fingerprints.append(self._sample_fingerprint(i))
+            self._fingerprints = fingerprints
         return self._fingerprints
 
     def _sample_fingerprint(self, i: int) -> str:
+        """Return the fingerprint of sample ``i``; of one that cannot be read, where such are skipped, that of its id."""
         try:
             return _sha256(self._content(i))
         except UnreadableSample:
             if self.skipped is None:
                 raise
-            return _sha256([b"unreadable\n", self.ids[i].encode("utf-8", "backslashreplace")])
+            sample_id = self.ids[i].encode("utf-8", "backslashreplace")
+            return _sha256([b"unreadable\n", sample_id])
 
     def fingerprint(self) -> str:
         """Return the SHA-256 in hex over every sample's content, their order and ``labels`` as mapped."""
-        labels = b"unlabelled"
-        if self.labels is not None:
-            labels = self.labels.astype("<i8").tobytes()
-        pieces = [f"hydractl.data/1 {self.kind} {len(self)}\n".encode()]
+        header = f"hydractl.data/1 {self.kind} {len(self)}\n"
+        pieces = [header.encode()]
         pieces += map(bytes.fromhex, self.sample_fingerprints())
-        pieces.append(labels)
+        if self.labels is None:
+            pieces.append(b"unlabelled")
+        else:
+            little_endian = self.labels.astype("<i8")  # the same bytes on every machine
+            pieces.append(little_endian.tobytes())
         return _sha256(pieces)
 
 
 def _sha256(pieces: Iterable[bytes]) -> str:
+    """Return the SHA-256 of some bytes, which come in pieces, in hex."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -239,19 +255,25 @@ def reason(error: Exception) -> str:
 
 
 def _visible(character: str) -> str:
-    """Return a character, one that cannot be printed as an escape."""
+    """Return a character; as an escape if it cannot be printed."""
     if character.isprintable():
         return character
-    return repr(character)[1:-1]
+    quoted = repr(character)
+    return quoted[1:-1]
 
 
 def report_classes(dataset: Dataset, log: Log) -> None:
     """Warn of a labelled set of one class only, which says nothing of the others."""
     labels = dataset.labels
-    if labels is None or len(labels) < 2 or (labels != labels[0]).any():
+    if labels is None or len(labels) < 2:
+        return
+    is_other_class = labels != labels[0]
+    if is_other_class.any():
         return
     label = int(labels[0])
-    name = label if dataset.label_names is None else dataset.label_names[label]
+    name = str(label)
+    if dataset.label_names is not None:
+        name = dataset.label_names[label]
     log.warn(
         f"{dataset.where}: all {len(labels)} samples are of one class, {name}: give samples of every class; with "
         "--limit, a file that is sorted by class is to be shuffled first"
@@ -275,20 +297,21 @@ def skipped_document(dataset: Dataset) -> SkippedSamples | None:
     if not dataset.skipped:
         return None
     indices = sorted(dataset.skipped)
-    return {"n": len(indices), "ids": [dataset.ids[i] for i in indices[:MOST_LISTED]]}
+    first_ids = [dataset.ids[i] for i in indices[:MOST_LISTED]]
+    return {"n": len(indices), "ids": first_ids}
 
 
 def report_skipped(dataset: Dataset, log: Log) -> None:
-    """Warn of what was skipped: how many, and the first few with the reason; every one of them is a detail."""
+    """Warn of the skipped samples: how many there are, and the first few; each and its reason is logged as a detail."""
     if not dataset.skipped:
         return
-    indices = sorted(dataset.skipped)
-    for i in indices:
+    ids = []
+    for i in sorted(dataset.skipped):
+        ids.append(dataset.ids[i])
         log.detail(f"skipped {dataset.ids[i]}: {dataset.skipped[i]}")
-    verb = "is" if len(indices) == 1 else "are"
-    listed = ", ".join(dataset.ids[i] for i in indices[:_MOST_SAID])
-    if len(indices) > _MOST_SAID:
-        listed += f" and {len(indices) - _MOST_SAID} more"
-    log.warn(
-        f"{dataset.where}: {len(indices)} of {len(dataset)} images {verb} left out, as they cannot be read: {listed}"
-    )
+    count = len(ids)
+    verb = "is" if count == 1 else "are"
+    listed = ", ".join(ids[:_MOST_SAID])
+    if count > _MOST_SAID:
+        listed += f" and {count - _MOST_SAID} more"
+    log.warn(f"{dataset.where}: {count} of {len(dataset)} images {verb} left out, as they cannot be read: {listed}")

@@ -64,22 +64,26 @@ def batches(
         indices: which samples, in which order; None: all.
 
     Raises:
-        UsageError: a batch size below 1 or negative workers.
-        IndexError: an index outside the data set.
+        UsageError: for a batch size below 1, or negative workers.
+        IndexError: for an index outside the data set.
         InputError: where every sample was skipped.
-        HydraError: a worker process was killed. Errors of reading are raised as they are, from whatever process.
+        HydraError: where a worker process was killed. Errors of reading are raised as they are, from any process.
     """
     if batch_size < 1:
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
     order = longest_first(dataset) if indices is None else list(map(int, indices))
+    total = len(dataset)
     for i in order:
-        if not 0 <= i < len(dataset):
-            raise IndexError(f"sample {i} of {len(dataset)}")
-    parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    # A function of its own, so that wrong arguments are refused at the call and not at the first batch.
-    return _run(_BatchReader(dataset, collate, parts), min(workers, len(parts)))
+        if i < 0 or i >= total:
+            raise IndexError(f"sample {i} of {total}")
+    indices_by_batch = []
+    for start in range(0, len(order), batch_size):
+        indices_by_batch.append(order[start : start + batch_size])
+    reader = _BatchReader(dataset, collate, indices_by_batch)
+    # A generator of its own, so that wrong arguments are refused at the call and not at the first batch.
+    return _run(reader, min(workers, len(reader)))
 
 
 def longest_first(dataset: Dataset) -> list[int]:
@@ -95,6 +99,7 @@ def longest_first(dataset: Dataset) -> list[int]:
 
 
 def _run(reader: _BatchReader, workers: int) -> Iterator[Batch]:
+    """Yield the batches of a reader with their labels; note in the data set which samples cannot be read."""
     import torch
 
     dataset = reader.dataset
@@ -102,39 +107,52 @@ def _run(reader: _BatchReader, workers: int) -> Iterator[Batch]:
     if workers:
         results = _from_workers(reader, workers)
     any_readable = False
-    for part, (inputs, unreadable) in zip(reader.parts, results, strict=True):
+    for indices, (inputs, unreadable) in zip(reader.indices_by_batch, results, strict=True):
+        readable = indices
         if unreadable:
             assert dataset.skipped is not None  # else the reader raises
             dataset.skipped.update(unreadable)
-            part = [i for i in part if i not in unreadable]
-            if not part:
+            readable = [i for i in indices if i not in unreadable]
+            if not readable:
                 continue
         any_readable = True
         labels = None
         if dataset.labels is not None:
-            labels = torch.from_numpy(dataset.labels[part])
-        yield Batch(inputs, labels, part)
-    if reader.parts and not any_readable:
+            labels = torch.from_numpy(dataset.labels[readable])
+        yield Batch(inputs, labels, readable)
+    if len(reader) > 0 and not any_readable:
         skipped = dataset.skipped or {}
         reasons = [skipped[i] for i in sorted(skipped)]
         raise InputError(f"{dataset.where}: not one of the samples can be read", problems=reasons)
 
 
 class _BatchReader:
-    """Item i is batch i: torch's loader then needs no sampler and no collating of its own."""
+    """The batches of a data set, read one at a time.
 
-    def __init__(self, dataset: Dataset, collate: Collate, parts: list[list[int]]) -> None:
+    Item i is batch i: torch's loader then needs no sampler and no collating of its own.
+
+    Args:
+        dataset, collate: see :func:`batches`.
+        indices_by_batch: the samples of each batch.
+    """
+
+    def __init__(self, dataset: Dataset, collate: Collate, indices_by_batch: list[list[int]]) -> None:
         self.dataset = dataset
         self.collate = collate
-        self.parts = parts
+        self.indices_by_batch = indices_by_batch
 
     def __len__(self) -> int:
-        return len(self.parts)
+        return len(self.indices_by_batch)
 
     def read(self, i: int) -> _Result:
+        """Read and collate one batch; return it, and why samples of it cannot be read, by index.
+
+        Raises:
+            UnreadableSample: where the data set does not skip such samples.
+        """
         samples = []
         unreadable = {}
-        for index in self.parts[i]:
+        for index in self.indices_by_batch[i]:
             try:
                 samples.append(self.dataset[index])
             except UnreadableSample as error:
@@ -155,11 +173,11 @@ class _BatchReader:
 
 
 def _from_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
-    """Results of the reader, batch by batch, from worker processes."""
+    """Yield the results of the reader, batch by batch, from worker processes."""
     import torch
     from torch.utils.data import DataLoader
 
-    outside = _child_handler()
+    callers_handler = _child_handler()
     # torch warns of more workers than processors; the number was the user's choice.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         loader: DataLoader[Any] = DataLoader(
@@ -175,7 +193,8 @@ def _from_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
         results = iter(loader)
     try:
         while True:
-            with _child_signals(_torch_handler(outside), outside), _worker_errors():
+            while_waiting = _torch_handler(callers_handler)
+            with _child_signals(while_waiting, callers_handler), _worker_errors():
                 result: Any = next(results, _DONE)
             if result is _DONE:
                 return
@@ -192,7 +211,7 @@ def _unchanged(value: Any) -> Any:
 
 @contextmanager
 def _worker_errors() -> Iterator[None]:
-    """Raise the error of a loader that lost a worker as one with a way out."""
+    """Turn the error of a loader that lost a worker into one that says what to do about it."""
     try:
         yield
     # A worker that dies while it hands over a tensor shows as an error of the connection.
@@ -205,26 +224,37 @@ def _worker_errors() -> Iterator[None]:
 
 
 # torch watches its workers with a handler of SIGCHLD that raises wherever the main thread happens to be. It is wanted
-# while waiting for a batch, where nothing else ends every kind of wait, and unwanted in the caller's code between two.
-# torch installs it once per process, so it is kept here.
+# while waiting for a batch, where nothing else ends every kind of wait, and unwanted in the caller's code between two
+# batches. torch installs it once per process, so it is kept here: empty, or the one handler.
 _kept_handler: list[Any] = []
 
 
 def _child_handler() -> Any:
-    return signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+    """Return the handler of ended child processes that is in force."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    return handler or signal.SIG_DFL  # None: one that was not set from Python
 
 
-def _torch_handler(outside: Any) -> Any:
-    """Return torch's handler, once a loader has been started; ``outside`` was in force before."""
+def _torch_handler(callers_handler: Any) -> Any:
+    """Return torch's handler, or the caller's where torch has installed none.
+
+    Args:
+        callers_handler: the handler that was in force before the loader was started.
+    """
     current = _child_handler()
-    if current is not outside:
+    if current is not callers_handler:
         _kept_handler[:] = [current]
-    return _kept_handler[0] if _kept_handler else outside
+    if not _kept_handler:
+        return callers_handler
+    return _kept_handler[0]
 
 
 @contextmanager
 def _child_signals(inside: Any, outside: Any) -> Iterator[None]:
-    """Set one handler of ended child processes inside, another outside; only the main thread may set them."""
+    """Set one handler of ended child processes inside the block, and another one after it.
+
+    Only the main thread may set handlers; in any other nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

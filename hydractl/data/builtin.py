@@ -36,6 +36,16 @@ _OF_SKLEARN = ("digits", "photos")
 
 DIGITS_TRAIN, DIGITS_VAL = 1000, 300
 
+# An image of 8x8 pixels is averaged from a bitmap of 32x32, block by block, as scikit-learn's digits are.
+_SIDE = 8
+_BITMAP = 32
+_BLOCK = _BITMAP // _SIDE
+_MOST_WHITE = _BLOCK**2
+"""Pixels of a block, and so the value of a pixel of ``load_digits`` that is white."""
+
+_FONT_SIZE = 160
+_CANVAS = 2 * _FONT_SIZE  # room for the widest character, turned
+
 SYMBOLS = "@#&%?+=*<>~^;:±«»"
 """Left out: ``| ! / \\ ( ) [ ] { }`` (a handwritten 1 at 8x8), ``$`` (5, 8), ``' , . _ -`` and the like (a speck)."""
 
@@ -52,8 +62,9 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
 
     Raises:
-        UsageError: an unknown name or split, listing the known ones; a set of scikit-learn where that is not installed.
-        InputError: ``docstrings`` where Python's standard library has no source files.
+        UsageError: for an unknown name or split, listing the known ones, and for a set of scikit-learn where that is
+            not installed.
+        InputError: for ``docstrings`` where Python's standard library has no source files.
     """
     spec.check_query(())
     name, _, split = spec.path.partition("/")
@@ -67,37 +78,60 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         images = ood_images(name)
         raw = RawLabels()
     images = images[:limit]
-    ids = [f"builtin:{spec.path}#{i}" for i in range(len(images))]
-    return ArrayImages(spec.text, spec.where, ids, images), raw
+    ids = _ids(spec, len(images))
+    dataset = ArrayImages(spec.text, spec.where, ids, images)
+    return dataset, raw
+
+
+def _ids(spec: Spec, count: int) -> list[str]:
+    """Return the ids of so many samples."""
+    ids = []
+    for number in range(count):
+        ids.append(f"builtin:{spec.path}#{number}")
+    return ids
 
 
 def _check_name(spec: Spec, name: str, split: str) -> None:
-    """Refuse sets and splits that there are not, or not on this machine."""
+    """Refuse sets and splits that do not exist, and those that need a library which is not installed.
+
+    Raises:
+        UsageError: saying which there are.
+    """
     if name not in SPLITS:
-        all_names = [full_name for known in SPLITS for full_name in _full_names(known)]
-        raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {', '.join(all_names)}")
+        all_names = []
+        for known in SPLITS:
+            all_names += _full_names(known)
+        listed = ", ".join(all_names)
+        raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {listed}")
     splits = SPLITS[name]
-    if split not in (splits or ("",)):
-        problem = f"no split {split!r}" if splits else "no splits"
-        raise UsageError(f"{spec.where}: builtin:{name} has {problem}", hint=f"write {' or '.join(_full_names(name))}")
+    full_names = " or ".join(_full_names(name))
+    if splits and split not in splits:
+        raise UsageError(f"{spec.where}: builtin:{name} has no split {split!r}", hint=f"write {full_names}")
+    if not splits and split:
+        raise UsageError(f"{spec.where}: builtin:{name} has no splits", hint=f"write {full_names}")
     if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
         message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
         raise UsageError(message, hint=install_hint("sklearn"))
 
 
 def _full_names(name: str) -> list[str]:
-    """Return the SPECs of a set: one for each split."""
-    if not SPLITS[name]:
+    """Return the SPECs of a set: one for each split, or one for a set without splits."""
+    splits = SPLITS[name]
+    if not splits:
         return [f"builtin:{name}"]
-    return [f"builtin:{name}/{split}" for split in SPLITS[name]]
+    return [f"builtin:{name}/{split}" for split in splits]
 
 
 def _sentences(spec: Spec, limit: int | None) -> Texts:
-    """Return the set of English sentences."""
+    """Return the set of English sentences.
+
+    Raises:
+        InputError: where Python's standard library has no source files.
+    """
     sentences = docstrings()[:limit]
     if not sentences:
         raise InputError(f"{spec.where}: this Python's standard library has no source files to take sentences from")
-    ids = [f"builtin:{spec.path}#{number}" for number in range(len(sentences))]
+    ids = _ids(spec, len(sentences))
     return Texts(spec.text, spec.where, ids, sentences)
 
 
@@ -111,17 +145,21 @@ def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
     from sklearn.datasets import load_digits
 
     source = load_digits()
-    target = np.asarray(source.target, dtype=np.int64)
+    classes = np.asarray(source.target, dtype=np.int64)
+
     # Class after class, each in random order; then every split takes its even share along this line.
-    line = np.random.RandomState(0).permutation(len(target))
-    line = line[np.argsort(target[line], kind="stable")]
+    shuffled = np.random.RandomState(0).permutation(len(classes))
+    by_class = np.argsort(classes[shuffled], kind="stable")
+    line = shuffled[by_class]
     in_train = _even(len(line), DIGITS_TRAIN)
     rest = line[~in_train]
     in_val = _even(len(rest), DIGITS_VAL)
-    parts = {"train": line[in_train], "val": rest[in_val], "test": rest[~in_val]}
-    chosen = np.sort(parts[split])
-    images = _to_grey(source.images[chosen])
-    labels = target[chosen]
+    rows_by_split = {"train": line[in_train], "val": rest[in_val], "test": rest[~in_val]}
+
+    rows = np.sort(rows_by_split[split])
+    images = _to_grey(source.images[rows])
+    labels = classes[rows]
+    # Both are kept for the next call.
     images.setflags(write=False)
     labels.setflags(write=False)
     return images, labels
@@ -129,8 +167,9 @@ def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
 
 def _even(total: int, count: int) -> npt.NDArray[np.bool_]:
     """Mark ``count`` of ``total`` places, spread evenly: bool ``[total]``."""
-    steps = np.arange(total + 1) * count // total
-    return np.diff(steps) > 0
+    places = np.arange(total + 1)
+    marked_before = places * count // total  # [total + 1]: how many places are marked before each
+    return np.diff(marked_before) > 0
 
 
 @lru_cache(maxsize=3)
@@ -147,44 +186,55 @@ def ood_images(name: str) -> Images:
 
 
 def _photo_patches() -> Images:
-    """Cut square patches of scikit-learn's two sample photographs, in grey, averaged down to 8x8 at four scales."""
+    """Cut square patches out of scikit-learn's two sample photographs, in grey, averaged down at four scales.
+
+    Returns:
+        The patches, uint8 ``[_PHOTO_PATCHES, 8, 8]``; one after the other of either photograph, at one scale after the
+        other.
+    """
     from sklearn.datasets import load_sample_images
 
     grey_photos = []
     for photo in load_sample_images().images:
         # Integer arithmetic (the weights of ITU-R BT.601), so that no rounding depends on the machine.
-        weighted = np.asarray(photo, dtype=np.int64) @ np.array([299, 587, 114])
+        rgb = np.asarray(photo, dtype=np.int64)  # [height, width, 3]
+        weighted = rgb @ np.array([299, 587, 114])
         grey_photos.append((weighted + 500) // 1000)
     random = np.random.RandomState(3)
     patches = []
     for i in range(_PHOTO_PATCHES):
-        photo = grey_photos[i % len(grey_photos)]
-        scale = _PHOTO_SCALES[i // len(grey_photos) % len(_PHOTO_SCALES)]
-        side = 8 * scale
-        top = int(random.randint(0, photo.shape[0] - side + 1))
-        left = int(random.randint(0, photo.shape[1] - side + 1))
-        blocks = photo[top : top + side, left : left + side].reshape(8, scale, 8, scale)
+        round_number, photo_number = divmod(i, len(grey_photos))
+        photo = grey_photos[photo_number]
+        scale = _PHOTO_SCALES[round_number % len(_PHOTO_SCALES)]
+        side = _SIDE * scale
+        height, width = photo.shape
+        top = int(random.randint(0, height - side + 1))
+        left = int(random.randint(0, width - side + 1))
+        patch = photo[top : top + side, left : left + side]
+        blocks = patch.reshape(_SIDE, scale, _SIDE, scale)
+        totals = blocks.sum(axis=(1, 3))  # [8, 8]
         pixels = scale * scale
-        means = (blocks.sum(axis=(1, 3)) + pixels // 2) // pixels
+        means = (totals + pixels // 2) // pixels
         patches.append(means.astype(np.uint8))
     return np.stack(patches)
 
 
-_BITMAP = 32
-_BLOCK = 4
-_FONT_SIZE = 160
-_CANVAS = 2 * _FONT_SIZE  # room for the widest character, turned
-
-
 def _to_grey(counts: npt.NDArray[Any]) -> Images:
-    """Turn block counts 0..16 into grey levels 0..255, any shape."""
-    return np.rint(np.asarray(counts) * (255 / _BLOCK**2)).astype(np.uint8)
+    """Turn counts of white pixels in blocks, 0..16, into grey levels 0..255, any shape."""
+    levels = np.asarray(counts) * (255 / _MOST_WHITE)
+    return np.rint(levels).astype(np.uint8)
 
 
 def _glyph_images(characters: str, variants: int, seed: int) -> Images:
-    """Draw each character in several ways, all of them different: uint8 ``[variants * len(characters), 8, 8]``.
+    """Draw each character in several ways, all of them different.
 
-    The seed is of size, thickness, angle and place; each character comes once in every ``len(characters)`` images.
+    Args:
+        characters: what to draw; each comes once in every ``len(characters)`` images.
+        variants: ways to draw each.
+        seed: of the size, thickness, angle and place of each image.
+
+    Returns:
+        Images uint8 ``[variants * len(characters), 8, 8]``.
     """
     # RandomState's stream never changes between numpy versions, unlike default_rng's.
     random = np.random.RandomState(seed)
@@ -212,14 +262,21 @@ def _draw(character: str, font: Any, random: np.random.RandomState) -> Images:
     ImageDraw.Draw(large).text(place, character, fill=255, font=font, stroke_width=thickness)
     large = large.rotate(angle, resample=Image.Resampling.BILINEAR)
     large = large.crop(large.getbbox())
+
     # Into a box of the digits' size; flat or narrow signs keep their proportions.
     scale = min(height / large.height, width / large.width)
-    size = (max(1, round(large.width * scale)), max(1, round(large.height * scale)))
-    small = large.resize(size, resample=Image.Resampling.BOX)
+    small_width = max(1, round(large.width * scale))
+    small_height = max(1, round(large.height * scale))
+    small = large.resize((small_width, small_height), resample=Image.Resampling.BOX)
+
+    free_width = _BITMAP - small_width
+    free_height = _BITMAP - small_height
+    left = free_width // 2 + int(random.randint(-1, 2))
+    top = round(free_height * float(random.uniform(0.25, 0.75)))
     bitmap = Image.new("L", (_BITMAP, _BITMAP))
-    left = (_BITMAP - size[0]) // 2 + int(random.randint(-1, 2))
-    top = round((_BITMAP - size[1]) * float(random.uniform(0.25, 0.75)))
     bitmap.paste(small, (left, top))
+
     is_white = np.asarray(bitmap) >= 128
-    blocks = is_white.reshape(_BITMAP // _BLOCK, _BLOCK, _BITMAP // _BLOCK, _BLOCK)
-    return _to_grey(blocks.sum(axis=(1, 3)))
+    blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)
+    white_pixels = blocks.sum(axis=(1, 3))  # [8, 8]
+    return _to_grey(white_pixels)

@@ -36,18 +36,27 @@ class CaptionedImages(Dataset):
     kind = PAIRS
 
     def __init__(self, images: Dataset, captions: Sequence[str]) -> None:
+        """Set up the pairs.
+
+        Args:
+            images: one for each pair.
+            captions: of the images, in the same order.
+        """
         super().__init__(images.spec, images.where, images.ids)
         self.images = images
         self.captions = captions
 
     def _sample(self, i: int) -> tuple[Image.Image, str]:
-        return self.images[i], self.captions[i]
+        image = self.images[i]
+        caption = self.captions[i]
+        return image, caption
 
     def _content(self, i: int) -> Iterable[bytes]:
         return self.images._content(i)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(super().fingerprint().encode())
+        of_images = super().fingerprint()
+        digest = hashlib.sha256(of_images.encode())
         for caption in self.captions:
             content = caption.encode("utf-8")
             digest.update(f"caption {len(content)}\n".encode() + content)
@@ -61,7 +70,7 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     to ``?root=``, else to the file's folder) and a caption in each row; a ``.parquet`` file may also hold the images
     themselves. A ``.tar`` file, several by braces, or a folder of them are WebDataset shards: each image with its
     ``.txt``. ``?image=`` and ``?caption=`` name the columns, or the endings of the files in shards, where a caption
-    may also be in ``json.KEY``. With ``limit``, nothing behind the first so many pairs is read.
+    may also be in ``json.KEY``. With ``limit``, nothing behind the first ``limit`` pairs is read.
 
     Raises:
         InputError: for a file that cannot be read, columns that are not there or cannot be decided, and listing the
@@ -83,44 +92,65 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def _from_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open the pairs of WebDataset shards."""
     spec.check_query(("image", "caption"))
-    asked = spec.query.get("caption", "txt")
-    images, captions = index_shards(spec, limit, asked, texts=True)
+    caption_source = spec.query.get("caption", "txt")
+    images, captions = index_shards(spec, limit, caption_source, texts=True)
     problems = []
-    for name, caption in zip(images.ids, captions, strict=True):
+    for image_id, caption in zip(images.ids, captions, strict=True):
         if caption is None or not caption.strip():
-            problems.append(f"{name} has no caption, or an empty one")
-    _refuse(spec, problems, f"where captions are: ?caption={asked}")
-    return CaptionedImages(images, captions), RawLabels()
+            problems.append(f"{image_id} has no caption, or an empty one")
+    _refuse(spec, problems, f"where captions are: ?caption={caption_source}")
+    dataset = CaptionedImages(images, captions)
+    return dataset, RawLabels()
 
 
 def _from_image_parquet(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open the pairs of a Parquet file that holds the images themselves."""
     table = open_table(spec, ("image", "caption"))
-    of_images = {}
+    image_query = {}
     if "image" in spec.query:
-        of_images["image"] = spec.query["image"]
-    images, _ = read_image_parquet(replace(spec, query=of_images), limit, None)
+        image_query["image"] = spec.query["image"]
+    image_spec = replace(spec, query=image_query)
+    images, _ = read_image_parquet(image_spec, limit, None)
     column = _column(spec, "caption", table.columns or (), "column")
-    rows = itertools.islice(table.rows([column]), len(images))
+    all_rows = table.rows([column])
+    rows = itertools.islice(all_rows, len(images))
     texts, _ = _texts(spec, rows, {"caption": column})
-    return CaptionedImages(images, texts["caption"]), RawLabels()
+    dataset = CaptionedImages(images, texts["caption"])
+    return dataset, RawLabels()
 
 
 def _from_table(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open the pairs of a table whose rows name the files of the images."""
     table = open_table(spec, ("image", "caption", "root"))
     columns = {}
     if table.columns:
         columns = _columns(spec, table.columns, "column")
-    rows = itertools.islice(table.rows(list(columns.values())), limit)
+    all_rows = table.rows(list(columns.values()))
+    rows = itertools.islice(all_rows, limit)
     texts, places = _texts(spec, rows, columns)
     if not places:
         raise InputError(f"{spec.where}: no pairs in the file")
     images = listed_images(spec, texts["image"], places)
-    return CaptionedImages(images, texts["caption"]), RawLabels()
+    dataset = CaptionedImages(images, texts["caption"])
+    return dataset, RawLabels()
 
 
 def _texts(spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the texts of some columns, and the place of each row; without columns those that the first row has."""
+    """Return the texts of some columns, and the place of each row.
+
+    Args:
+        spec: of the file.
+        rows: of the file.
+        columns: the names of the columns by ``image`` and ``caption``; empty: decided by the keys of the first row.
+
+    Returns:
+        By ``image`` and ``caption`` a text for each row; and where each row stands.
+
+    Raises:
+        InputError: listing the rows that lack a text.
+    """
     texts: dict[str, list[str]] = {key: [] for key in _NAMES}
     places = []
     problems = []
@@ -145,23 +175,41 @@ def _texts(spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]) -> t
 
 def _columns(spec: Spec, available: Sequence[str], what: str) -> dict[str, str]:
     """Return the column of the images and that of the captions."""
-    return {key: _column(spec, key, available, what) for key in _NAMES}
+    columns = {}
+    for key in _NAMES:
+        columns[key] = _column(spec, key, available, what)
+    return columns
 
 
 def _column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
-    """Return the column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name."""
+    """Return the column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name.
+
+    Args:
+        spec: of the file.
+        key: ``image`` or ``caption``.
+        available: the columns of the file, or the keys of its first row.
+        what: what messages call one of these.
+
+    Raises:
+        InputError: where there is none, or more than one.
+    """
     asked = spec.query.get(key)
     if asked is None:
-        meant = f"the {key}"
-        candidates = [name for name in _NAMES[key] if name in available]
+        wanted = f"the {key}"
+        known_names = _NAMES[key]
     else:
-        meant = f"?{key}={asked}"
-        candidates = [asked] if asked in available else []
-    if len(candidates) == 1 and list(available).count(candidates[0]) == 1:
-        return candidates[0]
-    problem = f"no {what} of {meant}"
+        wanted = f"?{key}={asked}"
+        known_names = (asked,)
+    candidates = [name for name in known_names if name in available]
+    if len(candidates) == 1:
+        name = candidates[0]
+        if list(available).count(name) == 1:
+            return name
     if candidates:
-        problem = f"{' and '.join(map(repr, candidates))} may be {meant}"
+        names = " and ".join(map(repr, candidates))
+        problem = f"{names} may be {wanted}"
+    else:
+        problem = f"no {what} of {wanted}"
     hint = f"say which {what} it is with ?{key}=NAME"
     if what == "column" and not spec.path.lower().endswith(".parquet"):
         hint += "; a file without a header needs ?columns=image,caption or the like"
@@ -169,7 +217,16 @@ def _column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
 
 
 def _text(row: TextRow, column: str, what: str) -> str:
-    """Return a path or a caption of one row."""
+    """Return a path or a caption of one row.
+
+    Args:
+        row: of the file.
+        column: where it is.
+        what: what messages call it.
+
+    Raises:
+        ValueError: saying what is wrong with it, as the end of a sentence about the row.
+    """
     value: Any = row.values.get(column)
     if value is None:
         raise ValueError(f"has no {column!r}")
@@ -181,10 +238,17 @@ def _text(row: TextRow, column: str, what: str) -> str:
 
 
 def _refuse(spec: Spec, problems: list[str], hint: str | None = None) -> None:
-    """Raise the error of pairs that cannot be used, if there are any."""
+    """Raise the error of pairs that cannot be used, if there are any.
+
+    Args:
+        spec: of the pairs.
+        problems: one line for each pair.
+        hint: of the error.
+    """
     if not problems:
         return
-    count = "1 pair" if len(problems) == 1 else f"{len(problems)} pairs"
-    if len(problems) == MOST_PROBLEMS:
-        count += " or more"
-    raise InputError(f"{spec.where}: {count} cannot be used", hint=hint, problems=problems)
+    count = len(problems)
+    pairs = "1 pair" if count == 1 else f"{count} pairs"
+    if count == MOST_PROBLEMS:
+        pairs += " or more"
+    raise InputError(f"{spec.where}: {pairs} cannot be used", hint=hint, problems=problems)

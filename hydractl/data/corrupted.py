@@ -1,6 +1,6 @@
 """A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images.
 
-Of ``frost`` also ``&photographs=FOLDER``.
+``frost`` needs ``&photographs=FOLDER`` as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMALL_SIDE = 64
 LARGE_SIDE = 256
 """An image whose shorter side has more pixels is first reduced to it, as ImageNet-C does before it crops."""
 
-# Changes when a corruption does, so that fingerprints of other images are not taken for the same.
+# To be raised when a corruption changes: its images are others then, and so must their fingerprints be.
 _VERSION = 1
 
 _GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -46,7 +46,7 @@ class CorruptedImages(Dataset):
         clean: the images.
         name: of the corruption.
         severity: 1 to 5.
-        photographs: the folder of those of frost, which are held in memory.
+        photographs: the folder with the photographs of frost, which are held in memory; None for other corruptions.
 
     Raises:
         UsageError: for texts.
@@ -64,12 +64,13 @@ class CorruptedImages(Dataset):
         self.name = name
         self.severity = severity
         self.photographs: list[Image.Image] | None = None
-        self._frost = b""  # the fingerprint of the photographs
+        self._photographs_fingerprint = b""
         if photographs is not None:
-            frost, _ = read_folder(Spec(photographs, "photographs", "path", photographs), None)
+            folder = Spec(photographs, "photographs", "path", photographs)
+            frost, _ = read_folder(folder, None)
             # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
             self.photographs = [frost[i] for i in range(len(frost))]
-            self._frost = bytes.fromhex(frost.fingerprint())
+            self._photographs_fingerprint = bytes.fromhex(frost.fingerprint())
         self.labels = clean.labels
         self.label_names = clean.label_names
         self.skipped = None if clean.skipped is None else {}
@@ -79,23 +80,27 @@ class CorruptedImages(Dataset):
 
         image = _reduced(grey_or_rgb(self.clean[i]))
         corruption = TABLE[self.name]
-        is_small = min(image.size) < SMALL_SIDE
-        constants_by_severity = corruption.small if is_small else corruption.large
+        constants_by_severity = corruption.large
+        if min(image.size) < SMALL_SIDE:
+            constants_by_severity = corruption.small
         constants = constants_by_severity[self.severity - 1]
         if self.photographs is not None:
             constants = (*constants, self.photographs)
         random = _random(self.name, self.severity, i)
-        return to_image(corruption.apply(to_pixels(image), constants, random))
+        corrupted = corruption.apply(to_pixels(image), constants, random)
+        return to_image(corrupted)
 
     def _content(self, i: int) -> Iterable[bytes]:
-        # The clean images are read once for all corruptions of them.
-        yield f"corruption/{_VERSION} {self.name} {self.severity} {i}\n".encode()
-        yield self._frost
-        yield bytes.fromhex(self.clean.sample_fingerprints()[i])
+        # By fingerprint, so that the clean images are read once for all corruptions of them.
+        clean_fingerprint = self.clean.sample_fingerprints()[i]
+        header = f"corruption/{_VERSION} {self.name} {self.severity} {i}\n"
+        yield header.encode()
+        yield self._photographs_fingerprint
+        yield bytes.fromhex(clean_fingerprint)
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """Reduce an image whose shorter side is longer than :data:`LARGE_SIDE`."""
+    """Reduce an image whose shorter side is longer than :data:`LARGE_SIDE` to that side; return any other as it is."""
     shorter = min(image.size)
     if shorter <= LARGE_SIDE:
         return image
@@ -112,7 +117,13 @@ def grey_or_rgb(image: Image.Image) -> Image.Image:
 
 
 class AskedCorruption(NamedTuple):
-    """The corruption that a SPEC asks for; ``photographs`` is the folder of those of frost."""
+    """The corruption that a SPEC asks for.
+
+    Attributes:
+        name: of the corruption.
+        severity: 1 to 5.
+        photographs: the folder with the photographs of frost; None for other corruptions.
+    """
 
     name: str
     severity: int
@@ -123,9 +134,15 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
     """Return the SPEC of the clean images, and the corruption that its query asks for.
 
     Raises:
-        UsageError: for settings that do not go together, or what there is not.
+        UsageError: for an unknown corruption or severity, and for settings that do not go together.
     """
-    asked = {key: spec.query[key] for key in _SETTINGS if key in spec.query}
+    asked: dict[str, str] = {}
+    other_settings: dict[str, str] = {}
+    for key, value in spec.query.items():
+        if key in _SETTINGS:
+            asked[key] = value
+        else:
+            other_settings[key] = value
     if not asked:
         return spec, None
     if "corruption" not in asked or "severity" not in asked:
@@ -134,25 +151,37 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
         )
     name = asked["corruption"]
     severity = asked["severity"]
-    if name not in CORRUPTIONS:
-        near = difflib.get_close_matches(name, CORRUPTIONS, n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(
-            f"{spec.where}: unknown corruption {name!r}{guess}", hint=f"there are: {', '.join(CORRUPTIONS)}"
-        )
-    if severity not in map(str, SEVERITIES):
-        raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
     photographs = asked.get("photographs")
+    _check_corruption(spec.where, name, severity)
     hint = PHOTOGRAPHS.format("&photographs=FOLDER")
     if name == FROST and photographs is None:
         raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint)
     if name != FROST and photographs is not None:
         raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint)
-    other_settings = {key: value for key, value in spec.query.items() if key not in _SETTINGS}
-    return replace(spec, query=other_settings), AskedCorruption(name, int(severity), photographs)
+    clean_spec = replace(spec, query=other_settings)
+    return clean_spec, AskedCorruption(name, int(severity), photographs)
+
+
+def _check_corruption(where: str, name: str, severity: str) -> None:
+    """Refuse a corruption or a severity that does not exist.
+
+    Raises:
+        UsageError: with the known ones.
+    """
+    if name not in CORRUPTIONS:
+        near = difflib.get_close_matches(name, CORRUPTIONS, n=1)
+        guess = ""
+        if near:
+            guess = f"; did you mean {near[0]}?"
+        known = ", ".join(CORRUPTIONS)
+        raise UsageError(f"{where}: unknown corruption {name!r}{guess}", hint=f"there are: {known}")
+    if severity not in map(str, SEVERITIES):
+        raise UsageError(f"{where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
 
 
 def _random(name: str, severity: int, index: int) -> np.random.RandomState:
     """Return a generator for one sample; RandomState's stream never changes between numpy versions."""
-    seed = hashlib.sha256(f"hydractl.corruption {name} {severity} {index}".encode()).digest()
-    return np.random.RandomState(np.frombuffer(seed, dtype="<u4").astype(np.uint32))
+    text = f"hydractl.corruption {name} {severity} {index}"
+    digest = hashlib.sha256(text.encode()).digest()
+    seeds = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine
+    return np.random.RandomState(seeds.astype(np.uint32))

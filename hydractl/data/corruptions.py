@@ -31,7 +31,7 @@ class Severities(NamedTuple):
     """One corruption and its constants for severities 1 to 5.
 
     Attributes:
-        apply: the function.
+        apply: the function; it takes an image, the constants of one severity and a random generator.
         large: the constants of ImageNet-C.
         small: those of CIFAR-C.
     """
@@ -46,11 +46,11 @@ TABLE: dict[str, Severities] = {}
 
 
 def _corruption(*, large: tuple[Any, ...], small: tuple[Any, ...]) -> Callable[[Corruption], Corruption]:
-    """Declare the function below as the corruption of its name.
+    """Return a decorator that enters a function into :data:`TABLE` under its name.
 
     Args:
-        large: the constants that it takes of ImageNet-C, for severities 1 to 5.
-        small: those of CIFAR-C.
+        large: its constants for severities 1 to 5 in ImageNet-C.
+        small: those in CIFAR-C.
     """
 
     def declare(apply: Corruption) -> Corruption:
@@ -66,7 +66,8 @@ def _corruption(*, large: tuple[Any, ...], small: tuple[Any, ...]) -> Callable[[
 )
 def gaussian_noise(x: Pixels, scale: float, random: _Random) -> Pixels:
     """Add normal noise of standard deviation ``scale`` to every value."""
-    return x + random.normal(scale=scale, size=x.shape)
+    noise = random.normal(scale=scale, size=x.shape)
+    return x + noise
 
 
 @_corruption(
@@ -74,8 +75,9 @@ def gaussian_noise(x: Pixels, scale: float, random: _Random) -> Pixels:
     small=(500, 250, 100, 75, 50),
 )
 def shot_noise(x: Pixels, photons: float, random: _Random) -> Pixels:
-    """Draw Poisson noise, ``photons`` of them at white: variance ``x / photons``."""
-    return random.poisson(x * photons) / photons
+    """Count photons with Poisson noise, ``photons`` of them at white: the variance is ``x / photons``."""
+    counts = random.poisson(x * photons)
+    return counts / photons
 
 
 @_corruption(
@@ -85,8 +87,10 @@ def shot_noise(x: Pixels, photons: float, random: _Random) -> Pixels:
 def impulse_noise(x: Pixels, amount: float, random: _Random) -> Pixels:
     """Set a share ``amount`` of all values to 0 or 1, half of them each."""
     drawn = random.uniform(size=x.shape)
-    salted = np.where(drawn < amount, 1.0, x)
-    return np.where(drawn < amount / 2, 0.0, salted)
+    is_replaced = drawn < amount
+    is_black = drawn < amount / 2
+    salted = np.where(is_replaced, 1.0, x)
+    return np.where(is_black, 0.0, salted)
 
 
 @_corruption(
@@ -94,20 +98,22 @@ def impulse_noise(x: Pixels, amount: float, random: _Random) -> Pixels:
     small=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
 )
 def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Blur with a disk of a radius (pixels), itself smoothed a little at its edge."""
+    """Blur with a disk, itself smoothed a little at its edge; (radius and sigma of the smoothing in pixels)."""
     radius, smoothing = constants
+    # The sizes of the two kernels are the authors'.
     if radius <= 8:
         half_side, edge_reach = 8, 1
     else:
         half_side, edge_reach = int(radius), 2
-    places = np.arange(-half_side, half_side + 1)
-    squares = places**2
-    disk = (squares[:, None] + squares[None, :] <= radius**2).astype(np.float64)
+
+    squares = np.arange(-half_side, half_side + 1) ** 2
+    squared_distances = squares[:, None] + squares[None, :]  # of each place from the centre, [side, side]
+    disk = (squared_distances <= radius**2).astype(np.float64)
     disk = disk / disk.sum()
-    edge = np.arange(-edge_reach, edge_reach + 1)
-    bell = np.exp(-(edge**2) / (2 * smoothing**2))
-    bell /= bell.sum()
-    smooth_disk = filtered(disk[..., None], bell[:, None] * bell[None, :])
+
+    bell = _bell(np.arange(-edge_reach, edge_reach + 1), smoothing)
+    bell_in_two_directions = bell[:, None] * bell[None, :]
+    smooth_disk = filtered(disk[..., None], bell_in_two_directions)  # [side, side, 1], as an image of one channel
     return filtered(x, smooth_disk[..., 0])
 
 
@@ -122,13 +128,17 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) ->
     """
     sigma, distance, rounds = constants
     # They cut the smoothed image down to 8 bits.
-    x = np.floor(np.clip(smoothed(x, sigma), 0, 1) * 255) / 255
+    levels = np.clip(smoothed(x, sigma), 0, 1) * 255
+    x = np.floor(levels) / 255
     height, width, channels = x.shape
+
     # Pixels are numbered row by row. All are replaced but those at the border, from the last one to the first, as the
     # authors' loops go.
     rows = np.arange(height - distance, distance, -1)
     columns = np.arange(width - distance, distance, -1)
-    replaced = (rows[:, None] * width + columns[None, :]).ravel()
+    numbers = rows[:, None] * width + columns[None, :]
+    replaced = numbers.ravel()
+
     # origin_of[pixel]: the pixel of the smoothed image that is now there.
     origin_of = list(range(height * width))
     for _ in range(rounds):
@@ -137,8 +147,10 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) ->
         # One after another: the pixel nearby may itself have been replaced already.
         for pixel, neighbour in zip(replaced.tolist(), nearby.tolist(), strict=True):
             origin_of[pixel] = origin_of[neighbour]
-    shuffled = x.reshape(-1, channels)[origin_of].reshape(x.shape)
-    return smoothed(shuffled, sigma)
+
+    pixels = x.reshape(-1, channels)
+    shuffled = pixels[origin_of]  # [height * width, channels]
+    return smoothed(shuffled.reshape(x.shape), sigma)
 
 
 @_corruption(
@@ -148,7 +160,8 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) ->
 def motion_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     """Blur with half a normal bell of (radius, sigma) pixels, in a direction within 45 degrees of the horizontal."""
     radius, sigma = constants
-    return shifted_along(x, radius, sigma, random.uniform(-45, 45))
+    angle = random.uniform(-45, 45)
+    return shifted_along(x, radius, sigma, angle)
 
 
 @_corruption(
@@ -156,13 +169,14 @@ def motion_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> P
     small=((1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
 )
 def zoom_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Average the image and itself enlarged by 1, 1 + step, ... below ``end``."""
+    """Average the image and itself enlarged by 1, 1 + step, ... below the end; (end, step)."""
     end, step = constants
     factors = np.arange(1, end, step)
-    enlarged = np.zeros_like(x)
+    total_of_enlarged = np.zeros_like(x)
     for factor in factors:
-        enlarged += zoomed(x, float(factor))
-    return (x + enlarged) / (len(factors) + 1)
+        total_of_enlarged += zoomed(x, float(factor))
+    total = x + total_of_enlarged
+    return total / (len(factors) + 1)
 
 
 @_corruption(
@@ -182,20 +196,34 @@ def zoom_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pix
     ),
 )
 def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
-    """Whiten the image and add flakes: enlarged normal noise above a threshold, blown along."""
+    """Whiten the image and add flakes: enlarged normal noise above a threshold, blown along.
+
+    The constants: mean, deviation, enlargement and threshold of the noise, radius and sigma of the blowing in pixels,
+    and the share of the image that is not whitened.
+    """
     mean, deviation, zoom, threshold, radius, sigma, keep = constants
-    height, width, channels = x.shape
+    height, width, _ = x.shape
+
     noise = random.normal(loc=mean, scale=deviation, size=(height, width, 1))
     enlarged = zoomed(noise, zoom)
-    flakes = np.clip(np.where(enlarged < threshold, 0.0, enlarged), 0, 1)
-    blown = shifted_along(flakes, radius, sigma, random.uniform(-135, -45))
-    grey = x
-    if channels == 3:
-        # The weights of ITU-R BT.601.
-        grey = 0.299 * x[..., :1] + 0.587 * x[..., 1:2] + 0.114 * x[..., 2:]
-    lightened = np.maximum(x, grey * 1.5 + 0.5)
+    above_threshold = np.where(enlarged < threshold, 0.0, enlarged)
+    flakes = np.clip(above_threshold, 0, 1)
+    angle = random.uniform(-135, -45)
+    blown = shifted_along(flakes, radius, sigma, angle)
+    upside_down = blown[::-1, ::-1]
+
+    brightened = _grey_values(x) * 1.5 + 0.5
+    lightened = np.maximum(x, brightened)
     whitened = keep * x + (1 - keep) * lightened
-    return whitened + blown + blown[::-1, ::-1]
+    return whitened + blown + upside_down
+
+
+def _grey_values(x: Pixels) -> Pixels:
+    """Return an image in grey, ``[height, width, 1]``, by the weights of ITU-R BT.601."""
+    if x.shape[2] == 1:
+        return x
+    red, green, blue = np.split(x, 3, axis=2)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 @_corruption(
@@ -208,27 +236,35 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     The authors reduce the photographs to a fifth for small images, linearly between pixels without smoothing: that
     takes the middle one of every five pixels.
     """
-    share, amount, stride, photographs = constants
+    image_share, frost_share, stride, photographs = constants
     height, width, channels = x.shape
-    mode = "L" if channels == 1 else "RGB"
-    photograph = in_mode(photographs[random.randint(len(photographs))], mode)
+
+    photograph = photographs[random.randint(len(photographs))]
+    if channels == 1:
+        photograph = in_mode(photograph, "L")
+    else:
+        photograph = in_mode(photograph, "RGB")
     photograph = _covering(photograph, stride * width, stride * height)
     middle = stride // 2
     pixels = np.asarray(photograph)[middle::stride, middle::stride]
-    top = random.randint(pixels.shape[0] - height + 1)
-    left = random.randint(pixels.shape[1] - width + 1)
+
+    free_height = pixels.shape[0] - height
+    free_width = pixels.shape[1] - width
+    top = random.randint(free_height + 1)
+    left = random.randint(free_width + 1)
     part = pixels[top : top + height, left : left + width]
-    part = part.reshape(x.shape)  # a grey one gets its channel
-    return share * x + amount * part / 255
+    frosted = part.reshape(x.shape)  # [height, width] of a grey one -> [height, width, 1]
+    return image_share * x + frost_share * frosted / 255
 
 
 def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
-    """Enlarge a photograph that is smaller than so many pixels."""
+    """Enlarge a photograph until it has at least so many pixels in both directions; return a larger one as it is."""
     factor = max(1.0, width / photograph.width, height / photograph.height)
     if factor == 1:
         return photograph
-    larger = (math.ceil(photograph.width * factor), math.ceil(photograph.height * factor))
-    return photograph.resize(larger, Image.Resampling.BILINEAR)
+    larger_width = math.ceil(photograph.width * factor)
+    larger_height = math.ceil(photograph.height * factor)
+    return photograph.resize((larger_width, larger_height), Image.Resampling.BILINEAR)
 
 
 @_corruption(
@@ -236,11 +272,12 @@ def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
     small=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
 )
 def fog(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Add a plasma fractal whose coarse parts outweigh the fine by ``decay``; (times as bright, decay)."""
+    """Add a plasma fractal, and keep the brightness of the image; (brightness of the fog, decay of :func:`plasma`)."""
     amount, decay = constants
-    height, width = x.shape[:2]
+    height, width, _ = x.shape
     brightest = x.max()
-    foggy = x + amount * plasma(height, width, decay, random)[..., None]
+    fractal = plasma(height, width, decay, random)
+    foggy = x + amount * fractal[..., None]
     return foggy * brightest / (brightest + amount)
 
 
@@ -252,9 +289,11 @@ def brightness(x: Pixels, amount: float, random: _Random) -> Pixels:
     """Raise the value of HSV by ``amount``; hue and saturation are kept."""
     value = x.max(axis=2, keepdims=True)
     raised = np.clip(value + amount, 0, 1)
-    divisor = np.where(value > 0, value, 1)
+    is_coloured = value > 0
+    divisor = np.where(is_coloured, value, 1)
+    brighter = x * (raised / divisor)
     # A black pixel has no hue: it becomes grey.
-    return np.where(value > 0, x * (raised / divisor), raised)
+    return np.where(is_coloured, brighter, raised)
 
 
 @_corruption(
@@ -263,8 +302,9 @@ def brightness(x: Pixels, amount: float, random: _Random) -> Pixels:
 )
 def contrast(x: Pixels, share: float, random: _Random) -> Pixels:
     """Draw every value towards the mean of its channel; ``share`` of the distance is left."""
-    mean = x.mean(axis=(0, 1), keepdims=True)
-    return (x - mean) * share + mean
+    mean = x.mean(axis=(0, 1), keepdims=True)  # [1, 1, channels]
+    distance = x - mean
+    return distance * share + mean
 
 
 # ImageNet-C's constants are written for a side of 244 where its images have 224.
@@ -283,37 +323,46 @@ _LARGER = 244 / 224
 )
 def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: _Random) -> Pixels:
     """Apply a random affine map, then smooth random shifts; (strength, smoothness, affine) in shorter sides."""
-    height, width = x.shape[:2]
-    side = min(height, width)
     strength, smoothness, affine = constants
+    height, width, _ = x.shape
+    side = min(height, width)
     x = _affinely_moved(x, side * affine, random)
-    shifts = random.uniform(-1, 1, size=(2, height, width))
+    shifts = random.uniform(-1, 1, size=(2, height, width))  # to the right, and down
     if smoothness > 0:
         sigma = side * smoothness
         shifts = ndimage.gaussian_filter(shifts, (0, sigma, sigma), mode="reflect", truncate=3)
-    shifts = shifts * (side * strength)
-    rows, columns = np.mgrid[:height, :width].astype(np.float64)
-    return warped(x, rows + shifts[1], columns + shifts[0], mode="reflect")
+    right, down = shifts * (side * strength)
+    rows, columns = _grid(height, width)
+    return warped(x, rows + down, columns + right, mode="reflect")
 
 
 def _affinely_moved(x: Pixels, most: float, random: _Random) -> Pixels:
     """Apply the affine map that moves each of three points near the middle by up to ``most`` pixels in x and in y."""
-    height, width = x.shape[:2]
+    height, width, _ = x.shape
     reach = min(height, width) // 3
     top = height // 2 - reach
     bottom = height // 2 + reach
     left = width // 2 - reach
     right = width // 2 + reach
     corners = np.array([(right, bottom), (right, top), (left, top)], dtype=np.float64)  # (x, y) each
-    moved = corners + random.uniform(-most, most, size=corners.shape)
-    if reach == 0:
+    moved_corners = corners + random.uniform(-most, most, size=corners.shape)
+    if reach == 0:  # the three points are one, and no map is known by them; the numbers are drawn all the same
         return x
-    # From a place in the result back to the place in the image that it shows.
-    back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
+
+    # The map leads from a place in the result back to the place in the image that it shows: [x, y, 1] @ back.
+    moved_with_ones = np.column_stack([moved_corners, np.ones(3)])
+    back = np.linalg.solve(moved_with_ones, corners)  # [3, 2]
+    to_x, to_y = back.T
+    rows, columns = _grid(height, width)
+    shown_columns = columns * to_x[0] + rows * to_x[1] + to_x[2]
+    shown_rows = columns * to_y[0] + rows * to_y[1] + to_y[2]
+    return warped(x, shown_rows, shown_columns, mode="mirror")
+
+
+def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
+    """Return the row and the column of each pixel, float64 ``[height, width]`` each."""
     rows, columns = np.mgrid[:height, :width].astype(np.float64)
-    across = columns * back[0, 0] + rows * back[1, 0] + back[2, 0]
-    down = columns * back[0, 1] + rows * back[1, 1] + back[2, 1]
-    return warped(x, down, across, mode="mirror")
+    return rows, columns
 
 
 @_corruption(
@@ -323,10 +372,11 @@ def _affinely_moved(x: Pixels, most: float, random: _Random) -> Pixels:
 def pixelate(x: Pixels, share: float, random: _Random) -> Pixels:
     """Reduce the image to a share of its sides and enlarge it again, by boxes."""
     image = to_image(x)
-    width = max(1, int(image.width * share))
-    height = max(1, int(image.height * share))
-    small = image.resize((width, height), Image.Resampling.BOX)
-    return to_pixels(small.resize(image.size, Image.Resampling.BOX))
+    small_width = max(1, int(image.width * share))
+    small_height = max(1, int(image.height * share))
+    small = image.resize((small_width, small_height), Image.Resampling.BOX)
+    enlarged = small.resize(image.size, Image.Resampling.BOX)
+    return to_pixels(enlarged)
 
 
 @_corruption(
@@ -337,31 +387,40 @@ def jpeg_compression(x: Pixels, quality: int, random: _Random) -> Pixels:
     """Write the image as JPEG and read it back; the bits depend on the JPEG library of this Pillow."""
     with io.BytesIO() as file:
         to_image(x).save(file, "JPEG", quality=quality)
-        return to_pixels(Image.open(file))
+        compressed = Image.open(file)
+        return to_pixels(compressed)
 
 
 def filtered(x: Pixels, kernel: Pixels) -> Pixels:
     """Correlate an image with a kernel ``[rows, columns]``; beyond the border the image is reflected."""
-    return np.asarray(ndimage.correlate(x, kernel[..., None], mode="mirror"))
+    kernel_of_each_channel = kernel[..., None]  # [rows, columns, 1]
+    correlated = ndimage.correlate(x, kernel_of_each_channel, mode="mirror")
+    return np.asarray(correlated)
 
 
 def smoothed(x: Pixels, sigma: float) -> Pixels:
-    """Smooth both sides of an image by a Gaussian; the edge pixels are repeated beyond the border."""
-    return np.asarray(ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest"))
+    """Smooth an image in both directions by a Gaussian; the edge pixels are repeated beyond the border."""
+    sigmas = (sigma, sigma, 0)  # rows, columns, and none between channels
+    return np.asarray(ndimage.gaussian_filter(x, sigmas, mode="nearest"))
 
 
 def zoomed(x: Pixels, factor: float) -> Pixels:
     """Enlarge the middle of an image to the size of the whole, linearly between the centres of its corner pixels."""
-    height, width = x.shape[:2]
-    middle = _middle(x, math.ceil(height / factor), math.ceil(width / factor))
-    large = ndimage.zoom(middle, (factor, factor, 1), order=1, mode="nearest")
-    return np.asarray(_middle(large, height, width))
+    height, width, _ = x.shape
+    small_height = math.ceil(height / factor)
+    small_width = math.ceil(width / factor)
+    middle = _middle(x, small_height, small_width)
+    factors = (factor, factor, 1)  # rows, columns, channels
+    enlarged = ndimage.zoom(middle, factors, order=1, mode="nearest")
+    # Rounding may have made it a little larger than the image.
+    return np.asarray(_middle(enlarged, height, width))
 
 
 def _middle(x: Pixels, height: int, width: int) -> Pixels:
-    """Cut the part of a size out of the middle of an image."""
-    top = (x.shape[0] - height) // 2
-    left = (x.shape[1] - width) // 2
+    """Cut a part of ``height`` times ``width`` pixels out of the middle of an image."""
+    full_height, full_width, _ = x.shape
+    top = (full_height - height) // 2
+    left = (full_width - width) // 2
     return x[top : top + height, left : left + width]
 
 
@@ -372,11 +431,15 @@ def warped(x: Pixels, rows: Pixels, columns: Pixels, mode: str) -> Pixels:
         x: ``[height, width, channels]``.
         rows, columns: the place each pixel of the result is taken from, ``[height, width]`` each.
         mode: what lies beyond the border, by scipy's names.
+
+    Returns:
+        The warped image, ``[height, width, channels]``.
     """
-    channels = []
+    warped_channels = []
     for channel in np.moveaxis(x, 2, 0):
-        channels.append(ndimage.map_coordinates(channel, [rows, columns], order=1, mode=mode))
-    return np.stack(channels, axis=-1)
+        values = ndimage.map_coordinates(channel, [rows, columns], order=1, mode=mode)
+        warped_channels.append(values)
+    return np.stack(warped_channels, axis=-1)
 
 
 def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
@@ -387,20 +450,36 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
         radius: the reach is ``2 * ceil(radius)`` pixels.
         sigma: of the bell, in pixels.
         angle: in degrees; 0 is to the right.
+
+    Returns:
+        The blurred image, ``[height, width, channels]``.
     """
-    height, width = x.shape[:2]
-    places = np.arange(2 * math.ceil(radius) + 1)
-    weights = np.exp(-(places**2) / (2 * sigma**2))
-    weights /= weights.sum()
+    height, width, _ = x.shape
+    reach = 2 * math.ceil(radius)
+    distances = np.arange(reach + 1)
+    weights = _bell(distances, sigma)
     direction = math.radians(angle)
-    down = np.ceil(places * math.sin(direction) - 0.5).astype(int)
-    right = np.ceil(places * math.cos(direction) - 0.5).astype(int)
+    down = _nearest_integers(distances * math.sin(direction))
+    right = _nearest_integers(distances * math.cos(direction))
     blurred = np.zeros_like(x)
-    for weight, dy, dx in zip(weights, down, right, strict=True):
-        rows = np.clip(np.arange(height) + dy, 0, height - 1)
-        columns = np.clip(np.arange(width) + dx, 0, width - 1)
-        blurred += weight * x[rows][:, columns]
+    for i, weight in enumerate(weights):
+        rows = np.clip(np.arange(height) + down[i], 0, height - 1)
+        columns = np.clip(np.arange(width) + right[i], 0, width - 1)
+        shifted = x[rows][:, columns]
+        blurred += weight * shifted
     return blurred
+
+
+def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
+    """Return the weights of a normal distribution at some distances from its mean; their sum is 1."""
+    exponents = -(distances**2) / (2 * sigma**2)
+    weights = np.exp(exponents)
+    return weights / weights.sum()
+
+
+def _nearest_integers(values: Pixels) -> npt.NDArray[np.int_]:
+    """Round to the nearest integers, halves downwards."""
+    return np.ceil(values - 0.5).astype(int)
 
 
 def plasma(height: int, width: int, decay: float, random: np.random.RandomState) -> Pixels:
@@ -420,44 +499,60 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
         amplitude /= decay**2
     lowest = field.min()
     highest = field.max()
-    return np.asarray((field[:height, :width] - lowest) / (highest - lowest))
+    part = field[:height, :width]
+    return np.asarray((part - lowest) / (highest - lowest))
 
 
 def _refine(field: Pixels, step: int, amplitude: float, random: np.random.RandomState) -> None:
-    """Fill the points of a map halfway between those that are ``step`` apart: means of four neighbours, and noise."""
+    """Fill in the points of a map halfway between those that are ``step`` apart, in place.
 
-    def noisy(total: Pixels) -> Pixels:
-        noise = random.uniform(-1, 1, size=total.shape)
-        return total / 4 + amplitude * noise
+    Each is the mean of its four neighbours and some noise.
+
+    Args:
+        field: the map ``[size, size]``, a torus; its points at every ``step``-th row and column are there.
+        step: a power of two.
+        amplitude: of the noise.
+        random: where the noise is drawn from.
+    """
+
+    def noisy_mean(total_of_four: Pixels) -> Pixels:
+        noise = random.uniform(-1, 1, size=total_of_four.shape)
+        return total_of_four / 4 + amplitude * noise
 
     half = step // 2
     corners = field[::step, ::step]
+
     # The middle of each square.
-    left_side = corners + np.roll(corners, -1, axis=0)
-    right_side = np.roll(left_side, -1, axis=1)
-    field[half::step, half::step] = noisy(left_side + right_side)
-    centres = field[half::step, half::step]
+    lower_corners = np.roll(corners, -1, axis=0)
+    left_sides = corners + lower_corners
+    right_sides = np.roll(left_sides, -1, axis=1)
+    centres = noisy_mean(left_sides + right_sides)
+    field[half::step, half::step] = centres
+
     # The middle of each horizontal edge: its ends, and the squares below and above.
-    ends = corners + np.roll(corners, -1, axis=1)
-    above = np.roll(centres, 1, axis=0)
-    field[::step, half::step] = noisy(ends + centres + above)
-    # The middle of each vertical edge.
-    ends = corners + np.roll(corners, -1, axis=0)
-    left = np.roll(centres, 1, axis=1)
-    field[half::step, ::step] = noisy(ends + centres + left)
+    right_corners = np.roll(corners, -1, axis=1)
+    ends = corners + right_corners
+    squares_above = np.roll(centres, 1, axis=0)
+    field[::step, half::step] = noisy_mean(ends + centres + squares_above)
+
+    # The middle of each vertical edge: its ends, and the squares to its right and left.
+    ends = corners + lower_corners
+    squares_to_the_left = np.roll(centres, 1, axis=1)
+    field[half::step, ::step] = noisy_mean(ends + centres + squares_to_the_left)
 
 
 def to_pixels(image: Image.Image) -> Pixels:
     """Return an ``L`` or ``RGB`` image as float64 ``[height, width, channels]`` in [0, 1]."""
     pixels = np.asarray(image, dtype=np.float64) / 255
     if pixels.ndim == 2:
-        pixels = pixels[..., None]
+        pixels = pixels[..., None]  # [height, width] -> [height, width, 1]
     return pixels
 
 
 def to_image(x: Pixels) -> Image.Image:
     """Return the nearest 8-bit image, ``L`` for one channel, ``RGB`` for three."""
-    values = np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8)
+    levels = np.clip(x, 0, 1) * 255
+    values = np.rint(levels).astype(np.uint8)
     if values.shape[2] == 1:
-        values = values[..., 0]
+        values = values[..., 0]  # [height, width, 1] -> [height, width]
     return Image.fromarray(values)

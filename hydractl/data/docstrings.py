@@ -28,10 +28,12 @@ def docstrings() -> tuple[str, ...]:
     They are those of the running Python: another version has others. Nothing is imported or run. There are none where
     the standard library has no source files.
     """
-    texts = list(dict.fromkeys(_first_paragraphs()))
+    different_texts = dict.fromkeys(_first_paragraphs())  # each once, in the order they are met
+    texts = list(different_texts)
     # RandomState's stream never changes between numpy versions, unlike default_rng's.
     order = np.random.RandomState(0).permutation(len(texts))
-    return tuple(texts[index] for index in order[:COUNT])
+    chosen = [texts[index] for index in order[:COUNT]]
+    return tuple(chosen)
 
 
 def _first_paragraphs() -> Iterator[str]:
@@ -40,7 +42,7 @@ def _first_paragraphs() -> Iterator[str]:
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue
+            continue  # other files have sentences enough
         for node in ast.walk(tree):
             if not isinstance(node, _DOCUMENTED):
                 continue
@@ -55,7 +57,8 @@ def _is_prose(text: str) -> bool:
     """Return whether a text is a sentence or a few, and neither a signature nor an example."""
     if not text[:1].isupper() or not text.endswith("."):
         return False
-    return _FEWEST_WORDS <= len(text.split()) <= _MOST_WORDS
+    words = len(text.split())
+    return _FEWEST_WORDS <= words <= _MOST_WORDS
 
 
 def _modules() -> list[Path]:

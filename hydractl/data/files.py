@@ -28,14 +28,14 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
 
 class EncodedImages(Dataset):
-    """Images that are stored as files are, wherever their bytes lie."""
+    """Images that are stored encoded, as image files are, wherever their bytes lie."""
 
     nothing = "the file is empty"
     """How messages call an image without bytes."""
 
     @abstractmethod
     def read(self, i: int) -> bytes:
-        """Return the bytes of one image.
+        """Return the encoded bytes of one image.
 
         Raises:
             UnreadableSample: where they cannot be read.
@@ -66,7 +66,8 @@ class EncodedImages(Dataset):
         except MemoryError:
             raise
         except UnidentifiedImageError as error:
-            raise self.unreadable(i, f"not an image in one of the formats {', '.join(_formats())}") from error
+            known = ", ".join(_formats())
+            raise self.unreadable(i, f"not an image in one of the formats {known}") from error
         # A damaged file makes the decoders raise nearly anything: OSError, SyntaxError, ValueError, struct.error, ...
         except Exception as error:
             raise self.unreadable(i, reason(error)) from error
@@ -79,7 +80,7 @@ class FileImages(EncodedImages):
     """Image files.
 
     Args:
-        spec, where, ids: as of :class:`Dataset`.
+        spec, where, ids: see :class:`Dataset`.
         paths: the files, in the same order.
     """
 
@@ -88,11 +89,13 @@ class FileImages(EncodedImages):
         self.paths = list(paths)
 
     def name(self, i: int) -> str:
-        return printable(self.paths[i])
+        path = self.paths[i]
+        return printable(path)
 
     def read(self, i: int) -> bytes:
+        path = Path(self.paths[i])
         try:
-            return Path(self.paths[i]).read_bytes()
+            return path.read_bytes()
         except OSError as error:
             raise self.unreadable(i, reason(error)) from error
 
@@ -111,14 +114,16 @@ def _is_readable(mode: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _formats() -> tuple[str, ...]:
-    """Return those of the formats that this build of Pillow has; it does not take the names of others."""
+    """Return those of the formats that this build of Pillow has; ``Image.open`` refuses the names of others."""
     Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
+    formats = [name for name in _FORMATS if name in Image.OPEN]
+    return tuple(formats)
 
 
 def printable(path: str) -> str:
-    """Return a path as text that any encoder takes: bytes that are no UTF-8 become escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """Return a path as text that any encoder takes: bytes that are not UTF-8 become escapes."""
+    path_bytes = os.fsencode(path)
+    return path_bytes.decode("utf-8", "backslashreplace")
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -133,12 +138,13 @@ def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Datas
     that comes again gets ``#2``, ``#3``, ...
 
     Raises:
-        InputError: not a text, nothing listed, or listed files that do not exist (all of them).
+        InputError: for a file that is not text or lists nothing, and for listed files that do not exist (all of them).
     """
     spec.check_query(("root",))
     entries = _entries_of(spec, spec.path)
     labels = [entry.label for entry in entries]
-    return _listed(spec, entries, limited(labels, len(entries), limit, seed))
+    rows = limited(labels, len(entries), limit, seed)
+    return _listed(spec, entries, rows)
 
 
 def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
@@ -147,19 +153,23 @@ def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tup
     Args:
         spec: with the ``root`` of all.
         files: the lists.
-        limit: how many images.
+        limit: how many images in all; None: all.
 
     Raises:
-        InputError: as of :func:`read_image_list`.
+        InputError: see :func:`read_image_list`.
     """
     entries: list[_ListedImage] = []
-    shares: list[float] = []  # of its list, which each entry completes
+    completed_shares: list[float] = []  # by entry: the share of its list up to and with it
     for file in files:
-        listed = _entries_of(spec, file, f"{os.path.basename(file)} ")
-        entries += listed
-        shares += [(i + 1) / len(listed) for i in range(len(listed))]
-    by_share = sorted(range(len(shares)), key=shares.__getitem__)
-    return _listed(spec, entries, sorted(by_share[:limit]))
+        file_name = os.path.basename(file)
+        entries_of_file = _entries_of(spec, file, f"{file_name} ")
+        count = len(entries_of_file)
+        entries += entries_of_file
+        for number in range(1, count + 1):
+            completed_shares.append(number / count)
+    by_share = sorted(range(len(entries)), key=completed_shares.__getitem__)
+    rows = sorted(by_share[:limit])
+    return _listed(spec, entries, rows)
 
 
 class _ListedImage(NamedTuple):
@@ -167,7 +177,7 @@ class _ListedImage(NamedTuple):
 
     Attributes:
         place: where it stands, for messages.
-        path: of the image, as it is written.
+        path: that of the image, as it is written.
         label: as it is written; None where there is none.
     """
 
@@ -177,8 +187,19 @@ class _ListedImage(NamedTuple):
 
 
 def _entries_of(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
+    """Return the lines of an image list, without the blank ones.
+
+    Args:
+        spec: the SPEC it belongs to.
+        file: the list.
+        name: what messages call it, with a space behind; empty where it is the only list.
+
+    Raises:
+        InputError: for a file that cannot be read, is not UTF-8 text, or lists nothing.
+    """
+    path = Path(os.path.expanduser(file))
     try:
-        text = Path(os.path.expanduser(file)).read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -186,38 +207,53 @@ def _entries_of(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
         raise InputError(f"{spec.where}: {name}line {number} of the image list is not UTF-8 text") from error
     entries = []
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            path, label = split_line(line)
-            entries.append(_ListedImage(f"{name}line {number}", path, label))
+        if not line.strip():
+            continue
+        image_path, label = split_line(line)
+        place = f"{name}line {number}"
+        entries.append(_ListedImage(place, image_path, label))
     if not entries:
         raise InputError(f"{spec.where}: the image list {name}is empty")
     return entries
 
 
 def _listed(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
+    """Open the images at some rows of a list, and read their labels.
+
+    Raises:
+        InputError: listing the images that do not exist.
+    """
     raw = _labels(entries, rows)
-    chosen = [entries[row] for row in rows]
-    paths = [entry.path for entry in chosen]
-    places = [entry.place for entry in chosen]
-    return listed_images(spec, paths, places, raw.problems), raw
+    paths = []
+    places = []
+    for row in rows:
+        paths.append(entries[row].path)
+        places.append(entries[row].place)
+    dataset = listed_images(spec, paths, places, raw.problems)
+    return dataset, raw
 
 
 def split_line(line: str) -> tuple[str, str | None]:
-    """Return path and label of one line."""
+    """Return path and label of one line, by the rules of :func:`read_image_list`; None where there is no label."""
     line = line.strip(" \r")
     if "\t" in line:
         path, _, label = line.rpartition("\t")
         return path.strip(), label.strip() or None
-    path, _, label = line.rpartition(" ")
+    path, _, last_field = line.rpartition(" ")
     if not path:
         return line, None
-    if line.lower().endswith(IMAGE_SUFFIXES) and not INTEGER.fullmatch(label):
+    is_number = INTEGER.fullmatch(last_field) is not None
+    ends_like_image = line.lower().endswith(IMAGE_SUFFIXES)
+    if ends_like_image and not is_number:  # a space within the name of a file
         return line, None
-    return path.rstrip(), label
+    return path.rstrip(), last_field
 
 
 def _labels(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
-    """Return the labels of some entries of a list: all integers, all names, or none at all."""
+    """Return the labels of some entries of a list: all integers, all names, or none at all.
+
+    All entries are checked, whichever rows are asked for.
+    """
     labels: list[str] = []
     problems_of_unlabelled = []
     problems_of_names = []
@@ -241,7 +277,8 @@ def _labels(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
     chosen = [labels[row] for row in rows]
     if are_names:
         return RawLabels(chosen, sorted(set(labels)))
-    return RawLabels(np.array(list(map(int, chosen)), dtype=np.int64))
+    numbers = [int(label) for label in chosen]
+    return RawLabels(np.array(numbers, dtype=np.int64))
 
 
 def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
@@ -256,7 +293,8 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
     Raises:
         InputError: listing the images that do not exist; a root that fits none of them is one problem.
     """
-    root = Path(os.path.expanduser(spec.query.get("root", os.path.dirname(spec.path))))
+    folder_of_file = os.path.dirname(spec.path)
+    root = Path(os.path.expanduser(spec.query.get("root", folder_of_file)))
     paths = []
     missing = []
     for name, place in zip(names, places, strict=True):
@@ -265,19 +303,28 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
         if "\0" in path or not os.path.isfile(path):
             missing.append(f"{place}: no file {printable(name)!r}")
     if missing:
-        message = f"{len(missing)} of {len(paths)} listed images do not exist under {root}"
-        all_problems = [*missing, *problems]
-        if len(missing) == len(paths):
-            message = f"none of the {len(paths)} listed images is under {root}; the first is {printable(names[0])!r}"
-            all_problems = []
         hint = "name the folder that the paths are relative to with ?root=FOLDER"
-        raise InputError(f"{spec.where}: {message}", hint=hint, problems=all_problems)
+        if len(missing) < len(paths):
+            message = f"{len(missing)} of {len(paths)} listed images do not exist under {root}"
+            raise InputError(f"{spec.where}: {message}", hint=hint, problems=missing + list(problems))
+        message = f"none of the {len(paths)} listed images is under {root}; the first is {printable(names[0])!r}"
+        raise InputError(f"{spec.where}: {message}", hint=hint)
+    ids = _numbered_apart(names)
+    return FileImages(spec.text, spec.where, ids, paths)
+
+
+def _numbered_apart(names: Sequence[str]) -> list[str]:
+    """Return the names; one that comes again gets ``#2``, ``#3``, ..."""
     times_met: dict[str, int] = {}
     ids = []
     for name in names:
-        times_met[name] = times_met.get(name, 0) + 1
-        ids.append(name if times_met[name] == 1 else f"{name}#{times_met[name]}")
-    return FileImages(spec.text, spec.where, ids, paths)
+        number = times_met.get(name, 0) + 1
+        times_met[name] = number
+        if number == 1:
+            ids.append(name)
+        else:
+            ids.append(f"{name}#{number}")
+    return ids
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -291,48 +338,59 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     without an image's ending are passed over. A folder with images and no sub-folders is a set without labels.
 
     Raises:
-        InputError: no images at all, a class folder without images, images beside class folders, or a folder that
-            cannot be listed.
+        InputError: for a folder without any images, a class folder without images, images beside class folders, or a
+            folder that cannot be listed.
     """
     spec.check_query(())
     root = os.path.expanduser(spec.path)
+    images_by_class: dict[str, list[str]] = {}
     try:
         class_folders, loose_images = _entries(root)
-        images_by_class = {name: _images_below(os.path.join(root, name), ()) for name in class_folders}
+        for name in class_folders:
+            images_by_class[name] = _images_below(os.path.join(root, name), ())
     except OSError as error:
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
     _check_folder(spec, images_by_class, loose_images)
 
-    classes: list[str] = []
-    paths: list[str] = []
-    for name, images in images_by_class.items():
-        classes += [name] * len(images)
-        paths += [f"{name}/{image}" for image in images]
-    if not class_folders:
-        classes = [""] * len(loose_images)
+    if class_folders:
+        class_of_each, paths = _classes_and_paths(images_by_class)
+        rows = limited(class_of_each, len(paths), limit, seed)
+    else:
         paths = loose_images
-    rows = limited(classes, len(paths), limit, seed)
+        rows = limited(None, len(paths), limit, seed)
     ids = [printable(paths[row]) for row in rows]
     files = [os.path.join(root, paths[row]) for row in rows]
     dataset = FileImages(spec.text, spec.where, ids, files)
     if not class_folders:
         return dataset, RawLabels()
-    labels = [printable(classes[row]) for row in rows]
-    return dataset, RawLabels(labels, list(map(printable, class_folders)))
+    labels = [printable(class_of_each[row]) for row in rows]
+    class_names = list(map(printable, class_folders))
+    return dataset, RawLabels(labels, class_names)
+
+
+def _classes_and_paths(images_by_class: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Return the class and the path of each image, class after class."""
+    class_of_each = []
+    paths = []
+    for name, images in images_by_class.items():
+        for image in images:
+            class_of_each.append(name)
+            paths.append(f"{name}/{image}")
+    return class_of_each, paths
 
 
 def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:
     """Refuse a folder that is neither one of class folders, each with images, nor one of images."""
     if not loose_images and not any(images_by_class.values()):
-        raise InputError(
-            f"{spec.where}: no images in the folder", hint=f"image files end in {' '.join(IMAGE_SUFFIXES)}"
-        )
+        endings = " ".join(IMAGE_SUFFIXES)
+        raise InputError(f"{spec.where}: no images in the folder", hint=f"image files end in {endings}")
     problems = []
     for name, images in images_by_class.items():
         if not images:
             problems.append(f"class folder {printable(name)!r} has no images")
     if images_by_class and loose_images:
-        first, others = printable(loose_images[0]), len(loose_images) - 1
+        first = printable(loose_images[0])
+        others = len(loose_images) - 1
         problems.append(f"images beside the class folders: {first} and {others} more")
     if problems:
         raise InputError(
@@ -358,13 +416,19 @@ def _entries(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _images_below(folder: str, above: tuple[tuple[int, int], ...]) -> list[str]:
-    """List the images at any depth, relative to ``folder``, in a fixed order; ``above`` ends a circle of links."""
+    """List the images at any depth of a folder, relative to it, in a fixed order.
+
+    Args:
+        folder: the folder.
+        above: device and inode of the folders that led here; links that lead back to one of them are not followed.
+    """
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return []
     folders, images = _entries(folder)
     for name in folders:
-        below = _images_below(os.path.join(folder, name), (*above, identity))
-        images += [f"{name}/{path}" for path in below]
+        subfolder = os.path.join(folder, name)
+        for path in _images_below(subfolder, (*above, identity)):
+            images.append(f"{name}/{path}")
     return images

@@ -1,4 +1,4 @@
-"""What a Python program hands over as data, as samples and labels that can be read one after another."""
+"""Data that a Python program hands over, as samples and labels that can be read one after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydractl.errors import InputError
 
 @runtime_checkable
 class Table(Protocol):
-    """A ``datasets.Dataset`` of Hugging Face, by what is needed of it: it need not be installed."""
+    """The methods of Hugging Face's ``datasets.Dataset`` that are used here; the library need not be installed."""
 
     @property
     def column_names(self) -> Any:
@@ -44,11 +44,11 @@ class HeldSamples(NamedTuple):
 
 
 HeldSet = HeldSamples | Table
-"""A table is read by its columns, when it is known what the models read."""
+"""A table is read later, by its columns, when it is known what the models read."""
 
 
 class LazySamples(Sequence[Any]):
-    """Samples of which each is read when it is asked for, every time anew.
+    """Samples that are read when they are asked for, every time anew.
 
     Args:
         read: returns the sample of a row.
@@ -63,7 +63,8 @@ class LazySamples(Sequence[Any]):
         return len(self._rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return self._read(self._rows[place])
+        row = self._rows[place]
+        return self._read(row)
 
     def __iter__(self) -> Iterator[Any]:
         for row in self._rows:
@@ -71,17 +72,20 @@ class LazySamples(Sequence[Any]):
 
 
 class _SampleOfPair:
-    """Reads the first part of an item ``(sample, label)``; a class, because processes that read data pickle it."""
+    """Callable that reads the sample of an item ``(sample, label)``; a class, because it has to be pickled for
+    processes that read data.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def __call__(self, row: int) -> Any:
-        return self._dataset[row][0]
+        item = self._dataset[row]
+        return item[0]
 
 
 def held_set(value: Any, argument: str) -> HeldSet:
-    """Return what a program gave as data.
+    """Return what a program gave as data in one of the two forms that are read.
 
     Args:
         value: samples; ``(samples, labels)``, where labels may be None; a torch ``Dataset`` of ``(sample, label)`` or
@@ -89,7 +93,7 @@ def held_set(value: Any, argument: str) -> HeldSet:
         argument: its name, for messages.
 
     Raises:
-        InputError: for a data loader, a set without a length, or items of a torch set that are neither.
+        InputError: for a data loader, a set without a length, or a torch set of other items.
     """
     if isinstance(value, DataLoader):
         raise InputError(f"{argument} is a DataLoader", hint="give its dataset: batches are made by batch_size")
@@ -111,7 +115,11 @@ def held_set(value: Any, argument: str) -> HeldSet:
 
 
 def _torch_set(dataset: Any, argument: str) -> HeldSamples:
-    """Read the labels of a torch data set; its samples are read when they are needed."""
+    """Read the labels of a torch data set; its samples are read when they are needed.
+
+    Raises:
+        InputError: for a set without a length, and for items that are neither samples nor ``(sample, label)``.
+    """
     try:
         count = len(dataset)
     except (TypeError, NotImplementedError):
@@ -131,15 +139,26 @@ def _torch_set(dataset: Any, argument: str) -> HeldSamples:
     samples = LazySamples(_SampleOfPair(dataset), range(count))
     labels = _labels_of(dataset, count)
     names = getattr(dataset, "classes", None)
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list | tuple):
+        return HeldSamples(samples, labels)
+    if not all(isinstance(name, str) for name in names):
         return HeldSamples(samples, labels)
     return HeldSamples(samples, labels, list(names))
 
 
 def _labels_of(dataset: Any, count: int) -> Sequence[Any]:
-    """Return the labels of a torch data set, where it has them in a list without reading its samples for that."""
+    """Return the labels of a torch data set: those that it lists, or else those of its items, each of which is read.
+
+    Args:
+        dataset: the data set, of items ``(sample, label)``.
+        count: how many there are.
+    """
     listed = getattr(dataset, "targets", None)
     changes_labels = getattr(dataset, "target_transform", None) is not None
     if listed is not None and len(listed) == count and not changes_labels:
         return list(listed)
-    return [dataset[row][1] for row in range(count)]
+    labels = []
+    for row in range(count):
+        item = dataset[row]
+        labels.append(item[1])
+    return labels

@@ -1,4 +1,4 @@
-"""Data as Hugging Face publishes them: ``.parquet`` files of images, and ``hf:NAME/config/split``.
+"""Data in the forms of Hugging Face: ``.parquet`` files of images, and ``hf:NAME/config/split``.
 
 A Parquet file is read by pyarrow: its images are a column of ``{bytes, path}``. An ``hf:`` set is a name on the hub or
 a local folder, opened by the ``datasets`` library. Both libraries are optional. A name is the only form that may use
@@ -36,12 +36,12 @@ _NO_BYTES = "the row holds no bytes"
 
 
 class _RowGroup(NamedTuple):
-    """The images of one group of rows, as this process read them.
+    """The images of one group of rows of a file.
 
     Attributes:
-        process: that read them: a file opened before a fork is not read after it.
-        number: of the group.
-        images: values of the column.
+        process: id of the process that read them; a process forked from it reads its own.
+        number: of the group in the file.
+        images: the values of the column of images.
     """
 
     process: int
@@ -53,9 +53,9 @@ class ParquetImages(EncodedImages):
     """Images in one Parquet file; one group of its rows is in memory at a time.
 
     Args:
-        spec, where, ids: as of :class:`Dataset`.
+        spec, where, ids: see :class:`Dataset`.
         path: the file.
-        column: of the images.
+        column: the name of the column of images.
         rows: of the samples in the file.
         starts: the first row of each group of rows, ascending, and behind the last one the number of rows.
     """
@@ -74,7 +74,8 @@ class ParquetImages(EncodedImages):
 
     def read(self, i: int) -> bytes:
         row = self._rows[i]
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        groups_so_far = np.searchsorted(self._starts, row, side="right")
+        number = int(groups_so_far) - 1
         images = self._images_of_group(number)
         place = row - int(self._starts[number])
         if place >= len(images):  # a damaged file may hold fewer than it says
@@ -82,15 +83,19 @@ class ParquetImages(EncodedImages):
         value = images[place]
         if isinstance(value, dict):
             value = value.get("bytes")
-        return value if isinstance(value, bytes) else b""
+        if not isinstance(value, bytes):
+            return b""
+        return value
 
     def _images_of_group(self, number: int) -> list[Any]:
+        """Return the images of a group of rows; the last group that was read is kept."""
         process = os.getpid()
         group = self._group
-        if group is None or group.process != process or group.number != number:
-            group = _RowGroup(process, number, self._read_group(number))
-            self._group = group
-        return group.images
+        if group is not None and group.process == process and group.number == number:
+            return group.images
+        images = self._read_group(number)
+        self._group = _RowGroup(process, number, images)
+        return images
 
     def _read_group(self, number: int) -> list[Any]:
         import pyarrow
@@ -114,9 +119,11 @@ def holds_images(path: str) -> bool:
     except ImportError:
         return False
     try:
-        return bool(_image_columns(pyarrow.parquet.read_schema(path)))
+        schema = pyarrow.parquet.read_schema(path)
+        columns = _image_columns(schema)
     except (pyarrow.lib.ArrowException, OSError, ValueError):
         return False
+    return len(columns) > 0
 
 
 def _image_columns(schema: Any) -> list[str]:
@@ -124,13 +131,15 @@ def _image_columns(schema: Any) -> list[str]:
     from pyarrow import types
 
     def is_bytes(kind: Any) -> bool:
-        return bool(types.is_binary(kind) or types.is_large_binary(kind))
+        if types.is_large_binary(kind):
+            return True
+        return bool(types.is_binary(kind))
 
     columns = []
     for column in schema:
         if types.is_struct(column.type):
-            inner = {part.name: part.type for part in column.type}
-            holds_bytes = "bytes" in inner and is_bytes(inner["bytes"])
+            field_types = {field.name: field.type for field in column.type}
+            holds_bytes = "bytes" in field_types and is_bytes(field_types["bytes"])
         else:
             holds_bytes = column.name in _NAMES and is_bytes(column.type)
         if holds_bytes:
@@ -142,7 +151,11 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
 
     Labels are integers or names; integers point into the names of the published ``ClassLabel``, where the file says so.
-    Without a ``seed``, a ``limit`` takes the first rows.
+
+    Args:
+        spec: of the file.
+        limit: how many images; None: all.
+        seed: of their draw, see :func:`hydractl.data.labels.limited`; None: ``limit`` takes the first rows.
 
     Raises:
         InputError: for a file that cannot be read, or columns that are not there or cannot be decided.
@@ -156,60 +169,82 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
-            sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-            column, label = _image_and_label(spec, _image_columns(schema), schema.names)
-            if label is not None:
-                values = file.read(columns=[label], use_threads=False).column(0)
+            group_sizes = []
+            for number in range(file.metadata.num_row_groups):
+                group_sizes.append(file.metadata.row_group(number).num_rows)
+            image_column, label_column = _image_and_label(spec, _image_columns(schema), schema.names)
+            if label_column is not None:
+                table = file.read(columns=[label_column], use_threads=False)
     except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
-    total = sum(sizes)
+    total = sum(group_sizes)
     if not total:
         raise InputError(f"{spec.where}: no images in the file")
-    if label is not None:
-        labels = values.to_pylist()
+    if label_column is not None:
+        labels = table.column(0).to_pylist()
         if len(labels) != total:
             raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
 
-    rows = limited(None if seed is None else labels, total, limit, seed or 0)
-    name = printable(Path(path).name)
-    ids = [f"{name}#{row}" for row in rows]
-    starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-    dataset = ParquetImages(spec.text, spec.where, ids, path, column, rows, starts)
+    if seed is None:
+        rows = limited(None, total, limit, 0)
+    else:
+        rows = limited(labels, total, limit, seed)
+    file_name = printable(Path(path).name)
+    ids = [f"{file_name}#{row}" for row in rows]
+    starts = [0]
+    for size in group_sizes:
+        starts.append(starts[-1] + size)
+    dataset = ParquetImages(spec.text, spec.where, ids, path, image_column, rows, starts)
     if labels is None:
         return dataset, _no_labels(schema.names)
-    chosen = [labels[row] for row in rows]
-    return dataset, raw_labels(chosen, dataset.ids, names=_class_names(schema, str(label)))
+    chosen_labels = [labels[row] for row in rows]
+    class_names = _class_names(schema, str(label_column))
+    return dataset, raw_labels(chosen_labels, ids, names=class_names)
 
 
-def _image_and_label(spec: Spec, images: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
-    """Return the columns of the images and of the labels, None where there are no labels."""
-    column = spec.query.get("image")
-    if column is None:
-        if len(images) != 1:
-            raise InputError(f"{spec.where}: images are in {' and '.join(images)}", hint="say which with ?image=NAME")
-        column = images[0]
-    elif column not in images:
-        listed = ", ".join(images) or "no column"
-        raise InputError(f"{spec.where}: no images in ?image={column}: they are in {listed}")
-    label = spec.query.get("label", _LABEL)
-    if label in available:
-        return column, label
+def _image_and_label(spec: Spec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
+    """Return the column of the images and that of the labels, None where there are no labels.
+
+    Args:
+        spec: whose ``?image=`` and ``?label=`` may name them.
+        image_columns: the columns that hold images.
+        available: all columns.
+
+    Raises:
+        InputError: for a column that is not there, or cannot be decided.
+    """
+    image_column = spec.query.get("image")
+    if image_column is None:
+        if len(image_columns) != 1:
+            candidates = " and ".join(image_columns)
+            raise InputError(f"{spec.where}: images are in {candidates}", hint="say which with ?image=NAME")
+        image_column = image_columns[0]
+    elif image_column not in image_columns:
+        listed = ", ".join(image_columns) or "no column"
+        raise InputError(f"{spec.where}: no images in ?image={image_column}: they are in {listed}")
+    label_column = spec.query.get("label", _LABEL)
+    if label_column in available:
+        return image_column, label_column
     if "label" in spec.query:
-        raise InputError(f"{spec.where}: no column for ?label={label}: it has {', '.join(available)}")
-    return column, None
+        listed = ", ".join(available)
+        raise InputError(f"{spec.where}: no column for ?label={label_column}: it has {listed}")
+    return image_column, None
 
 
 def _no_labels(available: Sequence[str]) -> RawLabels:
-    return RawLabels(hint=f"the columns are {', '.join(available)}: name that of the labels with ?label=NAME")
+    """Return the labels of a set without a column of labels: none, and a hint that lists its columns."""
+    listed = ", ".join(available)
+    return RawLabels(hint=f"the columns are {listed}: name that of the labels with ?label=NAME")
 
 
 def _class_names(schema: Any, column: str) -> list[str] | None:
     """Return the names that the ``datasets`` library wrote beside a column of integers; None where there are none."""
     try:
-        description = json.loads((schema.metadata or {})[b"huggingface"])
+        metadata = schema.metadata or {}
+        description = json.loads(metadata[b"huggingface"])
         names = description["info"]["features"][column]["names"]
     except (KeyError, TypeError, ValueError):
-        return None
+        return None  # the file is of another program, or the names are not there
     if not isinstance(names, list) or not names:
         return None
     if not all(isinstance(name, str) for name in names):
@@ -224,8 +259,8 @@ class HubImages(EncodedImages):
     """Images of a set of the ``datasets`` library.
 
     Args:
-        spec, where, ids: as of :class:`Dataset`.
-        column: of images that are not decoded: each item is ``{"bytes", "path"}``.
+        spec, where, ids: see :class:`Dataset`.
+        column: the column of images, not decoded: each item is ``{"bytes", "path"}``.
         rows: of the samples in it.
         folders: where images that are files may lie: that of the set, or the library's cache; None: anywhere.
     """
@@ -239,11 +274,12 @@ class HubImages(EncodedImages):
         self._folders = folders
 
     def read(self, i: int) -> bytes:
-        value = self.column[self._rows[i]] or {}
+        row = self._rows[i]
+        value = self.column[row] or {}
         content = value.get("bytes")
         path = value.get("path")
         if content is None and path:
-            if self._folders is not None and not any(_lies_in(path, folder) for folder in self._folders):
+            if not self._may_read(path):
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
                 content = Path(path).read_bytes()
@@ -252,6 +288,12 @@ class HubImages(EncodedImages):
         if not content:
             raise self.unreadable(i, _NO_BYTES)
         return bytes(content)
+
+    def _may_read(self, path: str) -> bool:
+        """Return whether a file lies in one of the folders of the set."""
+        if self._folders is None:
+            return True
+        return any(_lies_in(path, folder) for folder in self._folders)
 
 
 def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
@@ -264,14 +306,16 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
         UsageError: where the library is not installed, or the SPEC has no config and split.
         InputError: where the library cannot open the set, or columns are not there or cannot be decided.
     """
-    return _read_loaded(spec, _load(spec), _folders(spec), limit, seed)
+    table = _load(spec)
+    folders = _folders(spec)
+    return _read_loaded(spec, table, folders, limit, seed)
 
 
 def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
     """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as those of a set of the hub.
 
     Raises:
-        InputError: columns are not there or cannot be decided.
+        InputError: where columns are not there or cannot be decided.
     """
     try:
         return _read_loaded(spec, table, None, limit, seed)
@@ -289,59 +333,89 @@ def _read_loaded(
     """Read the columns of a table of the library.
 
     Args:
-        spec: it was opened for.
+        spec: what it was opened for.
         table: the library's own.
-        folders: where images that are files may lie; None: anywhere.
-        limit: only so many samples.
+        folders: where images that are files may lie; None: anywhere, as the table is held by a Python program.
+        limit: how many samples; None: all.
         seed: of their draw.
+
+    Raises:
+        InputError: for an empty table, or columns that are not there or cannot be decided.
     """
-    name = spec.path if folders is None else f"hf:{spec.path}"
-    features = table.features
-    images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
-    if not len(table) or limit == 0:
+    name = spec.path
+    if folders is not None:
+        name = f"hf:{spec.path}"
+    total = len(table)
+    if total == 0 or limit == 0:
         raise InputError(f"{spec.where}: the set is empty")
-    if not images:
-        count = len(table) if limit is None else min(limit, len(table))
+    image_columns = []
+    for column, feature in table.features.items():
+        if type(feature).__name__ == "Image":
+            image_columns.append(column)
+    if not image_columns:
+        count = total if limit is None else min(limit, total)
         return _texts(spec, table, count, name)
     spec.check_query(_SETTINGS)
-    column, label = _image_and_label(spec, images, list(features))
+    available = list(table.features)
+    image_column, label_column = _image_and_label(spec, image_columns, available)
     from datasets import Image
 
-    labels = None if label is None else list(table[label])
-    rows = limited(labels, len(table), limit, seed)
+    labels = None
+    if label_column is not None:
+        labels = list(table[label_column])
+    rows = limited(labels, total, limit, seed)
     ids = [f"{name}#{row}" for row in rows]
-    encoded_images = table.cast_column(column, Image(decode=False))[column]
-    dataset = HubImages(spec.text, spec.where, ids, encoded_images, rows, folders)
+    undecoded = table.cast_column(image_column, Image(decode=False))
+    dataset = HubImages(spec.text, spec.where, ids, undecoded[image_column], rows, folders)
     if labels is None:
-        return dataset, _no_labels(list(features))
-    chosen = [labels[row] for row in rows]
-    return dataset, raw_labels(chosen, ids, names=_names(features[label]))
+        return dataset, _no_labels(available)
+    chosen_labels = [labels[row] for row in rows]
+    class_names = _names(table.features[label_column])
+    return dataset, raw_labels(chosen_labels, ids, names=class_names)
 
 
 def _names(feature: Any) -> list[str] | None:
     """Return the class names of a column; None for plain numbers and texts."""
     names = getattr(feature, "names", None)
-    return list(names) if names else None
+    if not names:
+        return None
+    return list(names)
 
 
 def _texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
+    """Read the texts and labels of a table without images.
+
+    Args:
+        spec: what it was opened for.
+        table: the library's own.
+        count: how many rows.
+        name: what the ids begin with.
+    """
     spec.check_query(TEXT_QUERY)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
-        chosen = table.select_columns(list(columns))
+        chosen_columns = table.select_columns(list(columns))
         for i in range(count):
-            yield TextRow(f"row {i + 1}", chosen[i])
+            place = f"row {i + 1}"
+            yield TextRow(place, chosen_columns[i])
 
-    dataset, raw = read_table(spec, TextTable(list(table.features), rows), count, name)
-    # Integers point into the names of the set; names are their own.
-    if raw.values is not None and not isinstance(raw.values, list):
-        label = spec.query.get("label", _LABEL)
-        raw.names = _names(table.features[label])
+    text_table = TextTable(list(table.features), rows)
+    dataset, raw = read_table(spec, text_table, count, name)
+    # Integers point into the names of the set; labels that are names are the classes themselves.
+    has_integers = isinstance(raw.values, np.ndarray)
+    if has_integers:
+        label_column = spec.query.get("label", _LABEL)
+        raw.names = _names(table.features[label_column])
     return dataset, raw
 
 
 def _load(spec: Spec) -> Any:
-    """Return the library's own table."""
+    """Return the library's own table.
+
+    Raises:
+        UsageError: where the library is not installed.
+        InputError: where it cannot open the set, or the folder names files outside of it.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -378,20 +452,21 @@ def _lies_in(path: str, folder: str) -> bool:
     """Return whether a path leads into a folder, by its names: links within are followed as in any other set."""
     full_path = os.path.abspath(path)
     full_folder = os.path.abspath(folder)
-    return os.path.commonpath([full_path, full_folder]) == full_folder
+    common_folder = os.path.commonpath([full_path, full_folder])
+    return common_folder == full_folder
 
 
 _CARD = "README.md"
 _DESCRIPTIONS = (_CARD, ".huggingface.yaml")
-"""In which the library looks for the files of a set."""
-_LONGEST_DESCRIPTION = 1 << 20
+"""The files in which the library looks for the names of the data files of a set."""
+_LONGEST_DESCRIPTION = 1 << 20  # bytes; YAML of a few kilobytes is usual
 
 
 def _refuse_elsewhere(spec: Spec, folder: Path) -> None:
     """Refuse a folder that sends the library elsewhere: to an address, or to files outside of it.
 
     Raises:
-        InputError: naming where to.
+        InputError: naming the address or the file.
     """
     for name in _DESCRIPTIONS:
         file = folder / name
@@ -407,8 +482,13 @@ def _refuse_elsewhere(spec: Spec, folder: Path) -> None:
 
 
 def _read_description(spec: Spec, file: Path) -> Any:
-    """Return what a description of a set holds: the YAML of the file, or that at the beginning of a card."""
-    if file.stat().st_size > _LONGEST_DESCRIPTION:
+    """Parse the YAML of a description of a set: the whole file, or what is at the beginning of a card.
+
+    Raises:
+        InputError: for a file that is too long or cannot be read.
+    """
+    size = file.stat().st_size
+    if size > _LONGEST_DESCRIPTION:
         raise InputError(f"{spec.where}: {file} is longer than {_LONGEST_DESCRIPTION} bytes")
     try:
         text = file.read_text(encoding="utf-8")
@@ -423,45 +503,58 @@ def _is_elsewhere(place: str) -> bool:
     """Return whether the name of a file leads out of its folder."""
     if "://" in place:
         return True
-    return place.startswith(("/", "~")) or ".." in Path(place).parts
+    if place.startswith(("/", "~")):
+        return True
+    return ".." in Path(place).parts
 
 
 def _front(text: str) -> str:
-    """Return the YAML at the beginning of a card."""
+    """Return the YAML at the beginning of a card; empty where there is none."""
     match = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-    return match[1] if match else ""
+    if match is None:
+        return ""
+    return match[1]
 
 
 def _places(value: Any, met: set[tuple[int, bool]], *, named: bool = False) -> Iterator[str]:
-    """Yield every text below ``data_files`` or ``data_dir``; what stands there twice (YAML has aliases) is met once.
+    """Yield every text below ``data_files`` or ``data_dir``.
+
+    A part that stands there twice (YAML has aliases, and they may even go round in a circle) is gone through once.
 
     Args:
         value: a part of the document.
-        met: the parts that were met.
+        met: the parts that were gone through, by identity and ``named``; more are added.
         named: whether it lies below such a key.
     """
     if isinstance(value, str) and named:
         yield value
     if not isinstance(value, (dict, list)):
         return
-    if (id(value), named) in met:
+    part = (id(value), named)
+    if part in met:
         return
-    met.add((id(value), named))
+    met.add(part)
     if isinstance(value, list):
         for item in value:
             yield from _places(item, met, named=named)
         return
     for key, item in value.items():
-        yield from _places(item, met, named=named or key in ("data_files", "data_dir"))
+        names_files = key in ("data_files", "data_dir")
+        yield from _places(item, met, named=named or names_files)
 
 
 def _parts(spec: Spec) -> tuple[str, str, str]:
-    """Return name, config and split of ``[ORG/]NAME/config/split`` or ``FOLDER/config/split``."""
+    """Return name, config and split of ``[ORG/]NAME/config/split`` or ``FOLDER/config/split``.
+
+    Raises:
+        UsageError: for any other path.
+    """
     rest, _, split = spec.path.rpartition("/")
     name, _, config = rest.rpartition("/")
+    has_all_parts = bool(name and config and split)
     is_folder = spec.path.startswith(_HERE)
     has_too_many_parts = name.count("/") > 1 and not is_folder
-    if not (name and config and split) or has_too_many_parts:
+    if not has_all_parts or has_too_many_parts:
         raise UsageError(
             f"{spec.where}: not NAME/config/split",
             hint="for example hf:stanfordnlp/sst2/default/validation, or a folder: hf:./folder/default/train",

@@ -1,4 +1,4 @@
-"""Labels of a data set: as they stand in it, and mapped to the checkpoint's classes, by name, never by position."""
+"""Labels of a data set, and their mapping to the checkpoint's classes: by name, never by position."""
 
 from __future__ import annotations
 
@@ -62,12 +62,14 @@ def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: i
     class_sizes = _sizes_if_sorted(labels)
     if class_sizes is None:
         return list(range(limit))
+    # Samples are drawn in rounds: each class has its turn in every round while it has samples left.
     random = np.random.default_rng(seed)
-    # Each class has its turn in every round, and its samples come in an order of their own.
-    turns = np.repeat(random.permutation(len(class_sizes)), class_sizes)
-    rounds = np.concatenate([random.permutation(size) for size in class_sizes])
-    by_round = np.lexsort((turns, rounds))
-    return sorted(by_round[:limit].tolist())
+    turn_of_class = random.permutation(len(class_sizes))
+    round_within_class = [random.permutation(size) for size in class_sizes]
+    turns = np.repeat(turn_of_class, class_sizes)  # [samples]
+    rounds = np.concatenate(round_within_class)  # [samples]
+    drawn = np.lexsort((turns, rounds))  # by round, and within a round by turn
+    return sorted(drawn[:limit].tolist())
 
 
 def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
@@ -77,12 +79,15 @@ def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
     """
     if labels is None:
         return None
-    runs = [len(list(run)) for _, run in itertools.groupby(labels)]
-    if len(runs) <= 1 or len(runs) >= len(labels):
+    run_lengths = []
+    for _, run in itertools.groupby(labels):
+        run_lengths.append(len(list(run)))
+    runs = len(run_lengths)
+    if runs <= 1 or runs >= len(labels):
         return None
-    if len(runs) > len(set(labels)):  # a class comes again
+    if runs > len(set(labels)):  # a class comes again
         return None
-    return runs
+    return run_lengths
 
 
 def raw_labels(
@@ -93,13 +98,13 @@ def raw_labels(
     hint: str | None = None,
     texts: list[str] | None = None,
 ) -> RawLabels:
-    """Read the labels of a column: all integers, all names, or none at all.
+    """Return the labels of a column: all integers, all names, or none at all; anything else becomes a problem.
 
     Args:
         values: one for each sample; None where there is no label.
         ids: sample ids, for messages.
-        names: what integers point into.
-        hint, texts: as of :class:`RawLabels`.
+        names: what integers point into; None where that is not known.
+        hint, texts: see :class:`RawLabels`.
     """
     if all(value is None for value in values):
         return RawLabels(None, names, hint=hint)
@@ -113,7 +118,7 @@ def raw_labels(
 
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
     """List what is wrong with labels: one line for each kind of problem, about the first sample that has it."""
-    # Places of the labels of each kind.
+    # The places of the labels of each kind.
     missing: list[int] = []
     wrong: list[int] = []
     beyond: list[int] = []
@@ -133,8 +138,10 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
 
     problems = []
     if missing:
-        others = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
-        problems.append(f"no label for sample {ids[missing[0]]}{others}")
+        problem = f"no label for sample {ids[missing[0]]}"
+        if len(missing) > 1:
+            problem += f", and for {len(missing) - 1} more"
+        problems.append(problem)
     if wrong:
         i = wrong[0]
         problems.append(f"label {shown(values[i])} of sample {ids[i]} is neither an integer nor a name")
@@ -171,8 +178,8 @@ def resolve_labels(
         Indices int64 ``[samples]`` or None, and the names they point into or None.
 
     Raises:
-        InputError: labels missing while needed, out of range, negative, or names that cannot be mapped.
-        UsageError: a ``label_map`` without names to map to.
+        InputError: for labels that are missing while needed, out of range, negative, or names that cannot be mapped.
+        UsageError: for a ``label_map`` without names to map to.
     """
     if label_map and labels is None:
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
@@ -195,7 +202,10 @@ def resolve_labels(
 def _indices(
     raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str] | None
 ) -> Labels | None:
-    """Return the index of each sample's class; the arguments are those of :func:`resolve_labels`."""
+    """Return the index of each sample's class, int64 ``[samples]``; None for a set without labels.
+
+    The arguments and the errors are those of :func:`resolve_labels`.
+    """
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
     if raw.texts is not None and labels and set(raw.texts) <= set(labels):
@@ -203,63 +213,88 @@ def _indices(
         raw = RawLabels(raw.texts, sorted(set(raw.texts)))
     if raw.values is None:
         return None
+
+    # As indices into the data's own names, where there are such, else into the checkpoint's.
     data_names = raw.names
     if isinstance(raw.values, list):
         if data_names is None:
             data_names = sorted(set(raw.values))
-        values = _index_names(raw.values, data_names, ids, where)
+        indices = _index_names(raw.values, data_names, ids, where)
     else:
-        values = raw.values
-    classes = labels if data_names is None else data_names
-    _check_range(values, len(classes) if classes else None, ids, where)
+        indices = raw.values
+    pointed_into = labels if data_names is None else data_names
+    class_count = len(pointed_into) if pointed_into else None
+    _check_range(indices, class_count, ids, where)
     if data_names is None or labels is None:
-        return values
-    return _name_table(data_names, labels, label_map, where)[values]
+        return indices
+
+    index_by_data_class = _name_table(data_names, labels, label_map, where)
+    return index_by_data_class[indices]
 
 
 def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], where: str) -> Labels:
-    """Return the position of each sample's name in the data's own names."""
-    problems = []
+    """Return the position of each sample's name in the data's own names, int64 ``[samples]``.
+
+    Raises:
+        InputError: for a class name that is there twice, and for labels that are no class names.
+    """
+    twice = []
     for name, count in Counter(data_names).items():
         if count > 1:
-            problems.append(f"{name!r} is in classes twice")
-    if problems:
-        raise InputError(f"{where}: class names given more than once", problems=problems)
-    position = {name: i for i, name in enumerate(data_names)}
-    first_samples: dict[str, str] = {}  # of names that are not known
-    for value, sample in zip(values, ids, strict=True):
-        if value not in position:
-            first_samples.setdefault(value, sample)
-    if first_samples:
-        raise InputError(
-            f"{where}: {_count(len(first_samples), 'label', 'labels')} not among the data's own classes",
-            problems=[f"{name!r}, first at sample {first_samples[name]}" for name in sorted(first_samples)],
-        )
-    return np.array([position[value] for value in values], dtype=np.int64)
+            twice.append(f"{name!r} is in classes twice")
+    if twice:
+        raise InputError(f"{where}: class names given more than once", problems=twice)
+
+    position_by_name = {name: i for i, name in enumerate(data_names)}
+    first_sample_by_unknown: dict[str, str] = {}
+    for name, sample in zip(values, ids, strict=True):
+        if name not in position_by_name:
+            first_sample_by_unknown.setdefault(name, sample)
+    if first_sample_by_unknown:
+        problems = []
+        for name in sorted(first_sample_by_unknown):
+            problems.append(f"{name!r}, first at sample {first_sample_by_unknown[name]}")
+        count_of_unknown = _count(len(problems), "label", "labels")
+        raise InputError(f"{where}: {count_of_unknown} not among the data's own classes", problems=problems)
+    positions = [position_by_name[name] for name in values]
+    return np.array(positions, dtype=np.int64)
 
 
 def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where: str) -> None:
     """Refuse negative labels, and those beyond the classes where their number is known."""
     is_bad = values < 0
-    allowed = "negative"
+    what_is_wrong = "negative"
     if classes is not None:
         is_bad |= values >= classes
-        allowed = f"outside 0..{classes - 1}"
+        what_is_wrong = f"outside 0..{classes - 1}"
     if not is_bad.any():
         return
     first = int(is_bad.argmax())
-    message = f"{where}: label {int(values[first])} of sample {ids[first]} is {allowed}"
+    label = int(values[first])
+    message = f"{where}: label {label} of sample {ids[first]} is {what_is_wrong}"
     others = int(is_bad.sum()) - 1
     if others:
         message += f", and so are {others} more"
-    hint = "give a set without labels where none are known" if values[first] < 0 else None
+    hint = None
+    if label < 0:  # -1 is what some sets write for an unknown label
+        hint = "give a set without labels where none are known"
     raise InputError(message, hint=hint)
 
 
 def _name_table(
     data_names: list[str], labels: Sequence[str], label_map: Mapping[str, str] | None, where: str
 ) -> Labels:
-    """Return for each of the data's own classes its index among the checkpoint's names: int64 ``[classes of data]``."""
+    """Return the index of each of the data's own classes among the checkpoint's names, int64 ``[classes of data]``.
+
+    Args:
+        data_names: the data's own classes.
+        labels: the checkpoint's names.
+        label_map: name in the data -> name in the checkpoint; None where there is no option to give one.
+        where: what messages call the data set.
+
+    Raises:
+        InputError: for a name that leads to no class of the checkpoint, or to several.
+    """
     if not labels:
         raise InputError(
             f"{where}: the labels are names, and the model has no class names to map them to",
@@ -274,20 +309,21 @@ def _name_table(
         return np.arange(len(data_names), dtype=np.int64)
 
     known = set(labels)
-    others = [name for name in mapped if name not in known]
+    not_labels = [name for name in mapped if name not in known]
     # A model that knows its classes by a built-in list knows what the data set calls them.
-    published = place_of_published(labels, others)
+    published = place_of_published(labels, not_labels)
     unknown = []
     for name, target in zip(data_names, mapped, strict=True):
         if target not in known and target not in published:
             unknown.append(name)
     if unknown:
-        way = "map them with --label-map FILE (name in the data: name in the model) to"
+        way_out = "map them with --label-map FILE (name in the data: name in the model) to"
         if label_map is None:
-            way = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
+            way_out = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
+        count = _count(len(unknown), "class name", "class names")
         raise InputError(
-            f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
-            hint=f"{way}: {some(labels)}",
+            f"{where}: {count} not among the model's {len(labels)}",
+            hint=f"{way_out}: {some(labels)}",
             problems=_near(unknown, labels),
         )
 
@@ -299,10 +335,11 @@ def _name_table(
             hint="name the model's classes differently with --labels",
             problems=list(map(repr, twice)),
         )
-    position = dict(published)
+    position_by_name = dict(published)
     for i, name in enumerate(labels):
-        position[name] = i
-    return np.array([position[name] for name in mapped], dtype=np.int64)
+        position_by_name[name] = i
+    positions = [position_by_name[name] for name in mapped]
+    return np.array(positions, dtype=np.int64)
 
 
 def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: str) -> None:
@@ -318,14 +355,25 @@ def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: s
 
 
 def _near(names: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Return the names, the first ones with the checkpoint's name that is most like each."""
-    labels_by_folded = {label.casefold(): label for label in reversed(list(labels))}
-    most = _MOST_COMPARED // len(labels)
-    lines = list(map(repr, names))
-    for index, name in enumerate(names[:most]):
-        near = difflib.get_close_matches(name.casefold(), labels_by_folded, n=1)
-        if near:
-            lines[index] += f" (near: {labels_by_folded[near[0]]!r})"
+    """Return the names as lines of a message, the first ones with the label that is most similar to each, if any is.
+
+    Args:
+        names: those that are not among the labels.
+        labels: the checkpoint's names; case does not matter, and of two that differ by it the first is taken.
+    """
+    label_by_folded: dict[str, str] = {}
+    for label in labels:
+        label_by_folded.setdefault(label.casefold(), label)
+    most_compared = _MOST_COMPARED // len(labels)
+    lines = []
+    for index, name in enumerate(names):
+        line = repr(name)
+        similar = []
+        if index < most_compared:
+            similar = difflib.get_close_matches(name.casefold(), label_by_folded, n=1)
+        if similar:
+            line += f" (near: {label_by_folded[similar[0]]!r})"
+        lines.append(line)
     return lines
 
 
@@ -338,7 +386,8 @@ def _count(number: int, singular: str, plural: str) -> str:
 
 def some(names: Sequence[str], most: int = 12) -> str:
     """List the first few names, and say how many there are in all."""
-    first = ", ".join(names[:most]) or "nothing"
+    first_names = names[:most]
+    first = ", ".join(first_names) or "nothing"
     if len(names) <= most:
         return first
     return f"{first}, ... ({len(names)} in all)"

@@ -22,7 +22,7 @@ from hydractl.jsonio import HeldDocument, parse_json, shown
 
 _FOLDER = Path(__file__).parent / "classes"
 LABEL_SETS = ("imagenet", "cifar10", "cifar100", "food101", "sun397", "pets", "dtd", "eurosat", "caltech101")
-"""The sets whose class names are built in (paper D.3 evaluates zero-shot models on these nine)."""
+"""The sets whose class names are built in (appendix D.3 of the paper evaluates zero-shot models on these nine)."""
 
 PROMPT_SETS = ("openai-imagenet", "simple-imagenet")
 """Sets of templates that can be named: the 80 that CLIP was published with for ImageNet, and 7 of them."""
@@ -52,13 +52,14 @@ def label_set(name: str) -> LabelSet:
         return LabelSet(class_names(), synsets())
     labels = []
     published = []
-    for line in (_FOLDER / f"{name}.tsv").read_text(encoding="utf-8").splitlines():
+    table = (_FOLDER / f"{name}.tsv").read_text(encoding="utf-8")
+    for line in table.splitlines():
         if line.startswith("#"):
             continue
-        folder, *label = line.split("\t")
+        folder, tab, label = line.partition("\t")
         published.append(folder)
-        if label:
-            labels.append(label[0])
+        if tab:
+            labels.append(label)
         else:  # a line of one name: prompts have spaces between its words
             labels.append(re.sub("[_/]", " ", folder))
     return LabelSet(tuple(labels), tuple(published))
@@ -69,34 +70,37 @@ def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[s
 
     Returns:
         By name in the data, the position in ``labels``; a name that the data set does not publish is left out. Case,
-        and whether words are parted by spaces, ``_``, ``-`` or ``/``, does not matter.
+        and whether words are separated by spaces, ``_``, ``-`` or ``/``, does not matter.
     """
-    known = _set_of_labels(tuple(labels))
-    if known is None:
+    built_in = _set_of_labels(tuple(labels))
+    if built_in is None:
         return {}
-    places = {_folded(published): place for place, published in enumerate(known.published)}
+    place_by_folded = {}
+    for place, published in enumerate(built_in.published):
+        place_by_folded[_folded(published)] = place
     place_by_name = {}
     for name in names:
-        place = places.get(_folded(name))
-        if place is not None:
-            place_by_name[name] = place
+        folded = _folded(name)
+        if folded in place_by_folded:
+            place_by_name[name] = place_by_folded[folded]
     return place_by_name
 
 
 def _set_of_labels(labels: tuple[str, ...]) -> LabelSet | None:
-    """Return the built-in list that some labels are; None where they are none of them."""
+    """Return the built-in list whose labels are exactly these; None where there is none."""
     for name in LABEL_SETS:
         if name == "imagenet" and len(labels) != 1000:
             continue  # its names come from libraries that take long to import
-        known = label_set(name)
-        if known.labels == labels:
-            return known
+        built_in = label_set(name)
+        if built_in.labels == labels:
+            return built_in
     return None
 
 
 def _folded(name: str) -> str:
-    """Return a name as names are compared: without case, one space between its words."""
-    return " ".join(re.split(r"[\s_/-]+", name.casefold()))
+    """Return a name in the form in which names are compared: without case, one space between its words."""
+    words = re.split(r"[\s_/-]+", name.casefold())
+    return " ".join(words)
 
 
 _PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # once folded
@@ -104,7 +108,7 @@ _MOST_SHOWN = 3
 
 
 def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -> str | None:
-    """Return what is odd about new names of the classes of a classifier; None where nothing is.
+    """Return a warning about new names of the classes of a classifier; None where nothing is odd about them.
 
     Names such as ``LABEL_0`` say nothing, and may become any others. A few names may become others while the rest keep
     their places, as ``automobile`` becomes ``car``.
@@ -115,14 +119,18 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
         model: what messages call it.
 
     Raises:
-        InputError: a name that it has would be that of another class.
+        InputError: where a name that it has would become that of another class.
     """
     before = [_folded(name) for name in old_names]
     after = [_folded(name) for name in names]
     if before == after:
         return None
+
     place_before = {name: place for place, name in enumerate(before)}
-    moved = [place for place, name in enumerate(after) if place_before.get(name, place) != place]
+    moved = []
+    for place, name in enumerate(after):
+        if name in place_before and place_before[name] != place:
+            moved.append(place)
     if moved:
         first = moved[0]
         raise InputError(
@@ -131,13 +139,17 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
             hint="leave --labels out: data that name their classes are matched by name; where the data mean another "
             "class by a name, map it with --label-map FILE of eval",
         )
-    if place_before.keys() & set(after):
+
+    some_stay = not place_before.keys().isdisjoint(after)
+    if some_stay:
         return None
     if all(_PLACEHOLDER.fullmatch(name) for name in before):
         return None
-    pairs = [f"{old} is now {new}" for old, new in zip(old_names, names, strict=True)]
-    listed = ", ".join(pairs[:_MOST_SHOWN])
-    if len(pairs) > _MOST_SHOWN:
+    changes = []
+    for old, new in zip(old_names, names, strict=True):
+        changes.append(f"{old} is now {new}")
+    listed = ", ".join(changes[:_MOST_SHOWN])
+    if len(changes) > _MOST_SHOWN:
         listed += ", ..."
     return (
         f"{model}: --labels gives all {len(old_names)} classes other names ({listed}), and "
@@ -161,42 +173,48 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
         UsageError: for a name that is both, or ``builtin:`` and none of the lists.
     """
     if isinstance(text, HeldDocument):
-        return _checked_names(_listed_names(text.document, option), option, "class name", "class names")
-    if _is_built_in(text, LABEL_SETS, f"{option} {text}"):
-        return list(label_set(text.removeprefix(_SCHEME)).labels)
-    folder = Path(os.path.expanduser(text))
-    if folder.is_dir():
-        return _class_folders(folder, f"{option} {text}")
-    if not os.path.lexists(folder) and not folder.suffix:
+        held_names = _listed_names(text.document, option)
+        return _checked_names(held_names, option, "class name", "class names")
+    where = f"{option} {text}"
+    if _is_built_in(text, LABEL_SETS, where):
+        built_in = label_set(text.removeprefix(_SCHEME))
+        return list(built_in.labels)
+    path = Path(os.path.expanduser(text))
+    if path.is_dir():
+        return _class_folders(path, where)
+    looks_like_name = not path.suffix
+    if looks_like_name and not os.path.lexists(path):
+        hint = f"lists that are built in: {', '.join(LABEL_SETS)}"
         near = difflib.get_close_matches(text, LABEL_SETS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise InputError(
-            f"{option} {text}: neither a file nor a list of class names",
-            hint=f"{meant}lists that are built in: {', '.join(LABEL_SETS)}",
-        )
-    return _read_lines(text, f"{option} {text}", "class name", "class names")
+        if near:
+            hint = f"did you mean {near[0]}? {hint}"
+        raise InputError(f"{where}: neither a file nor a list of class names", hint=hint)
+    return _read_lines(text, where, "class name", "class names")
 
 
 def _class_folders(folder: Path, where: str) -> list[str]:
     """Return the names of class folders, sorted.
 
     Raises:
-        InputError: there are none, or torchvision and timm would number them differently: torchvision sorts them as
-            texts, timm without case and by the numbers in them.
+        InputError: where there are none, or torchvision and timm would number them differently: torchvision sorts them
+            as texts, timm without case and by the numbers in them.
     """
+    names = []
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+        for entry in os.scandir(folder):
+            if entry.is_dir() and not entry.name.startswith("."):
+                names.append(entry.name)
     except OSError as error:
         raise InputError(f"{where}: cannot read the folder: {error.strerror}") from error
     if not names:
         raise InputError(f"{where}: no folders of classes in the folder")
     names.sort()
     by_number = sorted(names, key=_parts_with_numbers)
-    for place, (name, name_by_number) in enumerate(zip(names, by_number, strict=True)):
-        if name != name_by_number:
+    for place, name in enumerate(names):
+        if name != by_number[place]:
             raise InputError(
                 f"{where}: class {place} is {name} where folders are sorted as texts (torchvision), and "
-                f"{name_by_number} where case does not count and numbers do (timm)",
+                f"{by_number[place]} where case does not count and numbers do (timm)",
                 hint="write the names to a file, one a line, in the order of the classes, and give that",
             )
     return names
@@ -243,7 +261,11 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
 
 
 def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
-    """Return whether a text names one of the built-in lists."""
+    """Return whether a text names one of the built-in lists, with ``builtin:`` or without.
+
+    Raises:
+        UsageError: for ``builtin:`` and none of the lists, and for a name that is also that of a file.
+    """
     if text.startswith(_SCHEME):
         if text.removeprefix(_SCHEME) not in known:
             raise UsageError(f"{where}: nothing of that name is built in", hint=f"there are: {', '.join(known)}")
@@ -258,7 +280,16 @@ def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
 
 
 def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
-    """Return the names in a file: the lines of a text, or a JSON list."""
+    """Return the names in a file: the lines of a text, or a JSON list.
+
+    Args:
+        path: of the file.
+        where: what messages call it.
+        singular, plural: what messages call the names.
+
+    Raises:
+        InputError: for a file that cannot be read, has no names, or has one twice.
+    """
     try:
         content = Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
@@ -276,16 +307,23 @@ def _checked_names(names: list[str], where: str, singular: str, plural: str) -> 
         raise InputError(f"{where}: no {plural} in the file")
     if not all(names):
         raise InputError(f"{where}: an empty {singular}")
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    twice = []
+    for name, count in Counter(names).items():
+        if count > 1:
+            twice.append(name)
     if twice:
-        raise InputError(f"{where}: {plural} given more than once", problems=list(map(shown, twice)))
+        problems = [shown(name) for name in sorted(twice)]
+        raise InputError(f"{where}: {plural} given more than once", problems=problems)
     return names
 
 
 def _listed_names(document: object, where: str) -> list[str]:
-    """Return the names in a JSON document, which is a list of them."""
-    if not isinstance(document, list) or not all(isinstance(name, str) for name in document):
-        raise InputError(f"{where}: not a JSON list of names but {shown(document)}")
+    """Return the names in a JSON document, which is a list of them, without the spaces around them."""
+    error = InputError(f"{where}: not a JSON list of names but {shown(document)}")
+    if not isinstance(document, list):
+        raise error
+    if not all(isinstance(name, str) for name in document):
+        raise error
     return [name.strip() for name in document]
 
 

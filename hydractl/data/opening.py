@@ -20,12 +20,12 @@ _Reader = Callable[..., "tuple[Dataset, RawLabels]"]
 
 
 class _ReaderPlace(NamedTuple):
-    """Where the reader of one kind of data is; its module is imported when the kind is first met.
+    """The place of the reader of one kind of data; its module is imported when the kind is first met.
 
     Attributes:
         module, function: of the reader.
-        samples: what its samples are; None: known once the data are open.
-        drawn: whether it takes a seed: all labels are known before a sample is read.
+        samples: the :attr:`Dataset.kind` of what it opens; None: known once the data are open.
+        drawn: whether it takes a seed, by which a limit draws samples; all labels are known before a sample is read.
     """
 
     module: str
@@ -35,7 +35,8 @@ class _ReaderPlace(NamedTuple):
 
     def reader(self) -> _Reader:
         """Import the reader."""
-        function: _Reader = getattr(importlib.import_module(self.module), self.function)
+        module = importlib.import_module(self.module)
+        function: _Reader = getattr(module, self.function)
         return function
 
 
@@ -102,9 +103,9 @@ def open_data(
         The data set; ``labels`` in the order of ``label_names``.
 
     Raises:
-        UsageError: a SPEC, setting or option that makes no sense, or a kind of data this version does not read.
-        InputError: no such file, samples that a model does not read, a damaged or empty set, labels that are missing
-            or cannot be mapped.
+        UsageError: for a SPEC, setting or option that makes no sense, or a kind of data this version does not read.
+        InputError: for a file that does not exist, samples that a model does not read, a damaged or empty set, labels
+            that are missing or cannot be mapped.
     """
     if need_labels and ignore_labels:
         raise ValueError("need_labels and ignore_labels exclude each other")
@@ -112,9 +113,11 @@ def open_data(
         raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
+    # Each of these takes its settings out of the query.
     parsed, wanted_rows = take_rows(parse_spec(spec, option))
     parsed, ood_kind = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
+
     place = _READERS[_kind(parsed)]
     if place.samples is not None:
         _check_reads(parsed, place.samples, reads or {})
@@ -124,9 +127,11 @@ def open_data(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
     dataset.label_hint = raw.hint
-    dataset.skipped = {} if on_bad == "skip" else None
+    if on_bad == "skip":
+        dataset.skipped = {}
+
     if corruption is not None:
-        dataset = CorruptedImages(dataset, *corruption)
+        dataset = CorruptedImages(dataset, corruption.name, corruption.severity, corruption.photographs)
     if wanted_rows is not None:
         # By the labels as they stand in the data, so that every model has the same samples.
         rows = wanted_rows.places(raw.values, len(dataset))
@@ -134,7 +139,8 @@ def open_data(
         if dataset.labels is not None and place.drawn:
             labels_of_rows = dataset.labels[rows].tolist()
         chosen = limited(labels_of_rows, len(rows), limit, seed)
-        dataset = dataset_part(dataset, spec, [rows[i] for i in chosen])
+        chosen_rows = [rows[i] for i in chosen]
+        dataset = dataset_part(dataset, spec, chosen_rows)
     if ood_kind is not None:
         if need_labels:
             raise UsageError(
@@ -148,39 +154,55 @@ def open_data(
 def _read(
     spec: Spec, place: _ReaderPlace, wanted_rows: ChosenRows | None, limit: int | None, seed: int
 ) -> tuple[Dataset, RawLabels]:
-    """Read the whole set that a part is taken of, or as much of a set as ``limit`` says; the limit of a part is later.
+    """Read as much of a set as ``limit`` says; of a set that a part is taken of, as much as the part needs.
+
+    The limit of a part applies later, to the samples of the part.
 
     Args:
-        spec: of the whole.
+        spec: of the whole set.
         place: of its reader.
-        wanted_rows: the samples of the part; None for a set that is not parted.
+        wanted_rows: the samples of the part; None where the whole set is wanted.
         limit: how many samples are wanted.
         seed: of their draw.
     """
     read = place.reader()
-    limit_of_whole = limit if wanted_rows is None else None
+    if wanted_rows is None:
+        if place.drawn:
+            return read(spec, limit, seed)
+        return read(spec, limit)
     if place.drawn:
-        return read(spec, limit_of_whole, seed)
-    if wanted_rows is not None:
-        return read(spec, wanted_rows.reach)
-    return read(spec, limit)
+        return read(spec, None, seed)
+    return read(spec, wanted_rows.reach)
 
 
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
-    """Refuse texts for a model of images and the reverse, before anything is read."""
-    others = [name for name, kind in reads.items() if kind != samples]
-    if not others:
+    """Refuse texts for a model of images and the reverse, before anything is read.
+
+    Args:
+        spec: of the data.
+        samples: the :attr:`Dataset.kind` of the data.
+        reads: name of each model -> what it reads.
+    """
+    other_models = []
+    for name, kind in reads.items():
+        if kind != samples:
+            other_models.append(name)
+    if not other_models:
         return
-    wanted = reads[others[0]]
-    verb = "reads" if len(others) == 1 else "read"
+    wanted = reads[other_models[0]]
+    verb = "reads" if len(other_models) == 1 else "read"
     raise InputError(
-        f"{spec.where} holds {samples}s, and {', '.join(others)} {verb} {wanted}s",
+        f"{spec.where} holds {samples}s, and {', '.join(other_models)} {verb} {wanted}s",
         hint=f"data of {wanted}s are {_FORMS[wanted]}",
     )
 
 
 def _kind(spec: Spec) -> str:
-    """Return the name of the reader for a SPEC; looks at the disk for paths."""
+    """Return the key of the reader for a SPEC; for a path, by what is on the disk.
+
+    Raises:
+        InputError: where nothing is there, or nothing that can be read.
+    """
     if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
     path = Path(os.path.expanduser(spec.path))
@@ -196,7 +218,9 @@ def _kind(spec: Spec) -> str:
     if path.name.lower().endswith(".parquet"):
         from hydractl.data.hub import holds_images
 
-        return "image parquet" if holds_images(str(path)) else "text"
+        if holds_images(str(path)):
+            return "image parquet"
+        return "text"
     if spec.kind in _FILES:
         return spec.kind
     if path.suffix.lower() in _LIST_SUFFIXES:
@@ -209,9 +233,11 @@ def _not_found(spec: Spec, path: Path) -> InputError:
     from hydractl.data.builtin import SPLITS
 
     folder = path.parent
-    if spec.path.split("/")[0] in SPLITS:
+    first_part, _, _ = spec.path.partition("/")
+    if first_part in SPLITS:
         hint = f"did you mean builtin:{spec.path}?"
     elif not folder.is_dir():
+        # The last one of the parents is the root, or the folder that the program runs in.
         existing = next(above for above in folder.parents if above.is_dir())
         hint = f"the path exists up to {existing}/"
     else:
@@ -223,8 +249,9 @@ def _not_found(spec: Spec, path: Path) -> InputError:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """List the names in a folder; none where it cannot be read."""
+    """List the names in a folder, sorted; none where it cannot be read, as they are for a hint only."""
     try:
-        return sorted(entry.name for entry in folder.iterdir())
+        names = os.listdir(folder)
     except OSError:
         return []
+    return sorted(names)

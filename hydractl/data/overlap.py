@@ -1,10 +1,10 @@
-"""Samples that two sets of one command have in common: which of them are refused, left out, or warned of.
+"""Samples that two data sets of one command have in common: refused, left out, or warned of.
 
 Samples are compared as they are given, by their content, and not by what they were made of: OOD samples made of the
 validation data, and corrupted images, are other samples.
 
 One rule for every verb. A sample that something was fitted to or chosen by is no test sample: any number is refused.
-Of validation data, the samples that are also training data are left out, and counted. Of any other two sets, more than
+Samples of the validation data that are also training data are left out, and counted. For any other two sets, more than
 a handful is warned of, and more than half of either set is refused.
 """
 
@@ -14,13 +14,12 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hydractl.data.base import Dataset
 from hydractl.data.part import dataset_part
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, trained_on
 
+# Real data repeat a few samples: so many, or this share of a set, are no mistake of the user.
 _HANDFUL, _SHARE = 5, 0.01
 
 SETS_APART_HINT = "give every set samples of its own"
@@ -28,8 +27,9 @@ SETS_APART_HINT = "give every set samples of its own"
 
 
 def is_more_than_a_handful(count: int, total: int) -> bool:
-    """Return whether so many samples of a set are worth a warning: real data repeat a few."""
-    return count > max(_HANDFUL, _SHARE * total)
+    """Return whether so many samples of a set are worth a warning."""
+    handful = max(_HANDFUL, _SHARE * total)
+    return count > handful
 
 
 @dataclass(frozen=True)
@@ -65,34 +65,34 @@ class SharedSamples:
     @property
     def is_many(self) -> bool:
         """Whether it is more than a handful of either set."""
-        in_first = is_more_than_a_handful(self.of_first, len(self.first.dataset))
-        in_second = is_more_than_a_handful(self.of_second, len(self.second.dataset))
-        return in_first or in_second
+        if is_more_than_a_handful(self.of_first, len(self.first.dataset)):
+            return True
+        return is_more_than_a_handful(self.of_second, len(self.second.dataset))
 
     @property
     def is_most(self) -> bool:
         """Whether it is more than half of either set."""
-        in_first = 2 * self.of_first > len(self.first.dataset)
-        in_second = 2 * self.of_second > len(self.second.dataset)
-        return in_first or in_second
+        half_of_first = len(self.first.dataset) / 2
+        half_of_second = len(self.second.dataset) / 2
+        return self.of_first > half_of_first or self.of_second > half_of_second
 
     def __str__(self) -> str:
-        first = len(self.first.dataset)
-        second = len(self.second.dataset)
-        if self.of_first == first and self.of_second == second:
-            return f"{self.first.option} and {self.second.option} are the same samples"
-        return (
-            f"{self.of_first} of {first} samples of {self.first.option} are among the {second} of {self.second.option}"
-        )
+        first = self.first.option
+        second = self.second.option
+        total_of_first = len(self.first.dataset)
+        total_of_second = len(self.second.dataset)
+        if self.of_first == total_of_first and self.of_second == total_of_second:
+            return f"{first} and {second} are the same samples"
+        return f"{self.of_first} of {total_of_first} samples of {first} are among the {total_of_second} of {second}"
 
 
 @dataclass
 class Findings:
-    """What the sets of a command have in common that they should not.
+    """Samples that the sets of a command should not have in common.
 
     Attributes:
-        warnings: pairs of sets with more than a handful.
-        problems: pairs of sets that no result can come from.
+        warnings: one sentence for each pair of sets with more than a handful.
+        problems: one for each pair of sets that no result can come from.
     """
 
     warnings: list[str] = field(default_factory=list)
@@ -104,8 +104,10 @@ class Findings:
         Raises:
             InputError: with all of them.
         """
-        if self.problems:
-            raise InputError(self.problems[0], hint=hint, problems=self.problems[1:])
+        if not self.problems:
+            return
+        first, *others = self.problems
+        raise InputError(first, hint=hint, problems=others)
 
 
 def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
@@ -115,16 +117,22 @@ def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
     in_both = set(digests_of_first) & set(digests_of_second)
     if not in_both:
         return SharedSamples(first, second, 0, 0)
-    return SharedSamples(first, second, _count(digests_of_first, in_both), _count(digests_of_second, in_both))
+    of_first = _count(digests_of_first, in_both)
+    of_second = _count(digests_of_second, in_both)
+    return SharedSamples(first, second, of_first, of_second)
 
 
-def _count(digests: Iterable[str], among: Collection[str]) -> int:
-    """Return how many of the digests are among others."""
-    return sum(digest in among for digest in digests)
+def _count(digests: Iterable[str], wanted: Collection[str]) -> int:
+    """Count the digests that are wanted, each as often as it is there."""
+    count = 0
+    for digest in digests:
+        if digest in wanted:
+            count += 1
+    return count
 
 
 def compare_sets(sets: Sequence[GivenSet]) -> Findings:
-    """Hold every two of some sets against each other of which neither is fitted to where the other one is tested on."""
+    """Compare every two of some sets, none of which is fitted to where another one is tested on."""
     findings = Findings()
     for first, second in itertools.combinations(sets, 2):
         shared = shared_samples(second, first)
@@ -136,10 +144,10 @@ def compare_sets(sets: Sequence[GivenSet]) -> Findings:
 
 
 def compare_fitted(fitted: Sequence[GivenSet], tested: Sequence[GivenSet]) -> Findings:
-    """Hold the sets that something is fitted to, or chosen by, against those that are tested on."""
+    """Compare the sets that something is fitted to, or chosen by, with those that are tested on."""
     findings = Findings()
-    for test, other in itertools.product(tested, fitted):
-        shared = shared_samples(test, other)
+    for test_set, fitted_set in itertools.product(tested, fitted):
+        shared = shared_samples(test_set, fitted_set)
         if shared:
             findings.problems.append(str(shared))
     return findings
@@ -150,44 +158,54 @@ class Validation:
     """Validation data without the training data among them.
 
     Attributes:
-        dataset: what is left.
-        left_out: how many samples are not.
+        dataset: the samples that are left.
+        left_out: how many samples were left out.
     """
 
     dataset: Dataset
     left_out: int = 0
 
     def words(self, option: str, training: str) -> str:
-        """Say what was left out."""
-        verb = "is" if self.left_out == 1 else "are"
-        total = self.left_out + len(self.dataset)
-        return f"{self.left_out} of {total} samples of {option} {verb} among those of {training}, and left out of it"
+        """Return a sentence that says what was left out.
+
+        Args:
+            option: the option of the validation data.
+            training: that of the training data.
+        """
+        count = self.left_out
+        total = count + len(self.dataset)
+        verb = "is" if count == 1 else "are"
+        return f"{count} of {total} samples of {option} {verb} among those of {training}, and left out of it"
 
 
 def without_training_data(validation: GivenSet, training: GivenSet) -> Validation:
     """Return the validation data without the samples that are among the training data.
 
     Raises:
-        InputError: that would be more than half of them.
+        InputError: where more than half of them are.
     """
+    dataset = validation.dataset
     shared = shared_samples(validation, training)
     if not shared:
-        return Validation(validation.dataset)
-    if 2 * shared.of_first > len(validation.dataset):
+        return Validation(dataset)
+    if 2 * shared.of_first > len(dataset):
         raise InputError(str(shared), hint="give a validation set of its own")
-    known = set(training.dataset.sample_fingerprints())
-    digests = validation.dataset.sample_fingerprints()
-    rows = np.flatnonzero([digest not in known for digest in digests]).tolist()
-    return Validation(dataset_part(validation.dataset, validation.dataset.spec, rows), shared.of_first)
+    digests_of_training = set(training.dataset.sample_fingerprints())
+    rows = []
+    for row, digest in enumerate(dataset.sample_fingerprints()):
+        if digest not in digests_of_training:
+            rows.append(row)
+    rest = dataset_part(dataset, dataset.spec, rows)
+    return Validation(rest, left_out=shared.of_first)
 
 
 def trained_on_doubt(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:
-    """Return what is odd about validation data that weights of a model were trained on; None for a handful of them.
+    """Return a warning about validation data that a model was trained on; None for a handful of them.
 
     Args:
         model: its name.
-        seen: the samples behind it.
-        validation: what something is chosen by.
+        seen: the samples that its weights were trained on.
+        validation: the data that something is chosen by.
     """
     count = trained_on(seen, validation.dataset)
     total = len(validation.dataset)

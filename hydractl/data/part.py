@@ -25,7 +25,7 @@ _SPAN = f"{_NUMBER}(?:-{_NUMBER})?"
 
 
 class _Form(NamedTuple):
-    """The form of the value of one setting: as a regular expression, and in words."""
+    """The form of the value of one setting, as a regular expression and in words for messages."""
 
     pattern: str
     words: str
@@ -39,7 +39,7 @@ _FORMS = {
     "part": _Form(f"({_NUMBER})/({_NUMBER})", "K/N with K from 1 to N, for example 1/2"),
     "without": _Form(f"{_SPAN}(?:,{_SPAN})*", "places from 0 on, for example 3,7-9"),
 }
-"""By key of the query."""
+"""The forms by key of the query."""
 
 
 class DatasetPart(Dataset):
@@ -52,7 +52,8 @@ class DatasetPart(Dataset):
     """
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
-        super().__init__(spec, whole.where, [whole.ids[row] for row in rows])
+        ids = [whole.ids[row] for row in rows]
+        super().__init__(spec, whole.where, ids)
         self._whole = whole
         self._rows = list(rows)
         self.kind = whole.kind
@@ -60,16 +61,20 @@ class DatasetPart(Dataset):
             self.labels = whole.labels[self._rows]
         self.label_names = whole.label_names
         self.label_hint = whole.label_hint
-        self.skipped = None if whole.skipped is None else {}
+        if whole.skipped is not None:
+            self.skipped = {}
 
     def _sample(self, i: int) -> Any:
-        return self._whole._sample(self._rows[i])
+        row = self._rows[i]
+        return self._whole._sample(row)
 
     def _content(self, i: int) -> Iterable[bytes]:
-        return self._whole._content(self._rows[i])
+        row = self._rows[i]
+        return self._whole._content(row)
 
     def _sample_fingerprint(self, i: int) -> str:
-        return self._whole._sample_fingerprint(self._rows[i])
+        row = self._rows[i]
+        return self._whole._sample_fingerprint(row)
 
     def lengths(self) -> list[int] | None:
         """Return the lengths of the samples of the part; None where the whole has none."""
@@ -80,12 +85,20 @@ class DatasetPart(Dataset):
 
 
 def dataset_part(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
-    """Return the samples at some places of a data set; images with captions stay such."""
+    """Return the samples at some places of a data set; the part of images with captions has captions, too.
+
+    Args:
+        whole: the data set, with its labels.
+        spec: of the part.
+        rows: places of its samples in the data set.
+    """
     if not isinstance(whole, CaptionedImages):
         return DatasetPart(whole, spec, rows)
+    images = DatasetPart(whole.images, spec, rows)
     captions = [whole.captions[row] for row in rows]
-    part = CaptionedImages(DatasetPart(whole.images, spec, rows), captions)
-    part.skipped = None if whole.skipped is None else {}
+    part = CaptionedImages(images, captions)
+    if whole.skipped is not None:
+        part.skipped = {}
     return part
 
 
@@ -96,9 +109,11 @@ class ChosenRows:
     Attributes:
         where: the name of the set in messages.
         start, count: ``count`` samples from place ``start`` on; None: all of them.
-        share: of these the share from A to B in an order drawn by ``seed``, spread evenly over the classes.
-        part: of these samples K - 1, K - 1 + N, ...
-        without: first and last places, among the samples before ``part``, of those that are left out.
+        share: A and B: of these samples the share from A to B in an order drawn by ``seed``, spread evenly over the
+            classes.
+        seed: of that order.
+        part: K and N: of these samples those at the places K - 1, K - 1 + N, ...
+        without: the first and the last place of each span of samples to leave out, counted before ``part`` applies.
     """
 
     where: str
@@ -117,29 +132,34 @@ class ChosenRows:
         return self.start + self.count
 
     def places(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
-        """Return the places of the samples, in the order of the set.
+        """Return the places of the samples in the set, ascending.
 
         Args:
             labels: of all samples as they stand in the data, ``[total]``; None where there are none.
             total: number of samples that were read.
 
         Raises:
-            InputError: the set has fewer samples, or nothing is left.
+            InputError: where the set has fewer samples, or nothing is left.
         """
         span = self._span(total)
         rows = self._drawn_share(span, labels, total)
         part, parts = self.part
         if part > len(rows):
             raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
-        kept = self._kept(len(rows))
-        in_part = slice(part - 1, None, parts)
-        left = rows[in_part][kept[in_part]]
-        if not len(left):
+        is_left = self._is_left(len(rows))
+        rows_of_part = rows[part - 1 :: parts]
+        is_left_of_part = is_left[part - 1 :: parts]
+        chosen = rows_of_part[is_left_of_part]
+        if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
-        return [int(row) for row in left]
+        return [int(row) for row in chosen]
 
     def _span(self, total: int) -> np.ndarray:
-        """Return the places from ``start`` on, as many as are asked for."""
+        """Return the places from ``start`` on, as many as are asked for.
+
+        Raises:
+            InputError: where the set has fewer samples.
+        """
         if self.count is None:
             wanted = f"from={self.start}"
             needed = self.start + 1
@@ -153,50 +173,76 @@ class ChosenRows:
         return np.arange(self.start, end)
 
     def _drawn_share(self, rows: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
-        """Return the share of some places that was asked for, drawn by ``seed``."""
-        low = round(self.share[0] * len(rows))
-        high = round(self.share[1] * len(rows))
-        if (low, high) == (0, len(rows)):
+        """Return the share of some places that is asked for, drawn by ``seed``, ascending.
+
+        Args:
+            rows: the places.
+            labels: of all samples, ``[total]``; None where there are none.
+            total: number of samples of the set.
+
+        Raises:
+            InputError: where the share is of no sample.
+        """
+        count = len(rows)
+        low, high = self.share
+        start = round(low * count)
+        end = round(high * count)
+        if start == 0 and end == count:
             return rows
-        labels_of_rows = None if labels is None else np.asarray(labels)[rows]
-        order = _drawn(labels_of_rows, len(rows), self.seed)
-        chosen = np.sort(rows[order[low:high]])
+        labels_of_rows = None
+        if labels is not None:
+            labels_of_rows = np.asarray(labels)[rows]
+        order = _drawn(labels_of_rows, count, self.seed)
+        chosen = rows[order[start:end]]
         if not len(chosen):
             raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
-        return chosen
+        return np.sort(chosen)
 
-    def _kept(self, total: int) -> np.ndarray:
-        """Return which samples ``without=`` leaves, bool ``[total]``."""
-        kept = np.ones(total, dtype=np.bool_)
+    def _is_left(self, total: int) -> np.ndarray:
+        """Return which samples ``without=`` leaves, bool ``[total]``.
+
+        Raises:
+            InputError: where it names a sample beyond the last one.
+        """
+        is_left = np.ones(total, dtype=np.bool_)
         for first, last in self.without:
             if last >= total:
                 raise InputError(f"{self.where}: without={last} is beyond the last of {total} samples")
-            kept[first : last + 1] = False
-        return kept
+            is_left[first : last + 1] = False
+        return is_left
 
 
 def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
-    """Draw an order of all places, ``[total]``, in which every stretch has the class proportions of the whole."""
+    """Draw an order of all places, ``[total]``, in which every stretch has the class proportions of the whole.
+
+    Args:
+        labels: ``[total]``; None where there are none: any order will do.
+        total: how many places there are.
+        seed: of the order.
+    """
     random = np.random.RandomState(seed)  # its stream never changes between numpy versions
     order = random.permutation(total)
     if labels is None:
         return order
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    # The number of each sample within its class.
+
+    # The number of each sample within its class, counted from 0.
     by_class = np.argsort(classes, kind="stable")
-    first_of_class = np.cumsum(counts) - counts
+    starts = np.cumsum(counts) - counts  # of the classes in by_class
     within = np.empty(total)
-    within[by_class] = np.arange(total) - np.repeat(first_of_class, counts)
-    # The samples of a class stand at equal distances, each class from a place of its own on.
+    within[by_class] = np.arange(total) - np.repeat(starts, counts)
+
+    # The samples of a class stand at equal distances between 0 and 1, each class from a place of its own on.
     places = (within + random.uniform(size=len(counts))[classes]) / counts[classes]
-    return order[np.argsort(places, kind="stable")]
+    by_place = np.argsort(places, kind="stable")
+    return order[by_place]
 
 
 def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     """Return the SPEC of the whole set, and which samples of it its query asks for; None: all.
 
     Raises:
-        UsageError: for what makes no sense.
+        UsageError: for settings that make no sense.
     """
     asked = {key: spec.query[key] for key in _SETTINGS if key in spec.query}
     if not asked:
@@ -223,37 +269,46 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
         without=without,
     )
     other_settings = {key: value for key, value in spec.query.items() if key not in _SETTINGS}
-    return replace(spec, query=other_settings), chosen
+    whole_spec = replace(spec, query=other_settings)
+    return whole_spec, chosen
 
 
 def _spans(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the first and last places of ``3,7-9``."""
+    """Return the first and the last place of each span of ``3,7-9``: (3, 3) and (7, 9)."""
     spans = []
     for span in text.split(","):
         first, _, last = span.partition("-")
-        spans.append((int(first), int(last or first)))
+        if not last:
+            last = first
+        spans.append((int(first), int(last)))
     return tuple(spans)
 
 
 def without_places(spec: str, places: Iterable[int]) -> str:
-    """Return a SPEC without the samples at some places of the set that it names."""
-    gone = set(places)
+    """Return the SPEC of a set without the samples at some of its places.
+
+    Args:
+        spec: of the set, which may lack samples already.
+        places: counted among the samples that are there.
+    """
+    unwanted = set(places)
     before = parse_spec(spec).query.get("without")
-    if before is None and not gone:
+    if before is None and not unwanted:
         return spec
     if before is None:
-        return with_setting(spec, f"without={_spans_text(gone)}")
-    # The places are those of a set that lacks some already: they are counted among the samples that are there.
+        return with_setting(spec, f"without={_spans_text(unwanted)}")
+
     missing: set[int] = set()
     for first, last in _spans(before):
         missing.update(range(first, last + 1))
+    # The number among the samples that are there, and the place among all.
     left_out = set(missing)
     number = 0
     place = 0
-    last_gone = max(gone, default=-1)
-    while number <= last_gone:
+    last_unwanted = max(unwanted, default=-1)
+    while number <= last_unwanted:
         if place not in missing:
-            if number in gone:
+            if number in unwanted:
                 left_out.add(place)
             number += 1
         place += 1
@@ -261,15 +316,17 @@ def without_places(spec: str, places: Iterable[int]) -> str:
 
 
 def _spans_text(places: Iterable[int]) -> str:
-    """Return some places as ``3,7-9``."""
-    spans: list[list[int]] = []
+    """Return some places as text, with spans of neighbours: ``3,7-9``."""
+    first_places: list[int] = []
+    last_places: list[int] = []
     for place in sorted(places):
-        if spans and place == spans[-1][1] + 1:
-            spans[-1][1] = place
+        if last_places and place == last_places[-1] + 1:
+            last_places[-1] = place
         else:
-            spans.append([place, place])
+            first_places.append(place)
+            last_places.append(place)
     texts = []
-    for first, last in spans:
+    for first, last in zip(first_places, last_places, strict=True):
         if first == last:
             texts.append(str(first))
         else:
@@ -278,10 +335,11 @@ def _spans_text(places: Iterable[int]) -> str:
 
 
 def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
-    """Return the two numbers in a value of ``fraction`` or ``part``, which has its form."""
+    """Return the two numbers in a value of ``fraction`` or ``part``, which was checked to have the form of its key."""
     match = re.fullmatch(_FORMS[key].pattern, text)
     assert match is not None
-    return Fraction(match[1]), Fraction(match[2])
+    first, second = match.groups()
+    return Fraction(first), Fraction(second)
 
 
 def _is_sound(key: str, text: str) -> bool:

@@ -1,4 +1,6 @@
-"""Samples that cannot be what was meant: images of one colour or of a wrong range, empty texts, the same ones again."""
+"""Warnings of samples that are probably not what was meant: images of one colour or of a wrong range, empty texts,
+the same samples again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hydractl.data.overlap import is_more_than_a_handful
 from hydractl.data.text import Text, parts_of
 
 _LOOKED_AT = 64
-"""Images of a set that are decoded for this, at equal distances."""
+"""How many images of a set are decoded for this at most, at equal distances."""
 
 
 def sample_doubts(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
@@ -19,20 +21,28 @@ def sample_doubts(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
 
     Args:
         dataset: the samples.
-        in_passing: look at some of them only, where not all of them have to be read anyway.
+        in_passing: do not look for repeated samples, for which all of them have to be read.
+
+    Returns:
+        The sentences, each with the name of the set before it; none where nothing is odd.
     """
-    doubts = _text_doubts(dataset) if dataset.kind == "text" else _image_doubts(dataset)
+    if dataset.kind == "text":
+        doubts = _text_doubts(dataset)
+    else:
+        doubts = _image_doubts(dataset)
     if not in_passing and dataset.kind != PAIRS:  # an image with several captions is several samples
         doubts += _repetition_doubts(dataset)
     return [f"{dataset.where}: {doubt}" for doubt in doubts]
 
 
 def _repetition_doubts(dataset: Dataset) -> list[str]:
+    """Return a sentence about samples that are there several times, if these are half of the set or more."""
     total = len(dataset)
     different = len(set(dataset.sample_fingerprints()))
     repeated = total - different
-    # Half: each of the samples is there twice.
-    if not is_more_than_a_handful(repeated, total) or 2 * repeated < total:
+    if not is_more_than_a_handful(repeated, total):
+        return []
+    if 2 * repeated < total:  # half of the set: as if each of the samples was there twice
         return []
     return [
         f"only {different} of {total} samples are distinct, and those that are there again make every interval too "
@@ -41,25 +51,33 @@ def _repetition_doubts(dataset: Dataset) -> list[str]:
 
 
 def _text_doubts(dataset: Dataset) -> list[str]:
+    """Return a sentence about empty texts, if there are more than a handful."""
     total = len(dataset)
-    empty = sum(_is_empty(dataset[i]) for i in range(total))
+    empty = 0
+    for i in range(total):
+        if _is_empty(dataset[i]):
+            empty += 1
     if not is_more_than_a_handful(empty, total):
         return []
     return [f"{empty} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]
 
 
 def _is_empty(sample: Text) -> bool:
-    return not any(part.strip() for part in parts_of(sample))
+    """Return whether a text, or both texts of a pair, hold nothing but spaces."""
+    stripped = [part.strip() for part in parts_of(sample)]
+    return not any(stripped)
 
 
 def _image_doubts(dataset: Dataset) -> list[str]:
+    """Return a sentence about images of one colour each, or of pixels 0 and 1 only, if most images are so."""
     ranges = _some_ranges(dataset)
     if not ranges:
         return []
     of_one_colour = 0
     brightest_of_all = 0
     for darkest, brightest in ranges:
-        of_one_colour += darkest == brightest
+        if darkest == brightest:
+            of_one_colour += 1
         brightest_of_all = max(brightest_of_all, brightest)
     looked_at = f"{len(ranges)} images that were looked at"
     if 2 * of_one_colour > len(ranges):
@@ -73,13 +91,14 @@ def _image_doubts(dataset: Dataset) -> list[str]:
 
 
 def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
-    """Return the darkest and the brightest value of images at equal distances.
+    """Return the darkest and the brightest value, 0 to 255, of each of some images at equal distances.
 
-    Those that cannot be read are left out: they are dealt with elsewhere.
+    Images that cannot be read are left out: they are dealt with elsewhere.
     """
     count = min(_LOOKED_AT, len(dataset))
+    places = np.linspace(0, len(dataset) - 1, count).astype(int)
     ranges = []
-    for i in np.linspace(0, len(dataset) - 1, count).astype(int).tolist():
+    for i in places.tolist():
         try:
             sample = dataset[i]
         except UnreadableSample:

@@ -1,4 +1,4 @@
-"""OOD samples made of ID samples: ``?ood=KIND`` after the SPEC of any images or texts, for validation where no other
+"""OOD samples made from ID samples: ``?ood=KIND`` after the SPEC of any images or texts, for validation where no other
 OOD data are at hand.
 
 Jigsaw and the mean of two images are validation sets of Hendrycks, Mazeika and Dietterich, "Deep Anomaly Detection with
@@ -24,7 +24,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, with_setting
 from hydractl.families.pixels import in_mode
 
-# Changes when a kind does, so that fingerprints of other samples are not taken for the same.
+# To be raised when a kind changes: its samples are others then, and so must their fingerprints be.
 _VERSION = 1
 
 _TILES = 4
@@ -34,33 +34,43 @@ _Random = np.random.RandomState
 
 
 def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Move the tiles of an image, ``[H, W]`` or ``[H, W, C]``; a margin of up to 3 pixels stays."""
-    rows = min(_TILES, pixels.shape[0])
-    columns = min(_TILES, pixels.shape[1])
-    height = max(1, pixels.shape[0] // _TILES)
-    width = max(1, pixels.shape[1] // _TILES)
-    inner = pixels[: rows * height, : columns * width]
-    # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows, columns, h, w, C]
-    grid = inner.reshape(rows, height, columns, width, -1).swapaxes(1, 2)
-    tiles = grid.reshape(rows * columns, height, width, -1)
-    moved_tiles = tiles[_moved(np.arange(len(tiles)), random)]
-    # and back
-    moved_grid = moved_tiles.reshape(grid.shape).swapaxes(1, 2)
+    """Move the tiles of an image, ``[H, W]`` or ``[H, W, C]``; a margin of up to 3 pixels stays.
+
+    An image of fewer than four pixels on a side has tiles of one pixel there.
+    """
+    image_height, image_width = pixels.shape[:2]
+    rows = min(_TILES, image_height)
+    columns = min(_TILES, image_width)
+    height = max(1, image_height // _TILES)
+    width = max(1, image_width // _TILES)
     result = pixels.copy()
-    result[: rows * height, : columns * width] = moved_grid.reshape(inner.shape)
+    inner = result[: rows * height, : columns * width]  # a view: without the margin
+
+    # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows, columns, h, w, C] -> [tiles, h, w, C]
+    grid = inner.reshape(rows, height, columns, width, -1)
+    tiles_in_grid = grid.swapaxes(1, 2)
+    tiles = tiles_in_grid.reshape(rows * columns, height, width, -1)
+    moved_tiles = tiles[_moved(np.arange(len(tiles)), random)]
+
+    # And back.
+    moved_in_grid = moved_tiles.reshape(tiles_in_grid.shape)
+    moved_grid = moved_in_grid.swapaxes(1, 2)
+    inner[...] = moved_grid.reshape(inner.shape)
     return result
 
 
 def _noise(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     """Put the pixels of an image into another order."""
-    flat = pixels.reshape(-1, *pixels.shape[2:])  # [H, W, C] -> [H * W, C]: the channels of a pixel stay together
-    moved = flat[random.permutation(len(flat))]
-    return moved.reshape(pixels.shape)
+    channels = pixels.shape[2:]
+    flat = pixels.reshape(-1, *channels)  # [H, W, C] -> [H * W, C]: the channels of a pixel stay together
+    order = random.permutation(len(flat))
+    return flat[order].reshape(pixels.shape)
 
 
 def _rotate(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     """Turn an image by 90, 180 or 270 degrees."""
-    return np.rot90(pixels, int(random.randint(1, 4)))
+    quarters = int(random.randint(1, 4))
+    return np.rot90(pixels, quarters)
 
 
 def _shuffle(text: str, random: _Random) -> str:
@@ -68,32 +78,39 @@ def _shuffle(text: str, random: _Random) -> str:
     words = text.split()
     if len(set(words)) < 2:
         letters = np.array(list(text), dtype=object)
-        return "".join(_moved(letters, random))
-    return " ".join(_moved(np.array(words, dtype=object), random))
+        moved_letters = _moved(letters, random)
+        return "".join(moved_letters)
+    moved_words = _moved(np.array(words, dtype=object), random)
+    return " ".join(moved_words)
 
 
 def _splice(text: str, other: str, random: _Random) -> str:
     """Join the first half of a text and the second half of another one."""
     words = text.split()
     other_words = other.split()
-    first_half = words[: (len(words) + 1) // 2]
-    second_half = other_words[len(other_words) // 2 :]
-    return " ".join(first_half + second_half)
+    # The middle one of an odd number of words is in either half.
+    end = (len(words) + 1) // 2
+    start = len(other_words) // 2
+    spliced = words[:end] + other_words[start:]
+    return " ".join(spliced)
 
 
 def _moved(items: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Shuffle the items into another order, if there is one."""
-    if len(set(items.tolist())) < 2:
+    """Shuffle the items into another order; return them as they are where they are all the same."""
+    different_items = set(items.tolist())
+    if len(different_items) < 2:
         return items
     while True:
-        shuffled = items[random.permutation(len(items))]
-        if (shuffled != items).any():
+        order = random.permutation(len(items))
+        shuffled = items[order]
+        is_moved = shuffled != items
+        if is_moved.any():
             return shuffled
 
 
 def _mixture(pixels: npt.NDArray[Any], other: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Return the mean of two images, rounded up."""
-    total = pixels.astype(np.uint16) + other
+    """Return the mean of two images of one size, rounded up."""
+    total = pixels.astype(np.uint16) + other  # 16 bits, which hold 255 + 255
     return ((total + 1) // 2).astype(np.uint8)
 
 
@@ -102,8 +119,8 @@ class PseudoOodKind(NamedTuple):
 
     Attributes:
         samples: ``image`` or ``text``.
-        make: from the pixels, uint8 ``[H, W]`` or ``[H, W, 3]``, or the text, a second sample of the same form where
-            ``two``, and a generator.
+        make: returns the OOD sample. It takes the pixels, uint8 ``[H, W]`` or ``[H, W, 3]``, or the text; a second
+            sample of the same form where ``two``; and a random generator.
         two: whether it takes two samples.
     """
 
@@ -143,80 +160,108 @@ class PseudoOod(Dataset):
     def __init__(self, clean: Dataset, kind: str, seed: int = 0, where: str | None = None) -> None:
         where = where or clean.where
         names = _names_of_kind(clean, kind, where)
-        if len(clean) < 2 and any(PSEUDO_OOD_KINDS[name].two for name in names):
+        needs_two = any(PSEUDO_OOD_KINDS[name].two for name in names)
+        if needs_two and len(clean) < 2:
             raise InputError(f"{where}: ?ood={kind} needs two samples")
+        spec = with_setting(clean.spec, f"ood={kind}")
         ids = [f"{clean_id}?ood={kind}" for clean_id in clean.ids]
-        super().__init__(with_setting(clean.spec, f"ood={kind}"), where, ids)
+        super().__init__(spec, where, ids)
         self.kind = clean.kind
         self.clean = clean
         self.seed = seed
-        self.skipped = None if clean.skipped is None else {}
+        if clean.skipped is not None:
+            self.skipped = {}
         self._names = names
 
     @cached_property
     def _kinds(self) -> npt.NDArray[np.intp]:
-        """Assign a kind to each sample, equally many to each, drawn by the ids: positions among the kinds, ``[N]``."""
-        kinds = np.empty(len(self), dtype=np.intp)
-        drawn = sorted(range(len(self)), key=lambda i: self._digest("kind", i))
-        kinds[drawn] = np.arange(len(self)) % len(self._names)
+        """Assign a kind to each sample, equally many to each, drawn by the ids: positions in ``_names``, ``[N]``."""
+        total = len(self)
+        drawn = sorted(range(total), key=lambda i: self._digest("kind", i))
+        in_turn = np.arange(total) % len(self._names)
+        kinds = np.empty(total, dtype=np.intp)
+        kinds[drawn] = in_turn
         return kinds
 
-    def _digest(self, what: str, i: int) -> bytes:
-        text = f"hydractl.ood {what} {self.seed} {self.clean.ids[i]}"
-        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
+    def _name_of_kind(self, i: int) -> str:
+        """Return the name of the kind of a sample."""
+        position = self._kinds[i]
+        return self._names[position]
+
+    def _digest(self, purpose: str, i: int) -> bytes:
+        """Return the SHA-256 that a sample has for one purpose, by which something is drawn for it."""
+        text = f"hydractl.ood {purpose} {self.seed} {self.clean.ids[i]}"
+        text_bytes = text.encode("utf-8", "backslashreplace")
+        return hashlib.sha256(text_bytes).digest()
 
     def _drawn(self, i: int) -> tuple[PseudoOodKind, int | None, _Random]:
-        """Return the kind of a sample, its second sample if it needs one, and its generator."""
-        name = self._names[self._kinds[i]]
+        """Return the kind of a sample, the index of its second sample if it needs one, and its generator."""
+        name = self._name_of_kind(i)
         kind = PSEUDO_OOD_KINDS[name]
-        seeds = np.frombuffer(self._digest(name, i), dtype="<u4").astype(np.uint32)
-        random = _Random(seeds)
+        seeds = np.frombuffer(self._digest(name, i), dtype="<u4")  # [8], the same numbers on every machine
+        random = _Random(seeds.astype(np.uint32))
         if not kind.two:
             return kind, None, random
-        others = np.empty(0, dtype=np.intp)
+        candidates = self._second_samples(i)
+        place = random.randint(len(candidates))
+        return kind, int(candidates[place]), random
+
+    def _second_samples(self, i: int) -> npt.NDArray[np.intp]:
+        """Return the samples of other classes; where there are no labels or no other class, all samples but ``i``."""
         labels = self.clean.labels
         if labels is not None:
-            others = np.flatnonzero(labels != labels[i])
-        if not len(others):  # no labels, or no other class
-            others = np.delete(np.arange(len(self)), i)
-        other = int(others[random.randint(len(others))])
-        return kind, other, random
+            of_other_classes = np.flatnonzero(labels != labels[i])
+            if len(of_other_classes):
+                return of_other_classes
+        everything = np.arange(len(self))
+        return np.delete(everything, i)
 
     def _sample(self, i: int) -> Any:
-        kind, other_index, random = self._drawn(i)
+        kind, second_index, random = self._drawn(i)
         sample = self.clean[i]
-        other = None if other_index is None else self.clean[other_index]
+        second = None
+        if second_index is not None:
+            second = self.clean[second_index]
         if isinstance(sample, Image.Image):
-            return _make_image(kind, sample, other, random)
-        return _make_text(kind, sample, other, random)
+            return _make_image(kind, sample, second, random)
+        return _make_text(kind, sample, second, random)
 
     def _content(self, i: int) -> Iterable[bytes]:
-        # The clean samples are read once for all that is made of them.
-        _, other, _ = self._drawn(i)
-        digests = self.clean.sample_fingerprints()
-        yield f"ood/{_VERSION} {self._names[self._kinds[i]]} ".encode() + self._digest("content", i)
-        yield bytes.fromhex(digests[i])
-        if other is not None:
-            yield bytes.fromhex(digests[other])
+        # By fingerprint, so that the clean samples are read once for all that is made from them.
+        _, second_index, _ = self._drawn(i)
+        fingerprints = self.clean.sample_fingerprints()
+        header = f"ood/{_VERSION} {self._name_of_kind(i)} "
+        yield header.encode() + self._digest("content", i)
+        yield bytes.fromhex(fingerprints[i])
+        if second_index is not None:
+            yield bytes.fromhex(fingerprints[second_index])
 
     def origins(self) -> list[Dataset]:
-        """Return this set and the ID samples it was made of."""
-        return [self, *self.clean.origins()]
+        """Return this set and the ID samples it was made from."""
+        origins: list[Dataset] = [self]
+        origins += self.clean.origins()
+        return origins
 
     def lengths(self) -> list[int] | None:
-        """Return the characters of each text; None for images."""
+        """Return the number of characters of each text; None for images."""
         if self.kind != "text":
             return None
         return [characters(self[i]) for i in range(len(self))]
 
 
 def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
-    """Return the names of the kinds that ``?ood=KIND`` means for some data: of ``auto`` all that fit them."""
-    if kind not in (AUTO, *PSEUDO_OOD_KINDS):
-        raise UsageError(
-            f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {', '.join(PSEUDO_OOD_KINDS)}, auto"
-        )
-    fitting = [name for name in PSEUDO_OOD_KINDS if PSEUDO_OOD_KINDS[name].samples == clean.kind]
+    """Return the names of the kinds that ``?ood=KIND`` means for some data; ``auto`` means all that fit them.
+
+    Raises:
+        UsageError: for a kind that does not exist, or does not fit the data.
+    """
+    if kind != AUTO and kind not in PSEUDO_OOD_KINDS:
+        known = ", ".join(PSEUDO_OOD_KINDS)
+        raise UsageError(f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {known}, auto")
+    fitting = []
+    for name, known_kind in PSEUDO_OOD_KINDS.items():
+        if known_kind.samples == clean.kind:
+            fitting.append(name)
     if fitting and kind == AUTO:
         return fitting
     if kind in fitting:
@@ -227,31 +272,33 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
     raise UsageError(f"{where} holds {clean.kind}s, of which ?ood={kind} makes no OOD samples", hint=hint)
 
 
-def _make_image(kind: PseudoOodKind, image: Image.Image, other: Image.Image | None, random: _Random) -> Image.Image:
-    """Make an image, and a second one where the kind takes two, into an OOD image."""
+def _make_image(kind: PseudoOodKind, image: Image.Image, second: Image.Image | None, random: _Random) -> Image.Image:
+    """Make an OOD image from an image, and from a second one where the kind takes two."""
     image = grey_or_rgb(image)
-    pixels = [np.asarray(image)]
-    if other is not None:
-        resized = in_mode(other, image.mode).resize(image.size, Image.Resampling.BILINEAR)
-        pixels.append(np.asarray(resized))
-    ood_pixels = kind.make(*pixels, random)
+    sources = [np.asarray(image)]
+    if second is not None:
+        converted = in_mode(second, image.mode)
+        resized = converted.resize(image.size, Image.Resampling.BILINEAR)
+        sources.append(np.asarray(resized))
+    ood_pixels = kind.make(*sources, random)
     return Image.fromarray(np.ascontiguousarray(ood_pixels))
 
 
-def _make_text(kind: PseudoOodKind, text: Text, other: Text | None, random: _Random) -> Text:
-    """Make a text, or each text of a pair for itself, into an OOD text."""
+def _make_text(kind: PseudoOodKind, text: Text, second: Text | None, random: _Random) -> Text:
+    """Make an OOD text from a text, and from a second one where the kind takes two; each text of a pair by itself."""
     sources = [parts_of(text)]
-    if other is not None:
-        sources.append(parts_of(other))
+    if second is not None:
+        sources.append(parts_of(second))
     ood_parts = []
-    for texts in zip(*sources, strict=True):
-        ood_parts.append(kind.make(*texts, random))
+    for source_texts in zip(*sources, strict=True):
+        ood_parts.append(kind.make(*source_texts, random))
     if len(ood_parts) == 1:
         return ood_parts[0]
     return ood_parts[0], ood_parts[1]
 
 
 def take_ood(spec: Spec) -> tuple[Spec, str | None]:
-    """Return the SPEC of the ID samples, and the kind of OOD samples that its query asks for."""
-    other_settings = {key: value for key, value in spec.query.items() if key != "ood"}
-    return replace(spec, query=other_settings), spec.query.get("ood")
+    """Return the SPEC of the ID samples, and the kind of OOD samples that its query asks for, if it does."""
+    settings = dict(spec.query)
+    kind = settings.pop("ood", None)
+    return replace(spec, query=settings), kind

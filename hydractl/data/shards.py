@@ -1,8 +1,8 @@
 """``wds:`` images in the tar files of WebDataset, from local disks, with random access and in a fixed order.
 
-A sample is the files of one key: all of a member's name up to the first dot of its last part
+A sample is the files of one key: the name of a member up to the first dot of its last part
 (https://github.com/webdataset/webdataset, "the WebDataset format"). Tar files are listed once, when the set is opened;
-after that an image is one seek and one read, so that any sample is at hand and no library is needed.
+after that an image is one seek and one read, so that samples can be read in any order and no library is needed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _MEMBER = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)")
 _MOST_PROBLEMS = 20
 
-# A label is a number, a name or a small object; more than this is none.
+# A label is a number, a name or a small object; a file of more bytes than this is none.
 _LARGEST_LABEL = 1 << 20
 
 
 class _Place(NamedTuple):
-    """Location of the bytes of one image."""
+    """Location of the bytes of one image.
+
+    Attributes:
+        shard: the path of the tar file.
+        member: the name of the image in it.
+        offset, size: of its bytes in the tar file.
+    """
 
     shard: str
     member: str
@@ -42,7 +48,7 @@ class ShardImages(EncodedImages):
     """Images inside tar files.
 
     Args:
-        spec, where, ids: as of :class:`Dataset`.
+        spec, where, ids: see :class:`Dataset`.
         places: where each is, in the same order.
     """
 
@@ -51,7 +57,9 @@ class ShardImages(EncodedImages):
         self._places = places
 
     def name(self, i: int) -> str:
-        return f"{self._places[i].member} of {printable(self._places[i].shard)}"
+        place = self._places[i]
+        shard = printable(place.shard)
+        return f"{place.member} of {shard}"
 
     def read(self, i: int) -> bytes:
         place = self._places[i]
@@ -71,16 +79,18 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
     ``?image=`` names the ending of the images where a sample has several; ``?label=cls``, ``?label=txt`` or
     ``?label=json.KEY`` the label. Without it, ``.cls`` is the label (a number, or a name), else ``label`` in ``.json``.
-    Ids are shard and key. With ``limit``, no shard behind the first so many samples is read.
+    Ids are shard and key. With ``limit``, no shard behind the first ``limit`` samples is read.
 
     Raises:
         UsageError: for a scheme of the network, or a name that cannot be expanded.
         InputError: listing shards that are missing, damaged or compressed, and samples without an image.
     """
     spec.check_query(("image", "label"))
-    dataset, labels = index_shards(spec, limit, spec.query.get("label"))
+    asked = spec.query.get("label")
+    dataset, labels = index_shards(spec, limit, asked)
     hint = "name what holds the labels with ?label=cls, ?label=txt or ?label=json.KEY"
-    return dataset, raw_labels(labels, dataset.ids, hint=hint)
+    raw = raw_labels(labels, dataset.ids, hint=hint)
+    return dataset, raw
 
 
 def index_shards(
@@ -89,16 +99,16 @@ def index_shards(
     """List the shards of a SPEC.
 
     Args:
-        spec: as of :func:`read_shards`; only its path and ``?image=`` count.
-        limit: as of :func:`read_shards`.
+        spec: see :func:`read_shards`; only its path and ``?image=`` count.
+        limit: see :func:`read_shards`.
         asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: what :func:`read_shards` says.
-        texts: what is asked for are texts, and one that looks like a number is a text too.
+        texts: whether labels are read as texts, even where they look like numbers.
 
     Returns:
         The images, and the label of each: an integer, a name, or None.
 
     Raises:
-        UsageError, InputError: as of :func:`read_shards`.
+        UsageError, InputError: see :func:`read_shards`.
     """
     index = _Index(spec, asked, texts)
     shards = _shard_paths(spec)
@@ -106,7 +116,7 @@ def index_shards(
         index.add(shard)
         if len(index.problems) >= _MOST_PROBLEMS:
             break
-        if limit is not None and len(index.keys) >= limit:
+        if limit is not None and len(index.ids) >= limit:
             break
     if index.problems:
         raise InputError(
@@ -114,10 +124,12 @@ def index_shards(
             hint="shards are whole .tar files; compressed ones cannot be read at any place: unpack them",
             problems=index.problems[:_MOST_PROBLEMS],
         )
-    if not index.keys:
+    if not index.ids:
         count = "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
         raise InputError(f"{spec.where}: no images in {count}")
-    images = ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit])
+    ids = index.ids[:limit]
+    places = index.places[:limit]
+    images = ShardImages(spec.text, spec.where, ids, places)
     return images, index.labels[:limit]
 
 
@@ -125,8 +137,8 @@ class _ShardSample:
     """The files of one key in a tar file.
 
     Attributes:
-        members: by ending.
-        label_files: by ending the content of those that may hold the label.
+        members: the files by the ending of their names.
+        label_files: the content of those that may hold the label, by ending.
     """
 
     def __init__(self) -> None:
@@ -139,21 +151,21 @@ class _Index:
     """The samples of the shards so far.
 
     Attributes:
-        spec, asked, texts: as of :func:`index_shards`.
-        keys, places, labels: one for each sample.
+        spec, asked, texts: see :func:`index_shards`.
+        ids, places, labels: one for each sample.
         problems: one line for each shard or sample that cannot be used.
     """
 
     spec: Spec
     asked: str | None
     texts: bool
-    keys: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, shard: str) -> None:
-        """List one tar file."""
+        """Add the samples of one tar file, and a problem for each that cannot be used."""
         name = printable(os.path.basename(shard))
         try:
             samples = self._samples(shard)
@@ -167,15 +179,16 @@ class _Index:
             except ValueError as error:
                 self.problems.append(f"{name}: {error}")
                 continue
-            self.keys.append(f"{name}/{printable(key)}")
-            self.places.append(_Place(shard, printable(member.name), member.offset_data, member.size))
+            place = _Place(shard, printable(member.name), member.offset_data, member.size)
+            self.ids.append(f"{name}/{printable(key)}")
+            self.places.append(place)
             self.labels.append(label)
 
     def _samples(self, shard: str) -> dict[str, _ShardSample]:
         """Return the samples of one tar file by key, in its order.
 
         Raises:
-            tarfile.TarError: for a file that is no shard.
+            tarfile.TarError: for a file that is not a whole tar file, or whose samples are not as the format has them.
         """
         samples: dict[str, _ShardSample] = {}
         label_endings = self._label_endings()
@@ -198,29 +211,42 @@ class _Index:
                 sample.members[ending] = member
                 if ending in label_endings and member.size <= _LARGEST_LABEL:
                     file = archive.extractfile(member)
-                    sample.label_files[ending] = b"" if file is None else file.read()
+                    assert file is not None  # it is a plain file
+                    sample.label_files[ending] = file.read()
             _check_end(archive, shard)
         return samples
 
     def _image(self, key: str, sample: _ShardSample) -> tarfile.TarInfo:
-        """Return the image of a sample."""
+        """Return the file of a sample that is its image.
+
+        Raises:
+            ValueError: where there is none, or more than one.
+        """
+        known_endings = _IMAGES
         asked = self.spec.query.get("image")
-        endings = _IMAGES if asked is None else (asked.lower(),)
-        images = [ending for ending in sample.members if ending in endings]
-        if not images:
+        if asked is not None:
+            known_endings = (asked.lower(),)
+        endings = [ending for ending in sample.members if ending in known_endings]
+        if not endings:
             raise ValueError(f"{printable(key)} has no image")
-        if len(images) > 1:
-            raise ValueError(f"{printable(key)} has several images ({', '.join(images)}): choose with ?image=")
-        return sample.members[images[0]]
+        if len(endings) > 1:
+            listed = ", ".join(endings)
+            raise ValueError(f"{printable(key)} has several images ({listed}): choose with ?image=")
+        return sample.members[endings[0]]
 
     def _label_endings(self) -> tuple[str, ...]:
-        """Return the endings of files that may hold the label, the first that is there is taken."""
+        """Return the endings of files that may hold the label; the first that is there is taken."""
         if self.asked is None:
             return ("cls", "json")
-        return (self.asked.partition(".")[0].lower(),)
+        ending, _, _ = self.asked.partition(".")
+        return (ending.lower(),)
 
     def _label(self, key: str, sample: _ShardSample) -> int | str | None:
-        """Return the label of a sample; None where there is none."""
+        """Return the label of a sample; None where there is none.
+
+        Raises:
+            ValueError: for one that cannot be read.
+        """
         kind = "text" if self.texts else "label"
         what = f"the {kind} of {printable(key)}"
         for ending in self._label_endings():
@@ -238,14 +264,23 @@ class _Index:
         return None
 
     def _json_label(self, text: str, what: str) -> int | str | None:
-        """Return what a JSON object holds as the label; ``what`` is what messages call it."""
+        """Return what a JSON object holds as the label; None where it has none.
+
+        Args:
+            text: the object.
+            what: what messages call the label.
+
+        Raises:
+            ValueError: for a text that is no JSON, or a value that cannot be a label.
+        """
         try:
             document = parse_json(text, "it")
         except InputError as error:
             raise ValueError(f"{what} cannot be read: {error.message}") from None
+        if not isinstance(document, dict):
+            return None
         _, _, asked_name = (self.asked or "").partition(".")
-        name = asked_name or "label"
-        value = document.get(name) if isinstance(document, dict) else None
+        value = document.get(asked_name or "label")
         if value is None or type(value) is str:
             return value
         if self.texts:
@@ -272,28 +307,45 @@ _MOST_SHARDS = 1_000_000
 
 
 def _shard_paths(spec: Spec) -> list[str]:
-    """Return the tar files that a SPEC names, in order."""
+    """Return the tar files that a SPEC names, in order.
+
+    Raises:
+        UsageError: for a scheme of the network, and for braces that cannot be expanded.
+        InputError: listing the files that do not exist.
+    """
     if "://" in spec.path or spec.path.startswith("pipe:"):
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
     path = os.path.expanduser(spec.path)
     if os.path.isdir(path):
-        shards = sorted(entry.path for entry in os.scandir(path) if entry.name.lower().endswith(".tar"))
-        if not shards:
-            raise InputError(f"{spec.where}: no .tar files in the folder")
-        return shards
+        return _shards_in(path, spec)
     try:
         shards = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
     except ValueError as error:
         raise UsageError(f"{spec.where}: {error}", hint="for example shard-{000..012}.tar or {train,val}.tar") from None
     if len(shards) > _MOST_SHARDS:
         raise UsageError(f"{spec.where}: these are more than {_MOST_SHARDS:,} shards")
-    missing = [shard for shard in shards if not os.path.isfile(shard)]
-    if missing:
-        raise InputError(
-            f"{spec.where}: {len(missing)} of {len(shards)} shards do not exist",
-            problems=[f"no file {printable(shard)}" for shard in missing],
-        )
+    problems = []
+    for shard in shards:
+        if not os.path.isfile(shard):
+            problems.append(f"no file {printable(shard)}")
+    if problems:
+        raise InputError(f"{spec.where}: {len(problems)} of {len(shards)} shards do not exist", problems=problems)
     return shards
+
+
+def _shards_in(folder: str, spec: Spec) -> list[str]:
+    """Return the tar files in a folder, sorted.
+
+    Raises:
+        InputError: where there are none.
+    """
+    shards = []
+    for entry in os.scandir(folder):
+        if entry.name.lower().endswith(".tar"):
+            shards.append(entry.path)
+    if not shards:
+        raise InputError(f"{spec.where}: no .tar files in the folder")
+    return sorted(shards)
 
 
 def expand_braces(text: str) -> Iterator[str]:
@@ -302,21 +354,29 @@ def expand_braces(text: str) -> Iterator[str]:
     Raises:
         ValueError: for braces that hold neither a range nor a list, or do not close.
     """
-    pieces = _BRACES.split(text)  # every second one stood in braces
+    pieces = _BRACES.split(text)
     for plain in pieces[::2]:
         if "{" in plain or "}" in plain:
             raise ValueError("braces that do not match")
     alternatives: list[list[str]] = []
     for number, piece in enumerate(pieces):
-        if number % 2 == 0:
-            alternatives.append([piece])
-        else:
+        stood_in_braces = number % 2 == 1  # every second piece is what the pattern caught
+        if stood_in_braces:
             alternatives.append(_alternatives(piece))
+        else:
+            alternatives.append([piece])
     return map("".join, itertools.product(*alternatives))
 
 
 def _alternatives(inside: str) -> list[str]:
-    """Return what a part in braces stands for."""
+    """Return the texts that a part in braces stands for.
+
+    Args:
+        inside: what is between the braces: a range ``000..012``, or a list ``a,b``.
+
+    Raises:
+        ValueError: for anything else, and for a range that is too long or goes downwards.
+    """
     numbers = _RANGE.fullmatch(inside)
     if numbers is None:
         if "," not in inside:

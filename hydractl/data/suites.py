@@ -1,4 +1,4 @@
-"""``--ood-suite``: from the name of a benchmark and a folder to the named OOD sets that are to be opened.
+"""``--ood-suite``: the OOD sets of a benchmark by its name, found below a folder.
 
 ``openood:NAME/PART?root=FOLDER`` opens the in-distribution data, alone or with the sets of shifted covariates.
 
@@ -36,9 +36,9 @@ class SuiteMember:
     Attributes:
         name: its name in the answer.
         group: ``near``, ``far``, or None for one that is for validation only.
-        files: of images, the paths of OpenOOD's list below the root; the first that is there is taken (names changed
-            between versions). Of texts, what the name of the file, in small letters and with ``_`` for ``-``, ``.`` and
-            spaces, is or starts with.
+        files: for images, the paths of OpenOOD's list below the root; the first that is there is taken (names changed
+            between versions). For texts, what the name of the file, in small letters and with ``_`` for ``-``, ``.``
+            and spaces, is or starts with.
         origin: where it comes from, for the message when it is missing.
         folder: the folder below the root that the paths in the list start from; None for texts.
         stands_in: whether it is taken only in place of a missing set of its group.
@@ -85,26 +85,36 @@ def _openood(
     Args:
         benchmark: the name of its folder of lists.
         name, group, folder, official: as of :class:`SuiteMember`.
-        lists: names of the list, the first that is there is taken.
+        lists: possible names of the list; the first that is there is taken.
     """
-    data_set = "texture" if name == "textures" else name  # as the download names it
+    name_of_download = "texture" if name == "textures" else name
+    files = [f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists]
     return SuiteMember(
         name=name,
         group=group,
-        files=tuple(f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists),
-        origin=f"{data_set} of {_OPENOOD}",
+        files=tuple(files),
+        origin=f"{name_of_download} of {_OPENOOD}",
         folder=folder,
         official=official,
     )
 
 
 def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str]:
-    """Return OpenOOD's two lists of some in-distribution images, and how many each takes."""
+    """Describe OpenOOD's two lists of the in-distribution images of a benchmark.
+
+    Args:
+        benchmark: its name.
+        test, val: how many images each list has.
+        images: what they are taken from.
+
+    Returns:
+        By path of the list, a description.
+    """
     folder = f"benchmark_imglist/{benchmark}"
-    source = f"of the {test + val:,} {images}"
+    total = test + val
     return {
-        f"{folder}/test_{benchmark}.txt": f"OpenOOD's ID test list: {test:,} {source}",
-        f"{folder}/val_{benchmark}.txt": f"OpenOOD's ID validation list: {val:,} {source}",
+        f"{folder}/test_{benchmark}.txt": f"OpenOOD's ID test list: {test:,} of the {total:,} {images}",
+        f"{folder}/val_{benchmark}.txt": f"OpenOOD's ID validation list: {val:,} of the {total:,} {images}",
     }
 
 
@@ -120,18 +130,21 @@ def _parts(
         benchmark: its name.
         folder: of its images.
         ood_val: its OOD validation set.
-        shifted: lists by set, the first that is there is taken.
+        shifted: by covariate-shifted set, the possible names of its list; the first that is there is taken.
     """
     parts: dict[str, Sequence[SuiteMember]] = {}
     for part in ("train", "val", "test"):
-        parts[part] = [_openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")]
+        id_set = _openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")
+        parts[part] = [id_set]
     parts["ood-val"] = [ood_val]
     if not shifted:
         return parts
-    shifted_sets = [_openood(benchmark, name, None, folder, *lists) for name, lists in shifted.items()]
-    parts[FULL_SPECTRUM] = [*parts["test"], *shifted_sets]
-    for shifted_set in shifted_sets:
-        parts[shifted_set.name] = [shifted_set]
+    full_spectrum = list(parts["test"])
+    parts[FULL_SPECTRUM] = full_spectrum
+    for name, lists in shifted.items():
+        shifted_set = _openood(benchmark, name, None, folder, *lists)
+        full_spectrum.append(shifted_set)
+        parts[name] = [shifted_set]
     return parts
 
 
@@ -263,7 +276,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
 
     Raises:
         UsageError: for a set that the suite does not have, or has for validation only, or a name that is taken.
-        InputError: for a folder that is not there, and listing every set that is missing or cannot be told from others.
+        InputError: for a folder that does not exist; listing every set that is missing or cannot be told from others.
     """
     suite = SUITES[choice.name]
     folder = os.path.expanduser(root)
@@ -280,13 +293,17 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
             specs[member] = spec
 
     notes = []
-    if suite.note and not any(member.official for member in wanted):
+    has_official = any(member.official for member in wanted)
+    if suite.note and not has_official:
         notes.append(suite.note)
     if not choice.sets:
         notes += _stand_in(suite, folder, specs, missing)
     if missing and not specs:
-        what = "benchmark_imglist and images_..." if suite.samples == "images" else "the files of texts"
-        raise _not_found(choice, root, len(wanted), missing, f"is --ood-root the folder that holds {what}?")
+        what_it_holds = "benchmark_imglist and images_..."
+        if suite.samples == "texts":
+            what_it_holds = "the files of texts"
+        way_out = f"is --ood-root the folder that holds {what_it_holds}?"
+        raise _not_found(choice, root, len(wanted), missing, way_out)
     if missing and not choice.partial:
         way_out = f"--ood-suite {choice.name}:partial goes on with those that are there"
         raise _not_found(choice, root, len(wanted), missing, way_out)
@@ -294,12 +311,16 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     if missing:
         notes.append(f"without {', '.join(missing_names)}, which {_is(missing)} not there")
 
-    sets = [OodSet(member.name, member.group, specs[member]) for member in suite.members if member in specs]
+    sets = []
+    for member in suite.members:
+        if member in specs:
+            sets.append(OodSet(member.name, member.group, specs[member]))
     taken_names = set(taken)
-    twice = [dataset.name for dataset in sets if dataset.name in taken_names]
+    twice = [ood_set.name for ood_set in sets if ood_set.name in taken_names]
     if twice:
+        names = ", ".join(twice)
         raise UsageError(
-            f"--ood-suite {choice.name} and --ood both have {', '.join(twice)}", hint="give the --ood set another name"
+            f"--ood-suite {choice.name} and --ood both have {names}", hint="give the --ood set another name"
         )
     return FoundSuite(choice.name, sets, missing_names, notes)
 
@@ -307,7 +328,15 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
 def _not_found(
     choice: SuiteChoice, root: str, wanted: int, missing: Mapping[SuiteMember, str], way_out: str
 ) -> InputError:
-    """Return the error of a suite some of whose sets are missing; ``wanted`` is their number in all."""
+    """Return the error of a suite some of whose sets are missing.
+
+    Args:
+        choice: the suite.
+        root: the folder that was searched.
+        wanted: how many sets are wanted.
+        missing: why each of those that are missing was not found.
+        way_out: the end of the hint.
+    """
     return InputError(
         f"--ood-suite {choice.name}: {len(missing)} of {wanted} sets are not under --ood-root {root}",
         hint=f"nothing is downloaded; {way_out}",
@@ -317,7 +346,8 @@ def _not_found(
 
 def id_list_of(spec: str) -> str | None:
     """Describe in a sentence an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
-    path = spec.partition("?")[0].replace(os.sep, "/")
+    name, _, _ = spec.partition("?")
+    path = name.replace(os.sep, "/")
     if path.startswith("openood:"):
         benchmark, _, part = path.removeprefix("openood:").partition("/")
         suite = SUITES.get(f"openood-{benchmark}")
@@ -328,19 +358,19 @@ def id_list_of(spec: str) -> str | None:
 
 def _words_of_part(suite: OodBenchmark, part: str) -> str | None:
     """Describe the data of ``openood:NAME/PART``; None where they are no ID list."""
-    id_set, *shifted = suite.parts[part]
-    sentence = _words_of_list(f"/{id_set.files[0]}")
-    if not shifted:
-        return sentence
-    names = ", ".join(member.name for member in shifted)
-    return f"OpenOOD's full spectrum: {suite.id_lists[id_set.files[0]]}, and {names}"
+    id_set, *shifted_sets = suite.parts[part]
+    id_list = id_set.files[0]
+    if not shifted_sets:
+        return _words_of_list(f"/{id_list}")
+    names = ", ".join(member.name for member in shifted_sets)
+    return f"OpenOOD's full spectrum: {suite.id_lists[id_list]}, and {names}"
 
 
 def _words_of_list(path: str) -> str | None:
     """Describe a file that is one of OpenOOD's ID lists; None for any other."""
     for suite in SUITES.values():
-        for name, sentence in suite.id_lists.items():
-            if path.endswith(name):
+        for id_list, sentence in suite.id_lists.items():
+            if path.endswith(id_list):
                 return sentence
     return None
 
@@ -349,8 +379,8 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
     """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark; nothing is downloaded.
 
     Raises:
-        UsageError: no such benchmark or part, or no root.
-        InputError: data that are not there.
+        UsageError: for a benchmark or part that does not exist, or without a root.
+        InputError: listing the data that are not there.
     """
     spec.check_query(("root",))
     members = _members_of_part(spec)
@@ -367,14 +397,20 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
             lists.append(parse_spec(list_spec, spec.option))
     if problems:
         raise InputError(f"{spec.where}: not all of it is there", hint="nothing is downloaded", problems=problems)
-    images = replace(spec, query=lists[0].query)
+    first = lists[0]
+    with_root = replace(spec, query=first.query)
     if len(lists) > 1:
-        return read_image_lists(images, [image_list.path for image_list in lists], limit)
-    return read_image_list(replace(images, path=lists[0].path), limit, seed)
+        paths = [image_list.path for image_list in lists]
+        return read_image_lists(with_root, paths, limit)
+    return read_image_list(replace(with_root, path=first.path), limit, seed)
 
 
 def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
-    """Return the sets of the NAME/PART of an ``openood:`` SPEC."""
+    """Return the sets of the NAME/PART of an ``openood:`` SPEC.
+
+    Raises:
+        UsageError: for a benchmark or part that does not exist, listing those that do.
+    """
     benchmark, _, part = spec.path.partition("/")
     benchmarks = {}
     for name, suite in SUITES.items():
@@ -391,13 +427,21 @@ def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
 
 
 def _is(members: Collection[SuiteMember]) -> str:
-    return "is" if len(members) == 1 else "are"
+    """Return the verb of a sentence about some sets."""
+    if len(members) == 1:
+        return "is"
+    return "are"
 
 
 def _wanted(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
-    """Return the sets asked for: all that are tested, or those named."""
+    """Return the sets asked for: those named, or else all that are tested.
+
+    Raises:
+        UsageError: for sets that the suite does not have, or has for validation only.
+    """
     tested = [member for member in suite.members if member.group is not None]
-    if choice.official and not any(member.official for member in tested):
+    has_official = any(member.official for member in tested)
+    if choice.official and not has_official:
         raise UsageError(f"--ood-suite {choice.name} has no other official sets", hint=f"--ood-suite {choice.name}")
     if choice.sets:
         _check_sets(choice, suite)
@@ -414,13 +458,14 @@ def _wanted(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
 
 def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
     """Refuse sets asked for by name that the suite does not have, or has for validation only."""
-    # Of two sets of one name the second is the one to test.
+    # Two sets of one name are for validation and, the second, to test on.
     groups = {member.name: member.group for member in suite.members}
     tested = [member.name for member in suite.members if member.group is not None]
+    listed = ", ".join(tested)
     problems = []
     for name in choice.sets:
         if name not in groups:
-            problems.append(f"no set {name!r}: there are {', '.join(tested)}")
+            problems.append(f"no set {name!r}: there are {listed}")
         elif groups[name] is None:
             problems.append(f"{name} is for validation only (circuits and thresholds are chosen on it): never tested")
     if problems:
@@ -430,11 +475,23 @@ def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
 def _stand_in(
     suite: OodBenchmark, folder: str, specs: dict[SuiteMember, str], missing: dict[SuiteMember, str]
 ) -> list[str]:
-    """Put stand-ins in place of missing sets of their group; returns a sentence for each."""
+    """Put stand-ins in place of missing sets of their group.
+
+    Args:
+        suite: the suite.
+        folder: where its sets are.
+        specs: the SPECs of the sets that were found; stand-ins are added.
+        missing: why the others were not found; those that something stands in for are taken out.
+
+    Returns:
+        A sentence for each stand-in.
+    """
     notes = []
     for member in suite.members:
+        if not member.stands_in:
+            continue
         replaced_sets = [other for other in missing if other.group == member.group]
-        if not member.stands_in or not replaced_sets:
+        if not replaced_sets:
             continue
         spec, _ = _look(folder, member)
         if spec is None:
@@ -453,23 +510,32 @@ def _look(folder: str, member: SuiteMember) -> tuple[str | None, str]:
         spec, why = _named(folder, member.files)
     else:
         spec, why = _listed(folder, member.files, member.folder)
-    return spec, f"{member.name} ({member.group or 'validation'}): {why}; it comes from {member.origin}"
+    purpose = member.group or "validation"
+    return spec, f"{member.name} ({purpose}): {why}; it comes from {member.origin}"
 
 
 def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | None, str]:
-    """Return the SPEC of an image list whose first image is there; without one, what was looked for."""
-    why = f"no {' or '.join(lists)}"
+    """Return the SPEC of an image list whose first image is there; without one, None and what was looked for.
+
+    Args:
+        folder: the folder of the data.
+        lists: paths of the list below it; the first that is there with its images is taken.
+        below_root: the folder of the images, below it as well.
+    """
+    names = " or ".join(lists)
+    why = f"no {names}"
     for below in _BELOW:
         base = os.path.join(folder, below) if below else folder
-        images = os.path.join(base, below_root)
+        images_folder = os.path.join(base, below_root)
         for name in lists:
             path = os.path.join(base, *name.split("/"))
             if not os.path.isfile(path):
                 continue
             first = _first_path(path)
-            if first is not None and os.path.isfile(os.path.join(images, first)):
-                return f"{path}?root={setting_value(images)}", ""
-            why = f"{name} is there, and its first image is not: {os.path.join(below_root, first or '(none)')}"
+            if first is not None and os.path.isfile(os.path.join(images_folder, first)):
+                return f"{path}?root={setting_value(images_folder)}", ""
+            missing_image = os.path.join(below_root, first or "(none)")
+            why = f"{name} is there, and its first image is not: {missing_image}"
     return None, why
 
 
@@ -478,45 +544,62 @@ def _first_path(path: str) -> str | None:
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
             if line.strip():
-                return split_line(line.rstrip("\n"))[0]
+                first_path, _ = split_line(line.rstrip("\n"))
+                return first_path
     return None
 
 
 def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
-    """Return the SPEC of the one text file of that name; without one, what was looked for."""
+    """Return the SPEC of the one text file that fits best; without one, None and what was looked for.
+
+    Args:
+        folder: the folder of the data.
+        stems: names of the set, see :attr:`SuiteMember.files`.
+    """
     paths_by_rank: dict[int, list[str]] = {}
     for name in sorted(os.listdir(folder)):
+        if not name.lower().endswith(TEXT_SUFFIXES):
+            continue
         path = os.path.join(folder, name)
-        if not name.lower().endswith(TEXT_SUFFIXES) or not os.path.isfile(path):
+        if not os.path.isfile(path):
             continue
         rank = _rank(name, stems)
         if rank is not None:
             paths_by_rank.setdefault(rank, []).append(path)
     if not paths_by_rank:
-        endings = "|".join(sorted({suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}))
+        suffixes = {suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}
+        endings = "|".join(sorted(suffixes))
         names = " or ".join(f"{stem}.* or {stem}_*" for stem in stems)
         return None, f"no file {names} ({endings})"
-    best = paths_by_rank[min(paths_by_rank)]
-    if len(best) > 1:
-        listed = ", ".join(map(os.path.basename, best))
+    best_rank = min(paths_by_rank)
+    best_paths = paths_by_rank[best_rank]
+    if len(best_paths) > 1:
+        listed = ", ".join(map(os.path.basename, best_paths))
         return None, f"several files may be it: {listed}"
-    return best[0], ""
+    return best_paths[0], ""
 
 
 def _rank(name: str, stems: tuple[str, ...]) -> int | None:
     """Rank a file name, 0 being best: the name itself, a test part, another part; None for another set's name.
 
     Parts for training are never taken; of MNLI's two test parts the matched one is.
+
+    Args:
+        name: of a file with one of the endings of texts.
+        stems: names of the set.
     """
     lower = name.lower()
-    longest_suffix = max((suffix for suffix in TEXT_SUFFIXES if lower.endswith(suffix)), key=len)
+    suffixes = [suffix for suffix in TEXT_SUFFIXES if lower.endswith(suffix)]
+    longest_suffix = max(suffixes, key=len)
     stem = re.sub(r"[-. ]+", "_", lower.removesuffix(longest_suffix))
     words = stem.split("_")
     if "train" in words or "mismatched" in words:
         return None
     if stem in stems:
         return 0
-    beginnings = tuple(f"{known}_" for known in stems)
-    if not stem.startswith(beginnings):
+    is_part = any(stem.startswith(f"{known}_") for known in stems)
+    if not is_part:
         return None
-    return 1 if "test" in words else 2
+    if "test" in words:
+        return 1
+    return 2

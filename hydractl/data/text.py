@@ -41,14 +41,17 @@ def parts_of(text: Text) -> tuple[str, ...]:
 
 def characters(text: Text) -> int:
     """Count the characters, of both texts of a pair together."""
-    return sum(map(len, parts_of(text)))
+    if isinstance(text, str):
+        return len(text)
+    first, second = text
+    return len(first) + len(second)
 
 
 class Texts(Dataset):
     """Texts, all of them single or all of them pairs.
 
     Args:
-        spec, where, ids: as of :class:`Dataset`.
+        spec, where, ids: see :class:`Dataset`.
         texts: ``str`` each, or ``(str, str)`` each.
     """
 
@@ -63,17 +66,14 @@ class Texts(Dataset):
 
     def _content(self, i: int) -> Iterable[bytes]:
         # The lengths go in as well: the pair ("ab", "c") is not the pair ("a", "bc").
-        for part in self._parts(i):
+        for part in parts_of(self.texts[i]):
             content = part.encode("utf-8")
             yield f"text {len(content)}\n".encode()
             yield content
 
     def lengths(self) -> list[int]:
-        """Return the characters of each sample, both texts of a pair together."""
-        return [characters(text) for text in self.texts]
-
-    def _parts(self, i: int) -> tuple[str, ...]:
-        return parts_of(self.texts[i])
+        """Return the number of characters of each sample, both texts of a pair together."""
+        return list(map(characters, self.texts))
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -84,11 +84,11 @@ class Columns:
     """The columns of one file.
 
     Attributes:
-        text: of the text.
-        text_b: of the second text; None for single texts.
-        label: of the label; where it is not there, there are no labels.
+        text: the column of the text.
+        text_b: that of the second text; None for single texts.
+        label: that of the label; where it is not there, there are no labels.
         label_asked: whether ``?label=`` named it.
-        others: columns which in any row would make it a pair.
+        others: columns whose value in any row would make that row a pair.
     """
 
     text: str
@@ -99,20 +99,21 @@ class Columns:
 
     def needed(self, available: Sequence[str]) -> list[str]:
         """Return the columns to read, among those that exist."""
-        wanted = (self.text, self.text_b, self.label)
+        wanted = {self.text, self.text_b, self.label}
         return [name for name in available if name in wanted]
 
 
 def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -> Columns:
-    """Decide from the names that are there, and from ``?text=``, ``?text_b=`` and ``?label=``.
+    """Decide which columns to read, from the names that are there and from ``?text=``, ``?text_b=`` and ``?label=``.
 
-    A file is of pairs if a column has the name of a second text; where ``?text=`` is given, only ``?text_b=`` makes it
-    one.
+    A file is of pairs if a column has the name of a second text; where ``?text=`` is given, only if ``?text_b=`` is
+    given as well.
 
     Args:
         spec: the SPEC with its query.
         available: the columns, or the keys of the first row.
-        what: what messages call a column; of ``key``s, a later row may have the label that the first has not.
+        what: what messages call a column: ``column``, or ``key`` where a later row may have the label that the first
+            has not.
 
     Raises:
         InputError: naming the columns there are, for one that is not there, is there twice, or cannot be decided.
@@ -132,13 +133,14 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
     if what != "key":
         asked["label"] = query.get("label")
     _check_there(spec, asked, available, what)
+
     used = [text, label]
     if text_b is not None:
         used.append(text_b)
     times_there = Counter(available)
-    twice = sorted(name for name in used if times_there[name] > 1)
-    if twice:
-        raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {shown_columns(available)}")
+    for name in sorted(used):
+        if times_there[name] > 1:
+            raise InputError(f"{spec.where}: there are several columns {name!r}: it has {shown_columns(available)}")
     if len(set(used)) < len(used):
         raise InputError(f"{spec.where}: one {what} is taken for two things: text, text_b and label must differ")
     return Columns(text, text_b, label, "label" in query, others)
@@ -157,17 +159,32 @@ def _no_text(spec: Spec, available: Sequence[str], what: str) -> InputError:
 
 def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequence[str], what: str) -> None:
     """Refuse columns that are asked for and are not there; ``asked`` holds their names by setting."""
-    missing = {key: name for key, name in asked.items() if name is not None and name not in available}
+    missing = []
+    settings = []
+    for key, name in asked.items():
+        if name is not None and name not in available:
+            missing.append(name)
+            settings.append(f"?{key}={name}")
     if missing:
-        named = " and ".join(f"?{key}={name}" for key, name in missing.items())
+        listed = " and ".join(settings)
         raise InputError(
-            f"{spec.where}: no {what} for {named}: it has {shown_columns(available)}",
-            hint=_near(list(missing.values()), available),
+            f"{spec.where}: no {what} for {listed}: it has {shown_columns(available)}", hint=_near(missing, available)
         )
 
 
 def _only(spec: Spec, names: Sequence[str], available: Sequence[str], what: str, key: str) -> str | None:
-    """Return the one of these names that is there; None for none."""
+    """Return the one of some names that is there; None where none is.
+
+    Args:
+        spec: of the file.
+        names: what the column may be called.
+        available: the columns of the file.
+        what: what messages call a column.
+        key: the setting that decides between several.
+
+    Raises:
+        InputError: where several are there.
+    """
     candidates = [name for name in names if name in available]
     if len(candidates) > 1:
         named = " and ".join(map(repr, candidates))
@@ -175,17 +192,29 @@ def _only(spec: Spec, names: Sequence[str], available: Sequence[str], what: str,
             f"{spec.where}: {named} may both be the text: it has {shown_columns(available)}",
             hint=f"say which {what} with ?{key}=NAME",
         )
-    return candidates[0] if candidates else None
+    if not candidates:
+        return None
+    return candidates[0]
+
+
+# A damaged file may seem to have thousands of columns, or names of thousands of characters.
+_MOST_COLUMNS_SHOWN = 20
+_LONGEST_NAME_SHOWN = 40
 
 
 def shown_columns(names: Sequence[str]) -> str:
     """Return the names of columns as they stand in a message: some of them, cut where they are long."""
-    return some([repr(name[:40]) for name in names], 20)
+    shortened = []
+    for name in names:
+        shortened.append(repr(name[:_LONGEST_NAME_SHOWN]))
+    return some(shortened, _MOST_COLUMNS_SHOWN)
 
 
 def _near(wanted: Sequence[str], available: Sequence[str]) -> str | None:
     """Return a hint at the names most similar to the wanted ones, ignoring case; None where there are no such names."""
-    name_by_folded = {name.casefold(): name for name in reversed(list(available))}
+    name_by_folded: dict[str, str] = {}
+    for name in available:
+        name_by_folded.setdefault(name.casefold(), name)
     similar: list[str] = []
     for name in wanted:
         for folded in difflib.get_close_matches(name.casefold(), name_by_folded, n=1):
@@ -193,8 +222,8 @@ def _near(wanted: Sequence[str], available: Sequence[str]) -> str | None:
                 similar.append(folded)
     if not similar:
         return None
-    names = [repr(name_by_folded[folded]) for folded in similar]
-    return f"near: {', '.join(names)}"
+    listed = ", ".join(repr(name_by_folded[folded]) for folded in similar)
+    return f"near: {listed}"
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -209,22 +238,24 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     without a header. A byte order mark at the start of those two is passed over; JSON has none.
 
     Labels are integers or names; in ``.csv`` and ``.tsv`` they are integers if all of them look like it, and an empty
-    field is a missing label. With ``limit``, nothing behind the first so many rows is read: neither errors nor names
-    of classes.
+    field is a missing label. With ``limit``, nothing behind the first ``limit`` rows is read: neither errors nor
+    names of classes.
 
     Raises:
         InputError: for a file that cannot be read, with line and byte of what is not UTF-8, for columns that are not
             there, and listing the rows that are broken, have no text, or are pairs among single texts.
         UsageError: for Parquet without pyarrow.
     """
-    return read_table(spec, open_table(spec, TEXT_QUERY), limit, printable(Path(spec.path).name))
+    table = open_table(spec, TEXT_QUERY)
+    file_name = printable(Path(spec.path).name)
+    return read_table(spec, table, limit, file_name)
 
 
 def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
     """Open the texts of the rows of a table; the ids are ``name#0``, ``name#1``, ...
 
     Raises:
-        InputError: as of :func:`read_text`.
+        InputError: see :func:`read_text`.
     """
     if table.columns:
         columns = choose_columns(spec, table.columns)
@@ -238,12 +269,21 @@ def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tu
         raise InputError(f"{spec.where}: no texts in the file")
     ids = [f"{name}#{i}" for i in range(len(collector.texts))]
     dataset = Texts(spec.text, spec.where, ids, collector.texts)
-    return dataset, _labels(collector, ids, plain=table.plain)
+    raw = _labels(collector, ids, plain=table.plain)
+    return dataset, raw
 
 
 @dataclass
 class _Collector:
-    """Texts and labels of the rows so far, and what is wrong with them."""
+    """Texts and labels of the rows so far, and what is wrong with them.
+
+    Attributes:
+        spec: of the file.
+        columns: what to read; None until the first row where every row has keys of its own.
+        texts, labels: one for each row; a label is None where there is none.
+        keys: those of the first row.
+        problems: one line for each row that cannot be read.
+    """
 
     spec: Spec
     columns: Columns | None = None
@@ -262,19 +302,22 @@ class _Collector:
             self._take(row)
             if count == limit or len(self.problems) == MOST_PROBLEMS:
                 break
-        if self.problems:
-            broken = f"{len(self.problems)} rows"
-            if len(self.problems) == 1:
-                broken = "1 row"
-            elif len(self.problems) == MOST_PROBLEMS:
-                broken = f"{MOST_PROBLEMS} or more rows"
-            raise InputError(f"{self.spec.where}: {broken} cannot be read", problems=self.problems)
+        if not self.problems:
+            return
+        broken = f"{len(self.problems)} rows"
+        if len(self.problems) == 1:
+            broken = "1 row"
+        elif len(self.problems) == MOST_PROBLEMS:
+            broken = f"{MOST_PROBLEMS} or more rows"
+        raise InputError(f"{self.spec.where}: {broken} cannot be read", problems=self.problems)
 
     def _take(self, row: TextRow) -> None:
+        """Add the text and the label of a row, or the problem with it."""
         if row.problem:
             self.problems.append(f"{row.place} {row.problem}")
             return
-        self.keys = self.keys or list(row.values)
+        if not self.keys:
+            self.keys = list(row.values)
         if self.columns is None:
             self.columns = choose_columns(self.spec, list(row.values), "key")
         try:
@@ -289,7 +332,11 @@ class _Collector:
         self.labels.append(label)
 
     def _text(self, row: TextRow, columns: Columns) -> Text:
-        """Return the text of one row."""
+        """Return the text of one row.
+
+        Raises:
+            ValueError: where it is not there, is no text, or is a pair among single texts.
+        """
         text = self._value(row, columns.text)
         if columns.text_b is not None:
             return text, self._value(row, columns.text_b, hint=", and other rows are pairs")
@@ -299,6 +346,11 @@ class _Collector:
         return text
 
     def _value(self, row: TextRow, column: str, hint: str = "") -> str:
+        """Return the text that a row has in a column.
+
+        Raises:
+            ValueError: where it has none, with ``hint`` at the end; or something else.
+        """
         value = row.values.get(column)
         if value is None:
             raise ValueError(f"has no {column!r}{hint}")
@@ -308,43 +360,58 @@ class _Collector:
 
 
 def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
-    """Return the labels of the rows; where all are ``plain`` texts, those that look like integers are such."""
+    """Return the labels of the rows.
+
+    Args:
+        collector: the rows.
+        ids: of the samples.
+        plain: whether the file has no numbers but only texts; labels that all look like integers are integers then.
+    """
     columns = collector.columns
     assert columns is not None  # there is a row
-    values = [_without_spaces(label) for label in collector.labels]
-    labelled = [value for value in values if value is not None]
+    labels = [_without_spaces(label) for label in collector.labels]
+    labelled = [label for label in labels if label is not None]
     if not labelled and columns.label_asked and columns.label not in collector.keys:
         return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
-    texts: list[Any] | None = None
-    if plain and all(INTEGER.fullmatch(text) for text in labelled):
-        texts = values
-        values = [None if text is None else int(text) for text in texts]
-    listed = ", ".join(collector.keys[:20])
+    listed = ", ".join(collector.keys[:_MOST_COLUMNS_SHOWN])
     hint = f"the rows have {listed}: name what holds the labels with ?label=NAME"
-    return raw_labels(values, ids, hint=hint, texts=texts)
+    are_integers = plain and all(INTEGER.fullmatch(text) for text in labelled)
+    if not are_integers:
+        return raw_labels(labels, ids, hint=hint)
+    integers = []
+    for text in labels:
+        integers.append(None if text is None else int(text))
+    return raw_labels(integers, ids, hint=hint, texts=labels)
 
 
 def _without_spaces(label: Any) -> Any:
-    """Return a label without the spaces around it; an empty field is a missing label."""
-    if isinstance(label, str):
-        return label.strip() or None
-    return label
+    """Return a label without the spaces around it; None for an empty field, which is a missing label."""
+    if not isinstance(label, str):
+        return label
+    return label.strip() or None
 
 
 def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:
     """Count the texts that a model cuts, and warn of them.
+
+    Args:
+        dataset: texts or images.
+        collate: makes the inputs of the model; for texts, with its ``cut`` and ``max_length``.
+        log: where to warn.
+        indices: the samples to look at; None: all.
 
     Returns:
         How many are cut; None for images, which are never cut.
     """
     if dataset.kind != "text":
         return None
-    used: Sequence[int] = range(len(dataset)) if indices is None else indices
-    cut: int = collate.cut(dataset[i] for i in used)
+    if indices is None:
+        indices = range(len(dataset))
+    cut: int = collate.cut(dataset[i] for i in indices)
     if cut:
         verb = "is" if cut == 1 else "are"
         log.warn(
-            f"{dataset.where}: {cut} of {len(used)} texts {verb} longer than {collate.max_length} tokens, "
+            f"{dataset.where}: {cut} of {len(indices)} texts {verb} longer than {collate.max_length} tokens, "
             "and what is behind them is not read"
         )
     return cut

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from hydractl.data.base import Spec, reason
 from hydractl.errors import InputError, UsageError, install_hint
@@ -30,7 +30,7 @@ class TextRow:
     """One row of a file.
 
     Attributes:
-        place: where it is, as ``line 7``; counted from 1.
+        place: where it is, for messages: ``line 7``, counted from 1.
         values: by column; empty where there is a problem.
         problem: why the row cannot be read, a sentence that goes on after ``place``.
     """
@@ -46,7 +46,7 @@ class TextTable:
 
     Attributes:
         columns: the names of the columns in order; None where every row has names of its own.
-        rows: reads on in the file, at least the columns it is given.
+        rows: yields the rows; it is given the columns that are needed, and may read others too.
         plain: whether every value is a text, whatever it stands for.
     """
 
@@ -56,7 +56,7 @@ class TextTable:
 
 
 Fields = Iterator["tuple[str, list[str] | str]"]
-"""The place and the fields of each row, or why it cannot be read."""
+"""For each row its place, and its fields or a text that says why it cannot be read."""
 
 
 def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
@@ -77,8 +77,9 @@ def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
     name = spec.path.lower().removesuffix(".gz")
     if name.endswith((".csv", ".tsv")):
         spec.check_query([*settings, "columns"])
-        fields = _csv_fields(spec) if name.endswith(".csv") else _tsv_fields(spec)
-        return _with_header(spec, fields)
+        if name.endswith(".csv"):
+            return _with_header(spec, _csv_fields(spec))
+        return _with_header(spec, _tsv_fields(spec))
     spec.check_query(settings)
     if name.endswith(".parquet"):
         return _parquet(spec)
@@ -86,6 +87,7 @@ def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
 
 
 def _objects(spec: Spec) -> Iterator[TextRow]:
+    """Yield the rows of a file of one JSON object a line."""
     for number, line in _lines(spec):
         if not line.strip():
             continue
@@ -104,11 +106,17 @@ def _objects(spec: Spec) -> Iterator[TextRow]:
 
 
 def _with_header(spec: Spec, fields: Fields) -> TextTable:
-    """Name the fields by the first row, or by ``?columns=``."""
+    """Return the table of rows of fields; its columns are named by ``?columns=``, or else by the first row.
+
+    Raises:
+        UsageError: for ``?columns=`` with a name that is empty or there twice.
+        InputError: for a first row that cannot be read.
+    """
     if "columns" in spec.query:
         columns = _asked_columns(spec)
     else:
-        place, header = next(fields, ("", []))
+        empty_file: tuple[str, list[str] | str] = ("", [])
+        place, header = next(fields, empty_file)
         if isinstance(header, str):
             raise InputError(f"{spec.where}: {place} {header}")
         # Spaces around a name are a matter of layout: "text, label" has the column "label".
@@ -117,44 +125,69 @@ def _with_header(spec: Spec, fields: Fields) -> TextTable:
 
 
 def _asked_columns(spec: Spec) -> list[str]:
-    """Return the names that ``?columns=`` gives."""
-    columns = [name.strip() for name in spec.query["columns"].split(",")]
-    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
-    if twice:
-        raise UsageError(f"{spec.where}: ?columns={spec.query['columns']}: {twice[0]!r} is given twice")
+    """Return the names that ``?columns=`` gives.
+
+    Raises:
+        UsageError: for a name that is empty or there twice.
+    """
+    listed = spec.query["columns"]
+    columns = [name.strip() for name in listed.split(",")]
+    times_there = Counter(columns)
+    for name in sorted(columns):
+        if times_there[name] > 1:
+            raise UsageError(f"{spec.where}: ?columns={listed}: {name!r} is given twice")
     if not all(columns):
-        raise UsageError(f"{spec.where}: ?columns={spec.query['columns']}: a name is empty")
+        raise UsageError(f"{spec.where}: ?columns={listed}: a name is empty")
     return columns
 
 
 def _named(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
+    """Yield the rows with their fields by column.
+
+    Raises:
+        InputError: for a first row that is the header which ``?columns=`` says is not there.
+    """
     may_be_header = "columns" in spec.query
     for place, fields in rows:
         if isinstance(fields, str):
             yield TextRow(place, problem=fields)
         elif len(fields) != len(columns):
-            count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            yield TextRow(place, problem=f"has {count}, not {len(columns)} ({', '.join(columns)})")
+            yield TextRow(place, problem=_wrong_width(fields, columns))
         elif may_be_header and [name.strip() for name in fields] == columns:
             raise InputError(f"{spec.where}: the file has a header, so ?columns= would make a sample of it")
         else:
-            yield TextRow(place, dict(zip(columns, fields, strict=True)))
+            values = dict(zip(columns, fields, strict=True))
+            yield TextRow(place, values)
         may_be_header = False
 
 
+def _wrong_width(fields: Sequence[str], columns: Sequence[str]) -> str:
+    """Return the problem of a row with more or fewer fields than there are columns."""
+    count = f"{len(fields)} fields"
+    if len(fields) == 1:
+        count = "1 field"
+    names = ", ".join(columns)
+    return f"has {count}, not {len(columns)} ({names})"
+
+
 def _tsv_fields(spec: Spec) -> Fields:
-    width = 0
+    """Yield the fields of the lines of a ``.tsv`` file."""
+    width = 0  # fields of the first line that has some
     for number, line in _lines(spec, bom=True):
-        line = line.removesuffix("\n").removesuffix("\r")
+        content = line.removesuffix("\n").removesuffix("\r")
         # In a table of one column a blank line is an empty text.
-        if line or width == 1:
-            fields = line.split("\t")
-            width = width or len(fields)
-            yield f"line {number}", fields
+        if not content and width != 1:
+            continue
+        fields = content.split("\t")
+        if width == 0:
+            width = len(fields)
+        yield f"line {number}", fields
 
 
 def _csv_fields(spec: Spec) -> Fields:
-    reader = csv.reader((line for _, line in _lines(spec, bom=True)), strict=True)
+    """Yield the fields of the rows of a ``.csv`` file, one of which may go over several lines."""
+    lines = (line for _, line in _lines(spec, bom=True))
+    reader = csv.reader(lines, strict=True)
     while True:
         place = f"line {reader.line_num + 1}"
         try:
@@ -183,11 +216,17 @@ def _long_fields() -> Iterator[None]:
 
 
 def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines with their ends. Lines end at a line feed and nowhere else."""
-    path = Path(os.path.expanduser(spec.path))
-    opener: Callable[[Path, str], IO[bytes]] = gzip.open if path.suffix.lower() == ".gz" else open  # type: ignore[assignment]
+    """Yield the lines of a file with their numbers and ends. Lines end at a line feed and nowhere else.
+
+    Args:
+        spec: of the file, which may be gzipped.
+        bom: whether a byte order mark at the start is left out.
+
+    Raises:
+        InputError: for a file that cannot be read, or with line and byte of what is not UTF-8.
+    """
     try:
-        with opener(path, "rb") as file:
+        with _opened(Path(os.path.expanduser(spec.path))) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8")
                 if bom and number == 1:
@@ -203,7 +242,20 @@ def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file for reading, unpacked if it is gzipped."""
+    if path.suffix.lower() == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return open(path, "rb")
+
+
 def _parquet(spec: Spec) -> TextTable:
+    """Open a Parquet file, whose columns are read as they are asked for.
+
+    Raises:
+        UsageError: where pyarrow is not installed.
+        InputError: for a file that cannot be read.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -215,7 +267,8 @@ def _parquet(spec: Spec) -> TextTable:
     errors = (pyarrow.lib.ArrowException, OSError, ValueError)
 
     @contextmanager
-    def readable() -> Iterator[None]:
+    def errors_of_reading() -> Iterator[None]:
+        """Raise what pyarrow raises as an error of input."""
         try:
             yield
         except UnicodeDecodeError as error:
@@ -223,13 +276,14 @@ def _parquet(spec: Spec) -> TextTable:
         except errors as error:
             raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
-    with readable():
-        file: Any = pyarrow.parquet.ParquetFile(Path(os.path.expanduser(spec.path)))
+    path = Path(os.path.expanduser(spec.path))
+    with errors_of_reading():
+        file: Any = pyarrow.parquet.ParquetFile(path)
         columns_of_file: list[str] = list(file.schema_arrow.names)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
         number = 0
-        with readable():
+        with errors_of_reading():
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=list(columns)):
                 for values in batch.to_pylist():
                     number += 1

@@ -34,16 +34,24 @@ TORCHVISION_SETS: tuple[str, ...] = (
 
 
 class TorchvisionImages(Dataset):
-    """A torchvision data set."""
+    """Some images of a torchvision data set.
+
+    Args:
+        spec: of the set.
+        rows: of the samples in torchvision's order.
+        source: torchvision's data set object.
+    """
 
     def __init__(self, spec: Spec, rows: Sequence[int], source: Any) -> None:
-        super().__init__(spec.text, spec.where, [f"torchvision:{spec.path}#{i}" for i in rows])
+        ids = [f"torchvision:{spec.path}#{row}" for row in rows]
+        super().__init__(spec.text, spec.where, ids)
         self.rows = rows
         self.source = source
 
     def _sample(self, i: int) -> Any:
+        row = self.rows[i]
         try:
-            image, _ = self.source[self.rows[i]]
+            image, _ = self.source[row]
             image.load()
         # A damaged file makes the decoders raise nearly anything.
         except Exception as error:
@@ -52,22 +60,22 @@ class TorchvisionImages(Dataset):
 
     def _content(self, i: int) -> Iterable[bytes]:
         image = self._sample(i)
-        return [f"{image.mode} {image.size}\n".encode(), image.tobytes()]
+        header = f"{image.mode} {image.size}\n"
+        return [header.encode(), image.tobytes()]
 
 
 def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open one of torchvision's data sets; nothing is ever downloaded.
 
     Raises:
-        UsageError: an unknown name or split, or no ``?root=``.
-        InputError: the files are not there, or not whole.
+        UsageError: for an unknown name or split, or without ``?root=``.
+        InputError: where the files are not there, or not whole.
     """
     spec.check_query(("root",))
     name, _, split = spec.path.partition("/")
     if name not in TORCHVISION_SETS:
-        raise UsageError(
-            f"{spec.where}: unknown torchvision set {name!r}", hint=f"there are: {', '.join(TORCHVISION_SETS)}"
-        )
+        known = ", ".join(TORCHVISION_SETS)
+        raise UsageError(f"{spec.where}: unknown torchvision set {name!r}", hint=f"there are: {known}")
     if "root" not in spec.query:
         raise UsageError(
             f"{spec.where}: the folder of the files is not given",
@@ -76,23 +84,36 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
     source = _open(spec, name, split)
     if len(source) == 0:
         raise InputError(f"{spec.where}: the set is empty")
-    # Each of them calls its labels by one of these names.
-    labels_name = next(name for name in ("targets", "labels", "_labels") if hasattr(source, name))
-    labels = np.asarray(getattr(source, labels_name), dtype=np.int64)
+    labels = np.asarray(_labels_of(source), dtype=np.int64)
     rows = limited(labels.tolist(), len(source), limit, seed)
     dataset = TorchvisionImages(spec, rows, source)
+    class_names = None
     classes = getattr(source, "classes", None)
-    names = [str(name) for name in classes] if classes else None
-    return dataset, RawLabels(labels[rows], names)
+    if classes:
+        class_names = [str(name) for name in classes]
+    return dataset, RawLabels(labels[rows], class_names)
+
+
+def _labels_of(source: Any) -> Any:
+    """Return the labels of all samples of a torchvision set: each calls them by one of three names."""
+    for attribute in ("targets", "labels"):
+        if hasattr(source, attribute):
+            return getattr(source, attribute)
+    return source._labels
 
 
 def _open(spec: Spec, name: str, split: str) -> Any:
-    """Return torchvision's data set object."""
+    """Return torchvision's data set object.
+
+    Raises:
+        UsageError: for a split that the set does not have, or none where it has some.
+        InputError: where the files are not there, or not whole.
+    """
     declare_operators()
     from torchvision import datasets
 
-    make = getattr(datasets, name)
-    parameters = inspect.signature(make.__init__).parameters
+    set_class = getattr(datasets, name)
+    parameters = inspect.signature(set_class.__init__).parameters
     settings: dict[str, Any] = {}
     if "train" in parameters:
         if split not in ("train", "test"):
@@ -105,7 +126,7 @@ def _open(spec: Spec, name: str, split: str) -> Any:
     elif split:
         raise UsageError(f"{spec.where}: {name} has no splits", hint=f"torchvision:{name}")
     try:
-        return make(spec.query["root"], download=False, **settings)
+        return set_class(spec.query["root"], download=False, **settings)
     # torchvision says "not found" and "wrong split" with errors of many kinds.
     except Exception as error:
         raise InputError(
