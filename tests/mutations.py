@@ -118,8 +118,8 @@ MUTATIONS = (
     Mutation(
         "a step finished by one of its files",
         "hydractl/studies/steps.py",
-        "return all(path.exists() for path in self.outputs)",
-        "return any(path.exists() for path in self.outputs)",
+        "return all(exists)",
+        "return any(exists)",
         "tests/studies/test_steps.py",
     ),
     Mutation(

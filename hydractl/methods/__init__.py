@@ -1,7 +1,7 @@
-"""Ways of getting members of an ensemble: one file or folder each, found by name.
+"""Ensemble methods: ways of getting the members of an ensemble, one file or folder each, found by name.
 
-Adding one is described in ``docs/adding-a-method.md``. Importing this, or the declaration of a method, must not import
-torch: the help texts list what the methods declare.
+``docs/adding-a-method.md`` describes how to add one. Importing this, or the declaration of a method, must not import
+torch, because the help texts list what the methods declare.
 """
 
 from __future__ import annotations
@@ -25,24 +25,34 @@ from hydractl.methods.study_rows import StudyRow
 METHODS: Registry[Method] = Registry(__name__, __path__, "METHOD", helpers=("base", "method", "study_rows"))
 
 _FIRST = ("deep", "snapshots", "swa", "swag", "lora", "batch_ensemble", "packed", "mimo", "classifiers")
-"""Methods that stand first in help texts, in this order; the others follow by name."""
+"""The methods that come first in help texts, in this order; the others follow by name."""
 
 
 def all_methods() -> list[Method]:
-    """Return every method, in the order in which they stand in help texts."""
-    methods = {method.name: method for method in METHODS.all()}
-    first = [methods.pop(name) for name in _FIRST]
-    return [*first, *methods.values()]
+    """Return every method in the order of the help texts."""
+    by_name = {method.name: method for method in METHODS.all()}
+    methods = [by_name[name] for name in _FIRST]
+    for name, method in by_name.items():
+        if name not in _FIRST:
+            methods.append(method)
+    return methods
 
 
 def rows_of_methods() -> list[StudyRow]:
     """Return the rows of a study that methods declare, in the order of its table."""
-    rows = [row for method in all_methods() for row in method.rows]
-    return sorted(rows, key=lambda row: row.place)
+    rows: list[StudyRow] = []
+    for method in all_methods():
+        rows += method.rows
+
+    def place(row: StudyRow) -> int:
+        return row.place
+
+    rows.sort(key=place)
+    return rows
 
 
 def ensemble_kinds() -> dict[str, type[MethodOptions]]:
-    """Return what ``--ensemble`` can ask for: the options of every method that trains, by its kind."""
+    """Return the options of every method that trains, by the kind that ``--ensemble`` takes."""
     kinds = {}
     for method in all_methods():
         if method.options is not None:
@@ -51,26 +61,27 @@ def ensemble_kinds() -> dict[str, type[MethodOptions]]:
 
 
 def read_ensemble(text: str) -> MethodOptions:
-    """Return what ``KIND[:ARGS]`` asks for.
+    """Return the options that ``KIND[:ARGS]`` stands for.
 
     Raises:
-        ValueError: there is no such kind, or its arguments are wrong; what follows the name of the option.
+        ValueError: there is no such kind, or its arguments are wrong. The message goes behind the name of the option.
     """
     kind, _, arguments = text.strip().partition(":")
     kinds = ensemble_kinds()
     if kind not in kinds:
+        known_kinds = ", ".join(kinds)
         guess = did_you_mean(kind, kinds)
-        raise ValueError(f"must begin with one of {', '.join(kinds)}, as in packed:3,2, not {kind!r}{guess}")
+        raise ValueError(f"must begin with one of {known_kinds}, as in packed:3,2, not {kind!r}{guess}")
     return read_arguments(kinds[kind], arguments)
 
 
 def ensemble_help() -> list[tuple[str, str]]:
-    """Return the shape of every kind of ``--ensemble``, and what it does, with the defaults of its arguments."""
+    """Return the help of ``--ensemble``: for every kind its shape, and its summary with the defaults of arguments."""
     lines = []
     for options in ensemble_kinds().values():
         defaults = []
         for field in fields_in_order(options):
-            if field.default in (dataclasses.MISSING, None):
+            if field.default in (dataclasses.MISSING, None):  # it must be given, or its default is not a number
                 continue
             metavar = field.metadata["argument"].metavar
             defaults.append(f"{metavar} {field.default}")

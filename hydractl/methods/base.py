@@ -1,4 +1,4 @@
-"""What a way of getting members declares: its arguments, and the hooks by which ``finetune`` uses it."""
+"""The options of an ensemble method: its arguments, and the hooks by which ``finetune`` uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ Number: TypeAlias = int | float | Fraction
 
 
 class _Notation(NamedTuple):
-    """How numbers of a type are written, what messages call them, and how they are read."""
+    """The notation of numbers of one type.
+
+    Attributes:
+        pattern: the regular expression of a number as text.
+        words: the name of such numbers in messages.
+        read: turns the text into the number.
+    """
 
     pattern: str
     words: str
@@ -42,7 +48,7 @@ class Argument:
     Attributes:
         metavar: its name in help texts and messages.
         type: ``int``, ``float``, or ``Fraction`` for a number that may also be written as ``9/4``.
-        at_least, at_most, above, below: its range.
+        at_least, at_most, above, below: the bounds of its range; None for no bound.
     """
 
     metavar: str
@@ -56,22 +62,30 @@ class Argument:
         """Return the number that a text stands for.
 
         Raises:
-            ValueError: it stands for none of the type.
+            ValueError: the text is not a number of the type.
         """
         notation = _NOTATIONS[self.type]
         if not re.fullmatch(notation.pattern, text):
-            raise ValueError(f"{self.metavar} must be {notation.words}, not {text!r}")
+            raise self._wrong_type(text)
         return notation.read(text)
 
+    def _wrong_type(self, value: object) -> ValueError:
+        """Return the error for a value that is not a number of the type."""
+        words = _NOTATIONS[self.type].words
+        return ValueError(f"{self.metavar} must be {words}, not {value!r}")
+
     def check(self, value: object) -> None:
-        """Check the value that somebody gave.
+        """Check the type and the range of a value.
 
         Raises:
-            ValueError: it is no number of the type, or out of range.
+            ValueError: it is not a finite number of the type, or out of range.
         """
-        accepted = int if self.type is int else (int, float, Fraction)
-        if isinstance(value, bool) or not isinstance(value, accepted) or not math.isfinite(value):
-            raise ValueError(f"{self.metavar} must be {_NOTATIONS[self.type].words}, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
+            raise self._wrong_type(value)
+        if self.type is int and not isinstance(value, int):
+            raise self._wrong_type(value)
+        if not math.isfinite(value):
+            raise self._wrong_type(value)
         if self.at_least is not None and value < self.at_least:
             raise ValueError(f"{self.metavar} must be at least {self.at_least}, not {value}")
         if self.at_most is not None and value > self.at_most:
@@ -92,28 +106,35 @@ def argument(
 
     Args:
         metavar, type, range_: as of :class:`Argument`.
-        default: its value where it is left out; an argument without one is needed.
+        default: its value if it is left out; an argument without a default must be given.
     """
     declared = Argument(metavar, type, **range_)
     return dataclasses.field(default=default, metadata={"argument": declared})
 
 
 def fields_in_order(options: type[MethodOptions]) -> list[dataclasses.Field[Any]]:
-    """Return the fields of the arguments of a method in the order in which they are written."""
-    return sorted(dataclasses.fields(options), key=lambda field: field.kw_only is True)
+    """Return the fields of a method's arguments in the order in which they are written: keyword-only ones come last."""
+    positional = []
+    keyword_only = []
+    for field in dataclasses.fields(options):
+        if field.kw_only is True:
+            keyword_only.append(field)
+        else:
+            positional.append(field)
+    return positional + keyword_only
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
 class FinetuneRequest(Protocol):
-    """What somebody asks of ``finetune``, as far as a method looks at it.
+    """The options of ``finetune`` that a method may look at.
 
     Attributes:
         loss: ``cross-entropy`` or ``contrastive``.
         lr: the learning rates that are tried.
         schedule: ``cosine``, ``linear`` or ``constant``.
-        freeze: parts that are not trained.
+        freeze: the parts of the model that are not trained.
         compile: whether the model is compiled.
         shard: whether weights are divided among processes.
     """
@@ -126,26 +147,26 @@ class FinetuneRequest(Protocol):
     shard: bool
 
     def where(self, name: str) -> str:
-        """Return `` (source)`` of an option, empty where there is nothing to say."""
+        """Return `` (source)`` of an option for a message; empty if there is nothing to say."""
         ...
 
     def has_default(self, name: str) -> bool:
-        """Return whether nobody has given an option."""
+        """Return whether an option has its default, because nobody has given it."""
         ...
 
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """What is asked of one method; a subclass has its arguments as fields and fills in the hooks that it needs.
+    """The options of one method. A subclass has the arguments as fields and overrides the hooks that it needs.
 
     Attributes:
-        kind: what stands before the colon of ``--ensemble``.
-        summary: what the method does, one sentence for the help, which speaks of its arguments by their metavars.
+        kind: the text before the colon of ``--ensemble``.
+        summary: one sentence for the help on what the method does, which names the arguments by their metavars.
         example: arguments as one would give them.
-        needs_cosine: whether its learning rate is a cosine, so that ``--schedule`` must leave it at that.
+        needs_cosine: whether its learning rate is always a cosine, so that ``--schedule`` must not ask for another one.
 
     Raises:
-        ValueError: an argument is out of range; the rest of a sentence that starts with the kind.
+        ValueError: an argument is out of range. The message goes behind the kind.
     """
 
     kind: ClassVar[str]
@@ -161,77 +182,85 @@ class MethodOptions:
                 declared.check(value)
 
     def __str__(self) -> str:
-        """Return it as it is written after ``--ensemble``, without the defaults at its end."""
+        """Return the text that one writes after ``--ensemble``, without the defaults at its end."""
         fields = fields_in_order(type(self))
-        while fields and getattr(self, fields[-1].name) == fields[-1].default:
+        while fields:
+            last = fields[-1]
+            if getattr(self, last.name) != last.default:
+                break
             fields.pop()
         if not fields:
             return self.kind
         texts = []
         for field in fields:
-            value = getattr(self, field.name)
-            texts.append(str(value).removesuffix(".0"))
+            text = str(getattr(self, field.name))
+            texts.append(text.removesuffix(".0"))
         return f"{self.kind}:{','.join(texts)}"
 
     @classmethod
     def arguments(cls) -> dict[str, Argument]:
         """Return the declared arguments by the names of their fields."""
-        return {field.name: field.metadata["argument"] for field in fields_in_order(cls)}
+        arguments = {}
+        for field in fields_in_order(cls):
+            arguments[field.name] = field.metadata["argument"]
+        return arguments
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return what the provenance of a checkpoint says; None where it is that of an ordinary training."""
+        """Return the method and its arguments for the provenance of a checkpoint; None for an ordinary training."""
         record: dict[str, Any] = {"kind": self.kind}
         for name, declared in self.arguments().items():
             value = getattr(self, name)
-            if value is not None and declared.type is float:
-                value = float(value)
+            if declared.type is float and value is not None:
+                record[name] = float(value)
             elif declared.type is Fraction:
-                value = str(Fraction(str(value)))
-            record[name] = value
+                fraction = Fraction(str(value))
+                record[name] = str(fraction)
+            else:
+                record[name] = value
         return record
 
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     @property
     def trainings(self) -> int:
-        """How many trainings there are, by ``--seed`` and the seeds after it."""
+        """The number of trainings, which have ``--seed`` and the seeds after it."""
         return 1
 
     def of_one_training(self) -> MethodOptions:
-        """Return what is asked of each of several trainings."""
+        """Return the options of each of several trainings."""
         return self
 
     def models(self) -> int | None:
-        """Return how many models one training writes; None for one that is called as ``--output`` says."""
+        """Return the number of models that one training writes; None for a single model named by ``--output``."""
         return None
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """List the options that do not go with this method, each as a sentence."""
+        """Return a sentence for each option that conflicts with this method."""
         return []
 
     def sets_aside(self, request: FinetuneRequest) -> list[str]:
-        """Return the names of the options that mean nothing beside this method."""
+        """Return the names of the options that have no effect with this method."""
         return []
 
     def adapter(self) -> Adapter | None:
-        """Return what is trained in the place of the weights."""
+        """Return the adapter that is trained instead of the weights; None to train the weights."""
         return None
 
     def together(self) -> MemberMaker | None:
-        """Return what makes several members of one training."""
+        """Return the maker of the members that one training trains together; None for one member."""
         return None
 
     def course(self) -> CourseOptions | None:
-        """Return how the learning rate goes and which weights are left, where no epoch is chosen."""
+        """Return the course of the learning rate and of the collected weights; None to keep those of one epoch."""
         return None
 
 
 @dataclass(frozen=True)
 class SeededOptions(MethodOptions):
-    """Options of a method whose members are trained one by one, each by a seed of its own.
+    """Options of a method whose members are trained one by one, each with a seed of its own.
 
     Attributes:
-        members: how many; written behind the arguments of a subclass, and in Python given by its name.
+        members: the number of members. As text it comes after the arguments of a subclass; in Python it is a keyword.
     """
 
     _: KW_ONLY
@@ -239,36 +268,37 @@ class SeededOptions(MethodOptions):
 
     @property
     def trainings(self) -> int:
-        """One for each member."""
+        """The number of trainings: one for each member."""
         return self.members
 
     def of_one_training(self) -> MethodOptions:
-        """Return the same for one member."""
+        """Return the same options for one member."""
         return dataclasses.replace(self, members=1)
 
 
 @dataclass(frozen=True)
 class CourseMethodOptions(MethodOptions):
-    """Options of a method that leaves other weights of a training than those of one epoch."""
+    """Options of a method that keeps other weights of a training than those of one epoch."""
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """List what cannot be chosen: of several learning rates the best epoch decides."""
-        if len(request.lr) == 1:
+        """Return a sentence on several learning rates: the best epoch would choose among them, and there is none."""
+        rates = len(request.lr)
+        if rates == 1:
             return []
-        return [f"--ensemble {self.kind} takes one value of --lr, not {len(request.lr)}{request.where('lr')}"]
+        return [f"--ensemble {self.kind} takes one value of --lr, not {rates}{request.where('lr')}"]
 
     def sets_aside(self, request: FinetuneRequest) -> list[str]:
-        """Return the options by which an epoch is chosen."""
+        """Return the names of the options that choose an epoch."""
         return ["patience", "min_delta"]
 
 
 @dataclass(frozen=True)
 class TogetherOptions(MethodOptions):
-    """Options of a method by which one training makes several members.
+    """Options of a method that trains several members together.
 
     Attributes:
-        members: how many; the first argument.
-        can_be_sped_up: whether ``--compile`` and ``--shard`` go with it.
+        members: the number of members, its first argument.
+        can_be_sped_up: whether it allows ``--compile`` and ``--shard``.
     """
 
     can_be_sped_up: ClassVar[bool] = False
@@ -276,21 +306,21 @@ class TogetherOptions(MethodOptions):
     members: int = argument("M", int, at_least=2, at_most=100)
 
     def models(self) -> int:
-        """Return the number of members."""
+        """Return the number of models that one training writes: one for each member."""
         return self.members
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """List the options that do not go with making several members by one training."""
-        told = f"--ensemble {self.kind}{request.where('ensemble')}"
+        """Return a sentence for each option that conflicts with training several members together."""
+        option = f"--ensemble {self.kind}{request.where('ensemble')}"
         problems = []
         if request.loss == "contrastive":
-            problems.append(f"{told} is for models with a classifier, not --loss contrastive")
+            problems.append(f"{option} is for models with a classifier, not --loss contrastive")
         if request.compile and not self.can_be_sped_up:
-            problems.append(f"{told} does not go with --compile")
+            problems.append(f"{option} does not go with --compile")
         if request.shard and not self.can_be_sped_up:
-            problems.append(f"{told} does not go with --shard")
+            problems.append(f"{option} does not go with --shard")
         if "head" in request.freeze:
-            problems.append(f"{told} trains classifiers: without --freeze head")
+            problems.append(f"{option} trains classifiers: without --freeze head")
         return problems
 
 
@@ -298,41 +328,51 @@ class TogetherOptions(MethodOptions):
 
 
 def shape_of(options: type[MethodOptions]) -> str:
-    """Return the arguments of a method as its help shows them: ``packed:M,ALPHA[,GAMMA]``."""
-    shape = ""
-    closing = ""
+    """Return the kind and its arguments as the help shows them: ``packed:M,ALPHA[,GAMMA]``."""
+    shape = options.kind
+    separator = ":"
+    brackets = 0
     for field in fields_in_order(options):
-        comma = "," if shape else ""
+        if field.default is not dataclasses.MISSING:
+            shape += "["
+            brackets += 1
         metavar = field.metadata["argument"].metavar
-        if field.default is dataclasses.MISSING:
-            shape += f"{comma}{metavar}"
-        else:
-            shape += f"[{comma}{metavar}"
-            closing += "]"
-    if not shape:
-        return options.kind
-    if shape.startswith("["):
-        return f"{options.kind}[:{shape[1:]}{closing}"
-    return f"{options.kind}:{shape}{closing}"
+        shape += f"{separator}{metavar}"
+        separator = ","
+    return shape + "]" * brackets
 
 
 def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
     """Return the options that the text behind ``KIND:`` stands for.
 
     Raises:
-        ValueError: there are too few or too many arguments, or one of them is wrong; with an example.
+        ValueError: there are too few or too many arguments, or one of them is wrong. The message has an example.
     """
-    example = f"{options.kind}:{options.example}" if options.example else options.kind
+    example = _with_arguments(options, options.example)
     declared = options.arguments()
-    texts = text.split(",") if text else []
-    needed = [field for field in fields_in_order(options) if field.default is dataclasses.MISSING]
-    if not len(needed) <= len(texts) <= len(declared):
-        given = f"{options.kind}:{text}" if text else options.kind
-        raise ValueError(f"must be {shape_of(options)}, such as {example}, not {given!r}")
+    texts: list[str] = []
+    if text:
+        texts = text.split(",")
+
+    needed = 0
+    for field in fields_in_order(options):
+        if field.default is dataclasses.MISSING:
+            needed += 1
+    if not needed <= len(texts) <= len(declared):
+        wrong = _with_arguments(options, text)
+        raise ValueError(f"must be {shape_of(options)}, such as {example}, not {wrong!r}")
+
     try:
         values = {}
-        for (name, item), part in zip(declared.items(), texts, strict=False):
-            values[name] = item.read(part.strip())
+        for name, argument_text in zip(declared, texts, strict=False):  # the last ones may be left out
+            values[name] = declared[name].read(argument_text.strip())
         return options(**values)
     except ValueError as error:
         raise ValueError(f"{options.kind}: {error}; such as {example}") from None
+
+
+def _with_arguments(options: type[MethodOptions], arguments: str) -> str:
+    """Return ``KIND:ARGS``, or ``KIND`` without arguments."""
+    if not arguments:
+        return options.kind
+    return f"{options.kind}:{arguments}"

@@ -1,4 +1,4 @@
-"""A deep ensemble: members that are trained by seeds of their own.
+"""A deep ensemble: members that are trained with seeds of their own.
 
 Lakshminarayanan, Pritzel, Blundell, Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles
 (NeurIPS 2017), where they start from random weights: ``finetune --ensemble deep:5 --init random``.
@@ -16,7 +16,7 @@ from hydractl.methods.study_rows import BySeeds, StudyRow
 
 @dataclass(frozen=True)
 class DeepOptions(MethodOptions):
-    """``deep:M``: nothing but the seed tells the trainings apart."""
+    """``deep:M``: the trainings differ in nothing but the seed."""
 
     kind = "deep"
     summary = (
@@ -29,15 +29,15 @@ class DeepOptions(MethodOptions):
 
     @property
     def trainings(self) -> int:
-        """One for each member."""
+        """The number of trainings: one for each member."""
         return self.members
 
     def of_one_training(self) -> DeepOptions:
-        """Return an ordinary training."""
+        """Return the options of an ordinary training."""
         return DeepOptions(1)
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return nothing: each member is what an ordinary training with its seed leaves."""
+        """Return None, because each member is the result of an ordinary training with its seed."""
         return None
 
 

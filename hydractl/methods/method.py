@@ -1,4 +1,4 @@
-"""What the file or folder of a way of getting members declares as ``METHOD``."""
+"""The declaration of an ensemble method: ``METHOD`` in its file or folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hydractl.methods.study_rows import StudyRow
 
 @dataclass(frozen=True)
 class Method:
-    """A way of getting members.
+    """An ensemble method.
 
     Attributes:
-        name: of its file or folder.
-        about: what it is, in a few words.
-        options: what ``finetune --ensemble`` can ask of it; None where it takes no training.
-        rows: of ``study``.
+        name: the name of its file or folder.
+        about: a few words on what its members are.
+        options: its options of ``finetune --ensemble``; None for a method without training.
+        rows: its rows of ``study``.
     """
 
     name: str

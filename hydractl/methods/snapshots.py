@@ -1,7 +1,7 @@
-"""A snapshot ensemble: several cosines of the learning rate, one after another, and the weights at the end of each.
+"""A snapshot ensemble: the weights at the end of each of several cosine cycles of the learning rate.
 
-Huang et al., Snapshot Ensembles: Train 1, Get M for Free (ICLR 2017), equation 2: with T steps in all and M cycles,
-each has ceil(T / M) steps, the last one those that are left, and the learning rate starts each at its peak.
+Huang et al., Snapshot Ensembles: Train 1, Get M for Free (ICLR 2017), equation 2: with T steps and M cycles, each cycle
+has ceil(T / M) steps, the last one those that are left, and the learning rate starts each cycle at its peak.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class SnapshotsOptions(CourseMethodOptions):
     cycles: int = argument("M", int, at_least=2)
 
     def models(self) -> int:
-        """Return the number of cycles."""
+        """Return the number of models that one training writes: one for each cycle."""
         return self.cycles
 
     def sets_aside(self, request: FinetuneRequest) -> list[str]:
-        """Return the options that mean nothing beside it: no epoch is chosen, and each cycle is a cosine."""
+        """Return the options without effect: those that choose an epoch, and a schedule other than the cosine."""
         unused = super().sets_aside(request)
         if request.schedule != "cosine":
             unused.append("schedule")
         return unused
 
     def course(self) -> CyclesOptions:
-        """Return so many cycles."""
+        """Return the course of that many cycles."""
         return CyclesOptions(self.cycles)
 
 
@@ -62,7 +62,7 @@ class CyclesOptions:
     count: int
 
     def begin(self, length: Length, schedule: ScheduleOptions) -> Cycles:
-        """Divide the steps, see :class:`hydractl.training.course.CourseOptions`."""
+        """Divide a training into cycles, see :class:`hydractl.training.course.CourseOptions`."""
         return Cycles(length, schedule, self.count)
 
 
@@ -70,11 +70,11 @@ class Cycles(Course):
     """Several cosines with a snapshot at the end of each.
 
     Attributes:
-        count: number of cycles.
-        snapshots: the weights at the end of each so far, on the CPU.
+        count: the number of cycles.
+        snapshots: the weights at the end of each finished cycle, on the CPU.
 
     Raises:
-        UsageError: where so few steps leave none to the last cycle.
+        UsageError: the training has so few steps that none is left for the last cycle.
     """
 
     keeps_epoch = False
@@ -84,7 +84,8 @@ class Cycles(Course):
         self.count = count
         self.snapshots: list[dict[str, Tensor]] = []
         total = length.total
-        if (count - 1) * self.steps_per_cycle >= total:
+        steps_before_last = (count - 1) * self.steps_per_cycle
+        if steps_before_last >= total:
             enough = count * self.steps_per_cycle
             raise UsageError(
                 f"{total} steps cannot be cut into {count} cycles of equal length",
@@ -93,52 +94,63 @@ class Cycles(Course):
 
     @property
     def steps_per_cycle(self) -> int:
-        """Steps of each cycle but the last."""
-        return math.ceil(self.length.total / self.count)
+        """The number of steps of each cycle except the last."""
+        steps = self.length.total / self.count
+        return math.ceil(steps)
 
     @property
     def ends(self) -> list[int]:
-        """After how many steps each cycle ends."""
-        full_cycles = [number * self.steps_per_cycle for number in range(1, self.count)]
-        return [*full_cycles, self.length.total]
+        """The number of steps made at the end of each cycle."""
+        ends = []
+        for number in range(1, self.count):
+            ends.append(number * self.steps_per_cycle)
+        ends.append(self.length.total)
+        return ends
 
     def cycle_of(self, step: int) -> tuple[int, int]:
-        """Return the cycle that a step (from 0) belongs to: its first step, and how many it has."""
+        """Return the first step and the number of steps of the cycle that a step (from 0) belongs to."""
         full_cycles_before = step // self.steps_per_cycle
         start = full_cycles_before * self.steps_per_cycle
         steps_left = self.length.total - start
         return start, min(self.steps_per_cycle, steps_left)
 
     def share_of_peak(self, step: int) -> float:
-        """Return the learning rate; the warm-up is in the first cycle only, and no longer than it."""
+        """Return the learning rate as a share of its peak; a warm-up is in the first cycle, and at most as long."""
         start, steps = self.cycle_of(step)
         warmup = 0
         if start == 0:
-            asked_for = warmup_steps(self.schedule.warmup, self.length.total)
-            warmup = min(asked_for, self.steps_per_cycle)
+            whole_warmup = warmup_steps(self.schedule.warmup, self.length.total)
+            warmup = min(whole_warmup, self.steps_per_cycle)
         step_of_cycle = step - start
         return rate_share(step_of_cycle, steps, warmup, self.schedule.shape, self.schedule.floor)
 
     def planned(self) -> list[dict[str, int]]:
-        """Return the number and the last step of each cycle."""
-        return [{"cycle": number, "steps": end} for number, end in enumerate(self.ends, start=1)]
+        """Return the number of each cycle and the steps made at its end."""
+        plan = []
+        for number, end in enumerate(self.ends, start=1):
+            plan.append({"cycle": number, "steps": end})
+        return plan
 
     def collects(self, steps: int) -> bool:
-        """Return whether a cycle ends here."""
-        return steps == self.ends[len(self.snapshots)]
+        """Return whether a cycle ends after this number of steps."""
+        current_cycle = len(self.snapshots)
+        return steps == self.ends[current_cycle]
 
     def collect(self, steps: int, weights: Iterable[tuple[str, Tensor]], log: Log, run_log: RunLog) -> None:
-        """Take the snapshot."""
-        snapshot = {name: weight.to("cpu", copy=True) for name, weight in weights}
+        """Take a snapshot: a copy of the weights on the CPU."""
+        snapshot = {}
+        for name, weight in weights:
+            snapshot[name] = weight.to("cpu", copy=True)
         self.snapshots.append(snapshot)
         number = len(self.snapshots)
         log.info(f"cycle {number} of {self.count} ends at step {steps}")
         run_log.event("cycle", cycle=number, step=steps)
 
     def left_models(self) -> list[LeftModel]:
-        """Return the snapshots."""
-        models = []
-        for number, (weights, end) in enumerate(zip(self.snapshots, self.ends, strict=True), start=1):
+        """Return a model for each snapshot."""
+        models: list[LeftModel] = []
+        for weights, end in zip(self.snapshots, self.ends, strict=True):
+            number = len(models) + 1
             facts = {"cycle": number, "cycle_end": end}
             models.append(LeftModel(weights, end, facts))
         return models
@@ -148,7 +160,7 @@ class Cycles(Course):
         return {"snapshots": len(self.snapshots)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the snapshots so far."""
+        """Return the tensors of all snapshots so far, by names of their own."""
         tensors = {}
         for index, weights in enumerate(self.snapshots):
             for name, weight in weights.items():
@@ -156,9 +168,11 @@ class Cycles(Course):
         return tensors
 
     def load(self, saved: Saved) -> None:
-        """Take up the snapshots of an unfinished training."""
-        count = saved.progress["snapshots"]
-        self.snapshots = [saved.part(f"snapshot.{index}.") for index in range(count)]
+        """Restore the snapshots of an unfinished training."""
+        self.snapshots = []
+        for index in range(saved.progress["snapshots"]):
+            snapshot = saved.part(f"snapshot.{index}.")
+            self.snapshots.append(snapshot)
 
 
 METHOD = Method(

@@ -1,4 +1,4 @@
-"""Rows of ``study`` that methods declare: how the model of a row is made of the one that is studied."""
+"""The rows of ``study`` that methods declare: recipes for making the model of a row from the studied one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from hydractl.methods.base import MethodOptions
 
 MEMBERS = 3
-"""Members of every row of several."""
+"""The number of members of every row of an ensemble."""
 
 
 @dataclass(frozen=True)
 class BySeeds:
-    """Members that are trained one by one, each by a seed of its own, and fused.
+    """Members that are trained one by one, each with a seed of its own, and fused.
 
     Attributes:
-        options: of each ``finetune``, by name, as text.
-        ensemble: what its ``--ensemble`` asks for, if anything.
+        options: options of each ``finetune``, as text, by name.
+        ensemble: its ``--ensemble``; None without.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -31,9 +31,9 @@ class ByOneTraining:
     """Members that one training leaves, fused.
 
     Attributes:
-        ensemble: what ``--ensemble`` of this ``finetune`` asks for.
-        options: further options of it, by name, as text.
-        merge: ``--merge`` of ``fuse``, where it is not that of the other rows.
+        ensemble: ``--ensemble`` of this ``finetune``.
+        options: its further options, as text, by name.
+        merge: ``--merge`` of ``fuse``; None for that of the other rows.
     """
 
     ensemble: MethodOptions
@@ -46,8 +46,8 @@ class ByTraining:
     """One model that one training leaves.
 
     Attributes:
-        ensemble: what ``--ensemble`` of this ``finetune`` asks for.
-        options: further options of it, by name, as text.
+        ensemble: ``--ensemble`` of this ``finetune``.
+        options: its further options, as text, by name.
     """
 
     ensemble: MethodOptions
@@ -56,10 +56,10 @@ class ByTraining:
 
 @dataclass(frozen=True)
 class ByVerb:
-    """One model that a verb of its own makes of ``--train`` and ``--val``.
+    """One model that a verb of its own makes from ``--train`` and ``--val``.
 
     Attributes:
-        verb: its name.
+        verb: the name of the verb.
     """
 
     verb: str
@@ -70,7 +70,7 @@ class AsMeasured:
     """The model as it is, measured in another way.
 
     Attributes:
-        options: of ``eval``, by name, as text.
+        options: options of ``eval``, as text, by name.
     """
 
     options: Mapping[str, str]
@@ -81,16 +81,16 @@ Recipe = BySeeds | ByOneTraining | ByTraining | ByVerb | AsMeasured
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A row of a study, which is made only when it is asked for.
+    """A row of a study that is made only when it is asked for.
 
     Attributes:
-        name: as ``--rows`` has it.
-        recipe: how its model is made; given the number of heads at each site, where it depends on it.
-        place: among the rows of other methods, the lowest first.
+        name: the name that ``--rows`` takes.
+        recipe: the recipe for its model, or a function from the number of heads at each site to the recipe.
+        place: its place among the rows of methods, the lowest first.
         needs_training_data: whether it is trained or fitted.
-        needs_labels: whether that takes labels.
-        needs_classifier: whether a zero-shot model cannot have it.
-        least_steps: the fewest steps of a training that it can be had of.
+        needs_labels: whether it needs labels of the training data.
+        needs_classifier: whether it needs a classifier, which a zero-shot model does not have.
+        least_steps: the fewest steps that its training can have; 0 for any number.
     """
 
     name: str
@@ -102,7 +102,8 @@ class StudyRow:
     least_steps: int = 0
 
     def recipe_for(self, heads: int) -> Recipe:
-        """Return how its model is made of one with so many heads at each site."""
-        if callable(self.recipe):
-            return self.recipe(heads)
-        return self.recipe
+        """Return the recipe for a model with this number of heads at each site."""
+        recipe = self.recipe
+        if callable(recipe):
+            return recipe(heads)
+        return recipe

@@ -35,14 +35,17 @@ class SwagOptions(AveragingOptions):
     count: int | None = argument("N", int, None, at_least=2, at_most=999_999)
 
     def models(self) -> int:
-        """Return how many members are drawn."""
+        """Return the number of members, which are all drawn after one training."""
         return self.members
 
     def course(self) -> CourseOptions:
-        """Return when weights are collected, and what is drawn around their average."""
+        """Return the course that averages weights and draws the members around their average."""
         averaging = import_module("hydractl.methods.swa.averaging")
         options: CourseOptions = averaging.AverageOptions(
-            start=self.start, count=self.count, members=self.members, rank=self.rank
+            start=self.start,
+            count=self.count,
+            members=self.members,
+            rank=self.rank,
         )
         return options
 

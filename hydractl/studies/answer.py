@@ -1,4 +1,4 @@
-"""A study from its predictions to its answer: choose on validation data, compare on test data, say it."""
+"""A study from predictions to its answer: choose on validation data, compare on test data, put it into words."""
 
 from __future__ import annotations
 
@@ -65,19 +65,20 @@ FOOTNOTE = (
     "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
 )
 _BARELY = 0.1
-"""A rise of the AUROC that the search looked for, below which heads hardly matter to it."""
+"""If a search raises its AUROC by less than this, heads hardly matter to it."""
 _LITTLE_MI = 0.01
+"""Members with less mutual information than this, in nats, hardly differ."""
 
 
 @dataclass(frozen=True)
 class ValidatedRow:
-    """One row on validation data.
+    """One row, measured on the validation data.
 
     Attributes:
         row: the row.
-        calibration: its temperature.
-        measured: it, under every score.
-        candidates: one for each score.
+        calibration: its fitted temperature.
+        measured: its samples under every score.
+        candidates: the row with each of its scores.
     """
 
     row: Row
@@ -87,18 +88,19 @@ class ValidatedRow:
 
     @property
     def mean_mi(self) -> float:
-        """The mean mutual information of its members on the ID data, in nats."""
-        return float(self.measured.inside.mi.mean())
+        """The mean mutual information of the members on the ID data, in nats."""
+        mi_of_samples = self.measured.inside.mi
+        return float(mi_of_samples.mean())
 
 
 @dataclass(frozen=True)
 class _Decided:
-    """What validation data led to.
+    """The choice on the validation data, and what it rests on.
 
     Attributes:
-        evidence: of all candidates.
-        choice: what was decided.
-        stability: how often resamples decide the same.
+        evidence: the figures of all candidates.
+        choice: the choice.
+        stability: how often resamples lead to the same choice.
     """
 
     evidence: Evidence
@@ -107,22 +109,23 @@ class _Decided:
 
     @property
     def telling(self) -> tuple[int, ...]:
-        """The OOD validation sets that have a vote."""
-        return tuple(self.evidence.sets.index(name) for name in self.choice.telling)
+        """The indices of the OOD validation sets with a vote."""
+        indices = [self.evidence.sets.index(name) for name in self.choice.telling]
+        return tuple(indices)
 
     def mean(self, place: int) -> float:
-        """Return the mean AUROC of a candidate over the sets that have a vote."""
-        return self.evidence.mean(place, self.telling, 0)
+        """Return the mean AUROC of a candidate over the sets with a vote."""
+        return self.evidence.mean(place, self.telling, reading=0)
 
 
 class Study:
-    """The decisions of a study, made once each.
+    """The decisions of a study: :meth:`choose` on validation data, then :meth:`test` on test data, then the answer.
 
     Args:
-        rows: the single model first.
-        max_drop: accuracy that may be lost.
+        rows: the rows, the single model first.
+        max_drop: the accuracy that may be lost.
         rounds, seed: of the bootstrap.
-        log: hears of the progress.
+        log: where progress is shown.
     """
 
     def __init__(self, rows: Sequence[Row], max_drop: float, rounds: int, seed: int, log: Log) -> None:
@@ -139,44 +142,61 @@ class Study:
 
     @property
     def _decided(self) -> _Decided:
-        assert self._decision is not None  # choose() has been here
+        """The choice on the validation data."""
+        assert self._decision is not None  # choose() has been called
         return self._decision
 
     @property
     def _raw(self) -> MeasuredRow:
         """The single model as it is, without a temperature, on the test data."""
-        assert self._uncalibrated_single is not None  # test() has been here
+        assert self._uncalibrated_single is not None  # test() has been called
         return self._uncalibrated_single
 
     @property
     def _tested(self) -> Facts:
-        assert self._facts is not None  # test() has been here
+        """The comparisons on the test data."""
+        assert self._facts is not None  # test() has been called
         return self._facts
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def choose(self, predictions: Mapping[str, Path]) -> None:
-        """Decide which row and score to take, from the predictions of every row on validation data."""
+        """Choose a row and a score.
+
+        Args:
+            predictions: the file of each row's predictions on the validation data, by row.
+        """
         candidates: list[Candidate] = []
         with self._log.progress("choosing", len(self._rows), "rows") as progress:
             for row in self._rows:
-                result = self._result(row, predictions[row.name])
-                self._results[row.name] = result
-                candidates += result.candidates
+                validated = self._validated(row, predictions[row.name])
+                self._results[row.name] = validated
+                candidates += validated.candidates
                 progress.advance(1, row.name)
+
         evidence = Evidence(candidates)
         choice = choose_candidate(evidence, self._max_drop)
-        self._decision = _Decided(evidence, choice, stability(evidence, self._max_drop, choice))
+        share_of_resamples = stability(evidence, self._max_drop, choice)
+        self._decision = _Decided(evidence, choice, share_of_resamples)
 
-    def _result(self, row: Row, path: Path) -> ValidatedRow:
+    def _validated(self, row: Row, path: Path) -> ValidatedRow:
+        """Measure a row from the file of its predictions on the validation data."""
         calibration = fitted_temperature(path)
         measured = measure_row(path, calibration)
         inside = measured.accuracy_and_nll(self._rounds, self._seed)
+        aurocs = measured.aurocs(measured.scores, self._rounds, self._seed)
         candidates = []
-        for score, outside in measured.aurocs(measured.scores, self._rounds, self._seed).items():
-            candidates.append(
-                Candidate(row.name, score, measured.members, measured.macs, inside, outside, eligible=row.stored)
+        for score, outside in aurocs.items():
+            candidate = Candidate(
+                row=row.name,
+                score=score,
+                members=measured.members,
+                macs=measured.macs,
+                inside=inside,
+                outside=outside,
+                eligible=row.stored,
             )
+            candidates.append(candidate)
         return ValidatedRow(row, calibration, measured, candidates)
 
     @property
@@ -185,22 +205,26 @@ class Study:
         return self._decided.evidence.candidates
 
     def _rung(self, place: int) -> Rung:
+        """Return the row and the score of a candidate."""
         candidate = self.candidates[place]
         return Rung(candidate.row, candidate.score)
 
     @property
     def ladder(self) -> list[Rung]:
-        """The choice, and what test data may step down to."""
+        """The choice, and below it the rungs that test data may step down to."""
         choice = self._decided.choice
         chosen = self._rung(choice.chosen)
         single_with_its_own_score = self._rung(choice.own_places[SINGLE])
-        return ladder(chosen, single_with_its_own_score, Rung(SINGLE, REFERENCE))
+        single_with_msp = Rung(SINGLE, REFERENCE)
+        return ladder(chosen, single_with_its_own_score, single_with_msp)
 
     @property
     def scores(self) -> dict[str, str]:
-        """The own score of each row."""
-        own_places = self._decided.choice.own_places
-        return {row: self.candidates[place].score for row, place in own_places.items()}
+        """The own score of each row, by row."""
+        scores = {}
+        for row, place in self._decided.choice.own_places.items():
+            scores[row] = self.candidates[place].score
+        return scores
 
     @property
     def common_score(self) -> str:
@@ -208,33 +232,35 @@ class Study:
         return self.scores[SINGLE]
 
     def temperature(self, row: str) -> float:
-        """Return the temperature that validation data gave a row."""
-        temperature = self._results[row].calibration.temperature
-        assert temperature is not None  # fitted as one
-        return temperature
+        """Return the temperature of a row, fitted on the validation data."""
+        calibration = self._results[row].calibration
+        assert calibration.temperature is not None  # it was fitted as a temperature
+        return calibration.temperature
 
     def row(self, name: str) -> Row:
         """Return a row by its name."""
         return self._results[name].row
 
     def rivals_of(self, rung: Rung) -> list[str]:
-        """Return the scores of the single model that a rung meets on test data, fixed beforehand.
+        """Return the scores of the single model that a rung is compared with on the test data.
 
-        MSP, the rung's own, that of the single model, and those that validation data cannot tell from it.
+        They are fixed beforehand: MSP, the score of the rung, the own score of the single model, and the scores that
+        validation data cannot tell from the latter. The rung is not compared with itself.
         """
         fixed = {REFERENCE, rung.score, self.common_score}
         for place in self._decided.choice.rivals:
             fixed.add(self.candidates[place].score)
-        rivals = []
-        for score in self._results[SINGLE].measured.scores:
-            if score in fixed and Rung(SINGLE, score) != rung:
-                rivals.append(score)
-        return rivals
+        if rung.row == SINGLE:
+            fixed.remove(rung.score)
+        scores_of_single = self._results[SINGLE].measured.scores
+        return [score for score in scores_of_single if score in fixed]
 
     def choice_document(self) -> dict[str, Any]:
-        """Return what was decided, and why, from validation data alone."""
+        """Return the JSON document of the choice (``hydractl.study-choice/2``), from validation data alone."""
         choice = self._decided.choice
         taken = self.candidates[choice.chosen]
+        rungs = [asdict(rung) for rung in self.ladder]
+        places = range(len(self.candidates))
         return {
             "schema": "hydractl.study-choice/2",
             "rule": self._rule,
@@ -244,13 +270,17 @@ class Study:
             "telling": choice.telling,
             "blind": choice.blind,
             "rivals": self.rivals_of(self._rung(choice.chosen)),
-            "ladder": list(map(asdict, self.ladder)),
+            "ladder": rungs,
             "stability": asdict(self._decided.stability),
-            "candidates": [self._candidate_document(place) for place in range(len(self.candidates))],
+            "candidates": [self._candidate_document(place) for place in places],
         }
 
     def _candidate_document(self, place: int) -> dict[str, Any]:
+        """Return the entry of a candidate in the document of the choice."""
         candidate = self.candidates[place]
+        mean_auroc = None
+        if self._decided.telling:
+            mean_auroc = self._decided.mean(place)
         return {
             "row": candidate.row,
             "score": candidate.score,
@@ -258,42 +288,53 @@ class Study:
             "macs": candidate.macs,
             "accuracy": candidate.accuracy,
             "nll": candidate.nll,
-            "auroc": self._decided.mean(place) if self._decided.telling else None,
+            "auroc": mean_auroc,
             "sets": dict(candidate.outside.values),
             "reason": self._decided.choice.reasons[place],
         }
 
     @property
     def _rule(self) -> str:
-        return RULE.format(drop=self._max_drop, nll=NLL_TOLERANCE, margin=AUROC_MARGIN, blind=BLIND)
+        """The rule of the choice, in words."""
+        return RULE.format(
+            drop=self._max_drop,
+            nll=NLL_TOLERANCE,
+            margin=AUROC_MARGIN,
+            blind=BLIND,
+        )
 
     # --- testing ------------------------------------------------------------------------------------------------------
 
     def test(self, predictions: Mapping[str, Path]) -> None:
-        """Compare the choice on the test data, and step down where they say so.
+        """Compare the choice on the test data, and step down the ladder if they say so.
 
         Args:
-            predictions: of every row on the test data.
+            predictions: the file of each row's predictions on the test data, by row.
         """
-        for name, result in self._results.items():
-            self._tests[name] = measure_row(predictions[name], result.calibration)
+        # Measure all rows.
+        for name, validated in self._results.items():
+            self._tests[name] = measure_row(predictions[name], validated.calibration)
         self._uncalibrated_single = measure_row(predictions[SINGLE], None)
+        single = self._tests[SINGLE]
 
+        # Step down the ladder.
         rungs = self.ladder
         figures = [self._figures(self._tests[rung.row], rung) for rung in rungs]
         steps = [self._judged(upper, lower) for upper, lower in itertools.pairwise(figures)]
         ends = end_of([step[AUROC] for step in steps])
-        rung = rungs[ends]
-        single = self._tests[SINGLE]
-        free_scores = single.aurocs(single.scores, self._rounds, self._seed)
-        met = [self._met(each_rung, free_scores) for each_rung in rungs]
+        final_rung = rungs[ends]
 
+        # Compare the rungs with the free scores of the single model.
+        free_scores = single.aurocs(single.scores, self._rounds, self._seed)
+        met = [self._met(rung, free_scores) for rung in rungs]
         hardest: dict[str, Finding] = {}
         sets: dict[str, Finding] = {}
-        if met[ends].hardest is not None:
-            rival = Rung(SINGLE, str(met[ends].hardest))
+        hardest_score = met[ends].hardest
+        if hardest_score is not None:
+            rival = Rung(SINGLE, hardest_score)
             hardest = self._judged(figures[ends], self._figures(single, rival))
-            sets = self._set_by_set(rung, rival)
+            sets = self._set_by_set(final_rung, rival)
+
         baseline = self._figures(self._raw, Rung(SINGLE, REFERENCE))
         has_vote = bool(self._decided.choice.telling)
         why: list[str] = []
@@ -312,22 +353,22 @@ class Study:
             told=has_vote,
             others=len(self._rows) > 1,
             why=why,
-            doubts=self._doubts(rung),
+            doubts=self._doubts(final_rung),
         )
 
     @property
     def used(self) -> Rung:
-        """Where the verdict ends: the row and the score to use."""
+        """The row and the score to use, where the verdict ends."""
         return self._tested.rung
 
     @property
     def stepped_down(self) -> bool:
-        """Whether test data had a say in what is used."""
+        """Whether the test data changed what is used."""
         return self._tested.ends > 0
 
     @property
     def note(self) -> str:
-        """The sentence in card and provenance of ``best.st`` on how it was chosen; empty where test data had no say."""
+        """The sentence in card and provenance of ``best.st`` on how it was chosen; empty for a choice that was kept."""
         if not self.stepped_down:
             return ""
         chosen = self.ladder[0]
@@ -337,47 +378,73 @@ class Study:
         )
 
     def options_of_table(self) -> dict[str, str | list[str]]:
-        """Return options of ``eval`` that put all rows under one score, with their temperatures and own scores beside.
+        """Return the options of ``eval`` for the table of all rows.
 
-        A row that has not that score is under its own.
+        All rows are under the score of the single model, with their own scores beside it and with their temperatures.
+        If a row does not have that score, that row is under its own score, and there are no scores beside.
         """
-        everywhere = []
-        for name in dict.fromkeys([self.common_score, REFERENCE, *self.scores.values()]):
-            if all(name in test.scores for test in self._tests.values()):
-                everywhere.append(name)
-        scores = [",".join(everywhere)]
-        if self.common_score not in everywhere:
-            scores = [f"{row}={self._score_in_table(row)}" for row in self._results]
-        temperatures = [f"{row}={self.temperature(row)!r}" for row in self._results]
+        rows = list(self._results)
+        temperatures = [f"{row}={self.temperature(row)!r}" for row in rows]
+        scores_of_all_rows = self._scores_of_all_rows()
+        if self.common_score in scores_of_all_rows:
+            scores = [",".join(scores_of_all_rows)]
+        else:
+            scores = [f"{row}={self._score_in_table(row)}" for row in rows]
         return {"ood_score": scores, "temperature": temperatures}
 
+    def _scores_of_all_rows(self) -> list[str]:
+        """Return the scores for the table that every row has: that of the single model, MSP, and the own scores."""
+        wanted = [self.common_score, REFERENCE]
+        wanted += self.scores.values()
+        scores = []
+        for score in dict.fromkeys(wanted):  # each once, in this order
+            rows_have_it = [score in measured.scores for measured in self._tests.values()]
+            if all(rows_have_it):
+                scores.append(score)
+        return scores
+
     def _score_in_table(self, row: str) -> str:
-        """Return the score of the single model where a row has it, else its own."""
-        return self.common_score if self.common_score in self._tests[row].scores else self.scores[row]
+        """Return the score of the single model if a row has it, else the row's own score."""
+        if self.common_score in self._tests[row].scores:
+            return self.common_score
+        return self.scores[row]
 
     @property
     def _smallest_test_set(self) -> int:
+        """The number of samples of the smallest test set."""
         single = self._tests[SINGLE]
-        return min(len(single.inside), *map(len, single.outside.values()))
+        sizes = [len(single.inside)]
+        for samples in single.outside.values():
+            sizes.append(len(samples))
+        return min(sizes)
 
     def _figures(self, measured: MeasuredRow, rung: Rung) -> Resampled:
-        """Return what is judged, on the test data and their resamples."""
-        with self._log.progress(f"intervals of {rung.row}, {rung.score}", self._rounds, "resamples") as progress:
+        """Return the metrics of the verdict on the test data and on their resamples."""
+        title = f"intervals of {rung.row}, {rung.score}"
+        with self._log.progress(title, self._rounds, "resamples") as progress:
             return measured.resampled(rung.score, self._rounds, self._seed, progress.advance)
 
     def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
-        return judge_all(paired_differences(other, figures), self._smallest_test_set)
+        """Return the findings for the differences of some figures to others, by metric."""
+        differences = paired_differences(other, figures)
+        return judge_all(differences, self._smallest_test_set)
 
     def _met(self, rung: Rung, free_scores: Mapping[str, Resampled]) -> Met:
-        """Compare the mean AUROC of a rung with that of the single model under each of its scores."""
+        """Compare the mean AUROC of a rung with that of the single model under each of its scores.
+
+        Args:
+            rung: the rung.
+            free_scores: the AUROC of the single model against each test set, by score.
+        """
         mean_of_rung = mean_over_sets(self._aurocs(rung), AUROC)
         fixed = self.rivals_of(rung)
         rivals = {}
         others = {}
-        for score, by_set in free_scores.items():
+        for score, aurocs in free_scores.items():
             if Rung(SINGLE, score) == rung:
                 continue
-            difference = paired_differences(mean_over_sets(by_set, AUROC), mean_of_rung)[AUROC]
+            mean_of_single = mean_over_sets(aurocs, AUROC)
+            difference = paired_differences(mean_of_single, mean_of_rung)[AUROC]
             assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
             finding = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
             if score in fixed:
@@ -387,54 +454,77 @@ class Study:
         return Met(rivals, others)
 
     def _aurocs(self, rung: Rung) -> Resampled:
-        """Return the AUROC against each test set."""
-        by_score = self._tests[rung.row].aurocs([rung.score], self._rounds, self._seed)
+        """Return the AUROC of a rung against each test set."""
+        measured = self._tests[rung.row]
+        by_score = measured.aurocs([rung.score], self._rounds, self._seed)
         return by_score[rung.score]
 
     def _set_by_set(self, rung: Rung, rival: Rung) -> dict[str, Finding]:
-        """Judge the difference of AUROC on each test set."""
+        """Return the findings for the difference of AUROC on each test set, by the name of the set."""
+        aurocs_of_rung = self._aurocs(rung)
+        aurocs_of_rival = self._aurocs(rival)
+        differences = paired_differences(aurocs_of_rival, aurocs_of_rung)
         findings = {}
-        for name, difference in paired_differences(self._aurocs(rival), self._aurocs(rung)).items():
+        for name, difference in differences.items():
             assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
             findings[name] = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
         return findings
 
     def _doubts(self, rung: Rung) -> list[str]:
-        """Say what makes the verdict less sure."""
+        """Return the sentences on what makes the verdict less certain.
+
+        Args:
+            rung: the row and the score to use.
+        """
         choice = self._decided.choice
         sentences = doubts.of_blind_sets(choice.telling, choice.blind)
-        test = self._raw.inside
-        if test.labels is not None:
-            validation = self._results[SINGLE].measured.inside
-            sentences += doubts.of_accuracies(
-                int(validation.correct.sum()), len(validation), int(test.correct.sum()), len(test)
-            )
-            calibrated = self._tests[rung.row]
-            uncalibrated = measure_row(calibrated.source, None)
-            sentences += doubts.of_temperature(
-                self.temperature(rung.row),
-                calibrated.accuracy_and_nll(self._rounds, self._seed),
-                uncalibrated.accuracy_and_nll(self._rounds, self._seed),
-            )
+        if self._raw.inside.labels is not None:
+            sentences += self._doubts_of_labelled(rung.row)
         sentences += doubts.of_stability(self._decided.stability)
         return sentences
 
+    def _doubts_of_labelled(self, row: str) -> list[str]:
+        """Return the doubts that labels of the test data can raise, about the row to use."""
+        validation = self._results[SINGLE].measured.inside
+        test = self._raw.inside
+        sentences = doubts.of_accuracies(
+            right=int(validation.correct.sum()),
+            n=len(validation),
+            test_right=int(test.correct.sum()),
+            test_n=len(test),
+        )
+        calibrated = self._tests[row]
+        uncalibrated = measure_row(calibrated.source, None)
+        sentences += doubts.of_temperature(
+            self.temperature(row),
+            calibrated.accuracy_and_nll(self._rounds, self._seed),
+            uncalibrated.accuracy_and_nll(self._rounds, self._seed),
+        )
+        return sentences
+
     def _why(self) -> list[str]:
-        """Say why no other row was taken: what the search, the members and the rule tell."""
-        others = [result for name, result in self._results.items() if name != SINGLE]
+        """Return the sentences on why no other row was taken: the search, the members, the limits and the best row."""
+        others = [validated for name, validated in self._results.items() if name != SINGLE]
         if not others:
             return []
         lines = _search_text(others)
-        highest_mi = max((result.mean_mi for result in others if result.measured.members > 1), default=None)
-        if highest_mi is not None and highest_mi < _LITTLE_MI:
-            lines.append(f"Members hardly differ: their mutual information on ID data is at most {highest_mi:.2g}.")
-        limits = [self._decided.choice.limits[result.row.name] for result in others]
-        if all(limit.startswith("accuracy") for limit in limits):
+
+        mi_of_ensembles = [validated.mean_mi for validated in others if validated.measured.members > 1]
+        if mi_of_ensembles:
+            highest_mi = max(mi_of_ensembles)
+            if highest_mi < _LITTLE_MI:
+                lines.append(f"Members hardly differ: their mutual information on ID data is at most {highest_mi:.2g}.")
+
+        names = [validated.row.name for validated in others]
+        lose_accuracy = [self._decided.choice.limits[name].startswith("accuracy") for name in names]
+        if all(lose_accuracy):
             lines.append("Every other row loses more accuracy on validation data than --max-drop allows.")
-        return lines + self._best_of_others([result.row.name for result in others])
+
+        lines += self._best_of_others(names)
+        return lines
 
     def _best_of_others(self, rows: Sequence[str]) -> list[str]:
-        """Say what the best of the other rows has under the score of the single model, and why it was not taken."""
+        """Return the sentence on the best of the other rows under the score of the single model; none without one."""
         decided = self._decided
         compared = []
         for row in rows:
@@ -457,12 +547,12 @@ class Study:
     def answer(
         self, name: str, sha256: str, steps: Sequence[Sequence[str]], threshold: ThresholdRecord | None
     ) -> StudyAnswer:
-        """Return ``hydractl.study/2``: no times and no dates.
+        """Return the document ``hydractl.study/2``, which has no times and no dates.
 
         Args:
-            name, sha256: of the model.
-            steps: the commands.
-            threshold: of ``best.st``.
+            name, sha256: the name and the hash of the studied model.
+            steps: the words of each command.
+            threshold: the threshold of ``best.st``; None without one.
         """
         rung = self._tested.rung
         threshold_value = None
@@ -495,13 +585,13 @@ class Study:
         )
 
     def _verdict_record(self, use: Use) -> VerdictRecord:
-        """Return the answer in words, and what it rests on."""
+        """Return the verdict in words, and the comparisons that it rests on."""
         tested = self._tested
-        said = verdict(tested, use)
+        in_words = verdict(tested, use)
         met = tested.met[tested.ends]
         return VerdictRecord(
-            answer=said.answer,
-            lines=list(said.lines),
+            answer=in_words.answer,
+            lines=list(in_words.lines),
             doubts=list(tested.doubts),
             footnote=FOOTNOTE,
             hardest=met.hardest,
@@ -513,21 +603,21 @@ class Study:
         )
 
     def _choice_record(self) -> ChoiceRecord:
-        """Return what was chosen on validation data."""
+        """Return the choice on the validation data."""
         choice = self._decided.choice
         chosen = self._rung(choice.chosen)
-        resampled = self._decided.stability
+        shares = self._decided.stability
         return ChoiceRecord(
             row=chosen.row,
             score=chosen.score,
             rule=self._rule,
             telling=choice.telling,
             blind=choice.blind,
-            stability=StabilityRecord(row=resampled.row, score=resampled.score),
+            stability=StabilityRecord(row=shares.row, score=shares.score),
         )
 
     def _ladder_records(self) -> list[LadderRungRecord]:
-        """Return the rungs, each with its differences to the next one."""
+        """Return the rungs of the ladder, each with its differences to the next one."""
         tested = self._tested
         records = []
         for place, rung in enumerate(tested.ladder):
@@ -538,25 +628,32 @@ class Study:
         return records
 
     def _price(self, row: str) -> Price:
+        """Return the price of a row."""
         measured = self._tests[row]
         single = self._tests[SINGLE]
-        return Price(_ratio(measured.macs, single.macs), _ratio(measured.params, single.params))
+        return Price(
+            macs=_ratio(measured.macs, single.macs),
+            params=_ratio(measured.params, single.params),
+        )
 
     def _row_record(self, name: str) -> StudyRowRecord:
-        """Return one row on validation and on test data."""
-        result = self._results[name]
+        """Return the figures of one row on the validation data and on the test data."""
+        validated = self._results[name]
         measured = self._tests[name]
         choice = self._decided.choice
         candidate = self.candidates[choice.own_places[name]]
+
+        aurocs = {}
+        for under_score in validated.candidates:
+            aurocs[under_score.score] = dict(under_score.outside.values)
+        validation = ValidationRecord(
+            accuracy=candidate.accuracy, nll=candidate.nll, mi=validated.mean_mi, auroc=aurocs
+        )
+
         under_common = None
         if self.common_score in measured.scores:
-            under_common = DetectedRecord.from_json(_detection(measured.block(self.common_score)))
-        validation = ValidationRecord(
-            accuracy=candidate.accuracy,
-            nll=candidate.nll,
-            mi=result.mean_mi,
-            auroc={under.score: dict(under.outside.values) for under in result.candidates},
-        )
+            block = measured.block(self.common_score)
+            under_common = DetectedRecord.from_json(_detection(block))
         return StudyRowRecord(
             name=name,
             chosen=name == self._rung(choice.chosen).row,
@@ -567,7 +664,7 @@ class Study:
             mac_ratio=self._price(name).macs,
             temperature=self.temperature(name),
             score=candidate.score,
-            search=_search(result.row),
+            search=_search(validated.row),
             validation=validation,
             test=TestedRecord.from_json(measured.block(candidate.score)),
             common=under_common,
@@ -575,12 +672,13 @@ class Study:
 
 
 def _finding_records(findings: Mapping[str, Finding]) -> list[FindingRecord]:
-    """Return findings as a document holds them, in their order."""
-    return list(_by_name(findings).values())
+    """Return the records of findings, in their order."""
+    records = _by_name(findings)
+    return list(records.values())
 
 
 def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
-    """Return findings as a document holds them, by the names they have."""
+    """Return the records of findings, under the same names."""
     records = {}
     for name, finding in findings.items():
         records[name] = FindingRecord(
@@ -591,36 +689,42 @@ def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
 
 def _detection(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a block of metrics that depend on the OOD score."""
-    return {key: block[key] for key in ("ood", "near_avg", "far_avg", "ood_avg", "ood_score")}
+    keys = ("ood", "near_avg", "far_avg", "ood_avg", "ood_score")
+    return {key: block[key] for key in keys}
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:
-    if value is None or not base:
+    """Return a ratio; None if one of the numbers is not known or if the base is 0."""
+    if value is None:
+        return None
+    if not base:
         return None
     return value / base
 
 
 def _search(row: Row) -> SearchGainRecord | None:
-    """Return what the search did to the model, by the circuit of a row; None of a row without one."""
+    """Return what the search measured before and after the removals of a row; None for a row without a circuit."""
     if row.circuit is None:
         return None
     path, count = row.circuit
     document = read_json_file(str(path))
-    return SearchGainRecord(
-        removed=count, before=_state(document["base"]), after=_state(document["removed"][count - 1])
-    )
+    before = document["base"]
+    after = document["removed"][count - 1]
+    return SearchGainRecord(removed=count, before=_state(before), after=_state(after))
 
 
 def _state(step: Mapping[str, Any]) -> SearchStateRecord:
-    """Return what a search measured at one step."""
+    """Return what a search measured at one of its steps."""
+    n_id = step["n_id"]
     auroc = None
     if step["two_u"] is not None:
-        auroc = step["two_u"] / (2 * step["n_id"] * step["n_ood"])
-    return SearchStateRecord(score=step["score"], accuracy=step["correct"] / step["n_id"], auroc=auroc)
+        auroc = step["two_u"] / (2 * n_id * step["n_ood"])
+    accuracy = step["correct"] / n_id
+    return SearchStateRecord(score=step["score"], accuracy=accuracy, auroc=auroc)
 
 
 def _gain(search: SearchGainRecord) -> float | None:
-    """Return by how much the AUROC that a search looked for rose; None where it looked for none."""
+    """Return by how much a search raised the AUROC of its objective; None if the objective has no AUROC."""
     before = search.before.auroc
     after = search.after.auroc
     if before is None or after is None:
@@ -629,20 +733,24 @@ def _gain(search: SearchGainRecord) -> float | None:
 
 
 def _search_text(results: Sequence[ValidatedRow]) -> list[str]:
-    """Say so where even the search that gained most hardly raised its AUROC."""
+    """Return a sentence if even the search that gained most hardly raised its AUROC; else none."""
     best: SearchGainRecord | None = None
-    most = -math.inf
-    for result in results:
-        search = _search(result.row)
+    highest_gain = -math.inf
+    for validated in results:
+        search = _search(validated.row)
         if search is None:
             continue
         gain = _gain(search)
-        if gain is not None and gain >= most:
+        if gain is None:
+            continue
+        if gain >= highest_gain:  # the last of equals
             best = search
-            most = gain
-    if best is None or most >= _BARELY:
+            highest_gain = gain
+    if best is None:
         return []
-    raised = "hardly raised" if most > 0 else "did not raise"
+    if highest_gain >= _BARELY:
+        return []
+    raised = "hardly raised" if highest_gain > 0 else "did not raise"
     return [
         f"The search itself {raised} the AUROC it looked for: from {number(best.before.auroc, 3)} to "
         f"{number(best.after.auroc, 3)} with {best.removed} heads removed."

@@ -1,18 +1,18 @@
-"""Which row and which OOD score a study takes: decided on validation data alone.
+"""The choice of a row and an OOD score, made on validation data alone.
 
-A candidate is a row with an OOD score. The reference is the single model with MSP; every row, that one too, has its
-fitted temperature. All differences are paired: they are taken on the same resamples.
+A candidate is a row with an OOD score. The reference is the single model with MSP. Every row has its fitted
+temperature, the single model too. All differences are paired: they are measured on the same resamples.
 
-1. **Blind sets have no vote.** A set of OOD validation samples tells something only where the single model separates
-   it from the ID samples: the 95 % interval of its AUROC lies above :data:`BLIND` under one of its scores at least.
-2. **No harm.** Another candidate than the reference is admissible where its AUROC is, on every set that tells, at most
-   the margin below that of the reference and not significantly below it, and where the mean of its differences is
-   significantly above 0.
-3. **One score for all rows**: the admissible score of the single model with the highest mean AUROC, MSP where it has
-   none. A row is admissible where it is so under that score, its accuracy is not below that of the single model by more
-   than a limit, and its NLL not above it by more than :data:`NLL_TOLERANCE`. The single model always is.
-4. **The cheapest admissible row is taken of which no dearer one is better by more than the margin, significantly.** The
-   price is mult-adds, then members, then the place in the table.
+1. **Blind sets have no vote.** A set of OOD validation samples has a vote only if the single model separates it from
+   the ID samples: under at least one of its scores, the 95 % interval of the AUROC lies above :data:`BLIND`.
+2. **No harm.** The reference is admissible. Another candidate is admissible if, on every set with a vote, its AUROC is
+   at most the margin below that of the reference and not significantly below it, and if the mean of its differences
+   over these sets is significantly above 0.
+3. **One score for all rows**: the admissible score of the single model with the highest mean AUROC, MSP if it has none.
+   A row is admissible if it is so under that score, if its accuracy is at most a limit below that of the single model,
+   and if its NLL is at most :data:`NLL_TOLERANCE` above it. The single model always is.
+4. **The cheapest suitable row is taken**: the cheapest admissible row such that no dearer one is better by more than
+   the margin, significantly. The price is mult-adds, then members, then the place in the table.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hydractl.studies.words import ACCURACY, AUROC_MARGIN, NLL
 SINGLE = "single"
 REFERENCE = "msp"
 NLL_TOLERANCE = 0.02
-"""Nats."""
+"""How much a row's NLL may lie above that of the single model, in nats."""
 BLIND = 0.6
-"""A set of OOD samples that no score of the single model separates better, its interval considered, tells nothing."""
+"""A set has a vote only if the interval of an AUROC of the single model lies above this value."""
 _ROUNDING = 1e-9
-"""Ratios of counts may differ by so much without a sample having moved."""
+"""Ratios of equal counts may differ by this much through rounding alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +43,12 @@ class Candidate:
     """A row with an OOD score, on validation data.
 
     Attributes:
-        row, score: their names.
-        members: of the row.
-        macs: mult-adds of a sample; None where they are not known: then no row is cheaper for it.
+        row, score: the names of both.
+        members: the number of members of the row.
+        macs: the mult-adds of one sample; None if they are not known, which makes it dearer than any known row.
         inside: accuracy and NLL on the ID data, after temperature scaling, with their resamples.
         outside: the AUROC against each OOD set, by its name, with its resamples.
-        eligible: whether it may be taken; others are compared only.
+        eligible: whether it may be taken; a candidate that may not is only compared.
     """
 
     row: str
@@ -71,31 +71,35 @@ class Candidate:
 
     @property
     def price(self) -> tuple[float, int]:
-        """Mult-adds, then members."""
+        """The key that candidates are sorted by, cheapest first: mult-adds, then members."""
         if self.macs is None:
             return math.inf, self.members
         return self.macs, self.members
 
 
 def _value(resampled: Resampled, key: str) -> float:
+    """Return a figure on the data themselves."""
     value = resampled.values[key]
     assert value is not None  # validation data have labels, and OOD samples
     return value
 
 
 def _readings(resampled: Resampled, key: str) -> Floats:
-    """Return the figure on the data, then in every round, [1 + R]."""
-    return np.concatenate([[_value(resampled, key)], resampled.rounds[key]])
+    """Return a figure on the data, then in every round of the bootstrap, [1 + rounds]."""
+    on_data = _value(resampled, key)
+    in_rounds = resampled.rounds[key]
+    return np.concatenate([[on_data], in_rounds])
 
 
 def _aurocs(candidate: Candidate, sets: Sequence[str]) -> Floats:
-    """Return the AUROC of a candidate against each of the OOD sets in every reading, [sets, 1 + R]."""
-    return np.stack([_readings(candidate.outside, name) for name in sets])
+    """Return the AUROC of a candidate against each of the OOD sets in every reading, [sets, readings]."""
+    by_set = [_readings(candidate.outside, name) for name in sets]
+    return np.stack(by_set)
 
 
 @dataclass(frozen=True)
 class AurocDifference:
-    """A paired difference of mean AUROC with its 95 % interval."""
+    """A paired difference of mean AUROC and the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -103,21 +107,29 @@ class AurocDifference:
 
 
 class Evidence:
-    """What validation data say of all candidates.
+    """The figures of all candidates on the validation data and on every resample of them.
 
-    Reading 0 is the data themselves. Reading r is the data as round r of the bootstrap drew them: its figures, with the
-    intervals of the data moved along, so that a decision can be made again without a bootstrap inside the bootstrap.
+    A decision is made from one reading. Reading 0 is the data themselves. Reading r is round r of the bootstrap: its
+    figures are those of the resample; its intervals are those of the data, moved along with the figures. So a decision
+    can be repeated on a resample without a second bootstrap inside the first.
+
+    Sets are given by their indices in ``sets``, and candidates by their indices ("places") in ``candidates``.
 
     Args:
-        candidates: in the order of the table, those of each row together; the reference is among them.
+        candidates: all candidates in the order of the table, those of one row next to each other; the reference is
+            among them.
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = tuple(candidates)
         self.sets = tuple(self.candidates[0].outside.values)
-        aurocs = [_aurocs(candidate, self.sets) for candidate in self.candidates]
-        accuracies = [_readings(candidate.inside, ACCURACY) for candidate in self.candidates]
-        nlls = [_readings(candidate.inside, NLL) for candidate in self.candidates]
+        aurocs = []
+        accuracies = []
+        nlls = []
+        for candidate in self.candidates:
+            aurocs.append(_aurocs(candidate, self.sets))
+            accuracies.append(_readings(candidate.inside, ACCURACY))
+            nlls.append(_readings(candidate.inside, NLL))
         self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
         self._accuracies = np.stack(accuracies)  # [candidates, readings]
         self._nlls = np.stack(nlls)  # [candidates, readings]
@@ -126,19 +138,20 @@ class Evidence:
 
     @property
     def readings(self) -> int:
-        """How many readings there are, the data themselves included."""
-        return int(self._aurocs.shape[-1])
+        """The number of readings, the data themselves included."""
+        _, _, readings = self._aurocs.shape
+        return int(readings)
 
     @cached_property
     def rows(self) -> dict[str, list[int]]:
-        """The places of the candidates of each row."""
+        """The places of the candidates of each row, by row."""
         places: dict[str, list[int]] = {}
         for place, candidate in enumerate(self.candidates):
             places.setdefault(candidate.row, []).append(place)
         return places
 
     def under(self, row: str, score: str) -> int | None:
-        """Return the place of a row with a score; None where it has not that score."""
+        """Return the place of the candidate of a row with a score; None if the row does not have that score."""
         for place in self.rows[row]:
             if self.candidates[place].score == score:
                 return place
@@ -152,62 +165,74 @@ class Evidence:
         return place
 
     def telling(self, reading: int) -> tuple[int, ...]:
-        """Return the sets that some score of the single model separates from the ID samples."""
-        lower_ends = self._aurocs[self.rows[SINGLE], :, reading] + self._auroc_spreads
-        return tuple(np.flatnonzero(lower_ends.max(axis=0) > BLIND).tolist())
+        """Return the sets with a vote: those that a score of the single model separates from the ID samples."""
+        aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]
+        lower_ends = aurocs_of_single + self._auroc_spreads
+        highest_lower_ends = lower_ends.max(axis=0)  # [sets]
+        sets = np.flatnonzero(highest_lower_ends > BLIND)
+        return tuple(sets.tolist())
 
     @cached_property
     def _auroc_spreads(self) -> Floats:
-        """The lower end of each AUROC of the single model minus its value, [scores of the single model, sets]."""
-        aurocs = self._aurocs[self.rows[SINGLE]]
-        ends: Floats = np.quantile(aurocs[..., 1:], 0.025, axis=-1)
-        return ends - aurocs[..., 0]
+        """The lower end of the interval of each AUROC of the single model minus its value, [scores, sets]."""
+        aurocs = self._aurocs[self.rows[SINGLE]]  # [scores, sets, readings]
+        on_data = aurocs[..., 0]
+        in_rounds = aurocs[..., 1:]
+        lower_ends: Floats = np.quantile(in_rounds, 0.025, axis=-1)
+        return lower_ends - on_data
 
     def accuracy(self, place: int, reading: int) -> float:
         """Return the accuracy of a candidate."""
-        return float(self._accuracies[place, reading])
+        accuracy = self._accuracies[place, reading]
+        return float(accuracy)
 
     def nll(self, place: int, reading: int) -> float:
-        """Return the NLL of a candidate."""
-        return float(self._nlls[place, reading])
+        """Return the NLL of a candidate, in nats."""
+        nll = self._nlls[place, reading]
+        return float(nll)
 
     def mean(self, place: int, sets: tuple[int, ...], reading: int) -> float:
-        """Return the mean AUROC of a candidate over some sets; 0 without any."""
+        """Return the mean AUROC of a candidate over some sets; 0 without sets."""
         if not sets:
             return 0.0
-        return float(self._mean_aurocs(sets)[place, reading])
+        means = self._mean_aurocs(sets)
+        return float(means[place, reading])
 
     def _mean_aurocs(self, sets: tuple[int, ...]) -> Floats:
-        """Return the mean AUROC over some sets, [candidates, readings]."""
+        """Return the mean AUROC over some sets, [candidates, readings]; the means of each choice of sets are kept."""
         if sets not in self._means:
-            self._means[sets] = self._aurocs[:, list(sets)].mean(axis=1)
+            aurocs = self._aurocs[:, list(sets)]  # [candidates, sets, readings]
+            self._means[sets] = aurocs.mean(axis=1)
         return self._means[sets]
 
     def difference(self, place: int, other: int, sets: tuple[int, ...], reading: int) -> AurocDifference:
-        """Return the mean AUROC of one candidate over some sets minus that of another."""
+        """Return the mean AUROC of one candidate over some sets minus that of another one."""
         key = (place, other, sets)
         if key not in self._spreads:
             self._spreads[key] = self._spread_of_difference(place, other, sets)
-        below, above = self._spreads[key]
-        value = self.mean(place, sets, reading) - self.mean(other, sets, reading)
-        return AurocDifference(value, value + below, value + above)
+        to_low, to_high = self._spreads[key]
+        mean = self.mean(place, sets, reading)
+        mean_of_other = self.mean(other, sets, reading)
+        value = mean - mean_of_other
+        return AurocDifference(value, low=value + to_low, high=value + to_high)
 
     def _spread_of_difference(self, place: int, other: int, sets: tuple[int, ...]) -> tuple[float, float]:
-        """Return both ends of the interval of a difference minus its value, on the data."""
+        """Return both ends of the 95 % interval of a difference, each minus the difference on the data."""
         aurocs = self._mean_aurocs(sets)
-        gains = aurocs[place] - aurocs[other]
-        on_data = gains[0]
-        low, high = np.quantile(gains[1:], [0.025, 0.975])
+        differences = aurocs[place] - aurocs[other]  # [readings]
+        on_data = differences[0]
+        in_rounds = differences[1:]
+        low, high = np.quantile(in_rounds, [0.025, 0.975])
         return float(low - on_data), float(high - on_data)
 
 
 @dataclass(frozen=True)
 class ReadingDecision:
-    """What one reading of the evidence leads to.
+    """The decision that one reading of the evidence leads to.
 
     Attributes:
         telling: the sets that have a vote.
-        compared: by row its place under the score of the single model; rows that may not have it are not there.
+        compared: the place of each row under the score of the single model, without the rows that it harms.
         admissible: the rows that may be taken, cheapest first.
         chosen: the place of the candidate that is taken.
     """
@@ -221,32 +246,66 @@ class ReadingDecision:
 def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDecision:
     """Apply the rule of this module to one reading."""
     telling = evidence.telling(reading)
-    score = evidence.candidates[own_score(evidence, SINGLE, telling, reading)].score
+
+    # All rows are compared under the score of the single model.
+    place_of_single = own_score(evidence, SINGLE, telling, reading)
+    common_score = evidence.candidates[place_of_single].score
     compared = {}
     for row in evidence.rows:
-        place = evidence.under(row, score)
-        if place is not None and not harm(evidence, place, telling, reading):
-            compared[row] = place
-    admissible = [row for row, place in compared.items() if not too_bad(evidence, place, max_drop, reading)]
-    admissible.sort(key=lambda row: evidence.candidates[compared[row]].price)  # the first of equals
-    for number, row in enumerate(admissible):
+        place = evidence.under(row, common_score)
+        if place is None:
+            continue
+        if harm(evidence, place, telling, reading):
+            continue
+        compared[row] = place
+
+    admissible = []
+    for row, place in compared.items():
+        if not too_bad(evidence, place, max_drop, reading):
+            admissible.append(row)
+
+    def price(row: str) -> tuple[float, int]:
+        return evidence.candidates[compared[row]].price
+
+    admissible.sort(key=price)  # stable: rows of one price stay in the order of the table
+
+    for number, row in enumerate(admissible, start=1):
         place = compared[row]
-        dearer = [compared[other] for other in admissible[number + 1 :]]
-        if not any(clearly_better(evidence, other, place, telling, reading) for other in dearer):
+        dearer = [compared[dearer_row] for dearer_row in admissible[number:]]
+        better = _better_one(evidence, place, dearer, telling, reading)
+        if better is None:
             return ReadingDecision(telling, compared, admissible, place)
     raise AssertionError("the single model is always admissible")
 
 
+def _better_one(
+    evidence: Evidence, place: int, others: Sequence[int], telling: tuple[int, ...], reading: int
+) -> int | None:
+    """Return the place of the first of some other candidates that is clearly better; None if none of them is."""
+    for other in others:
+        if clearly_better(evidence, other, place, telling, reading):
+            return other
+    return None
+
+
 def own_score(evidence: Evidence, row: str, telling: tuple[int, ...], reading: int = 0) -> int:
-    """Return the place of the admissible score of a row with the highest mean AUROC, else of its first score."""
-    admissible = [place for place in evidence.rows[row] if not harm(evidence, place, telling, reading)]
+    """Return the place of a row's admissible score with the highest mean AUROC, the first of equals.
+
+    A row without an admissible score has its first one.
+    """
+    places = evidence.rows[row]
+    admissible = [place for place in places if not harm(evidence, place, telling, reading)]
     if not admissible:
-        return evidence.rows[row][0]
-    return max(admissible, key=lambda place: evidence.mean(place, telling, reading))  # the first of equals
+        return places[0]
+
+    def mean_auroc(place: int) -> float:
+        return evidence.mean(place, telling, reading)
+
+    return max(admissible, key=mean_auroc)
 
 
 def harm(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int) -> str:
-    """Say why a candidate is no safe replacement of the reference; nothing where it is one."""
+    """Return the reason why a candidate cannot safely replace the reference; empty if it can."""
     reference = evidence.reference
     if place == reference:
         return ""
@@ -254,7 +313,9 @@ def harm(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int)
         return "no OOD validation set tells anything"
     for index in telling:
         gain = evidence.difference(place, reference, (index,), reading)
-        if gain.value < -AUROC_MARGIN - _ROUNDING or gain.high < 0:
+        is_large_loss = gain.value < -AUROC_MARGIN - _ROUNDING
+        is_significant_loss = gain.high < 0
+        if is_large_loss or is_significant_loss:
             return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({gain.value:+.4f})"
     mean_gain = evidence.difference(place, reference, telling, reading)
     if mean_gain.low <= 0:
@@ -263,7 +324,7 @@ def harm(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int)
 
 
 def too_bad(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
-    """Say why a row may not be taken whatever its score; nothing where it may."""
+    """Return the reason why a row may not be taken, whatever its score; empty if it may."""
     candidate = evidence.candidates[place]
     if candidate.row == SINGLE:
         return ""
@@ -281,24 +342,26 @@ def too_bad(evidence: Evidence, place: int, max_drop: float, reading: int) -> st
 
 
 def clearly_better(evidence: Evidence, place: int, other: int, telling: tuple[int, ...], reading: int) -> bool:
-    """Return whether the mean AUROC of a candidate is above another's by more than the margin, significantly."""
+    """Return whether the mean AUROC of a candidate is above that of another by more than the margin, significantly."""
     if not telling:
         return False
     gain = evidence.difference(place, other, telling, reading)
-    return gain.value > AUROC_MARGIN + _ROUNDING and gain.low > 0
+    is_large = gain.value > AUROC_MARGIN + _ROUNDING
+    is_significant = gain.low > 0
+    return is_large and is_significant
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided before any test sample is read.
+    """The decisions made before any test sample is read.
 
     Attributes:
         chosen: the place of the candidate that is taken.
-        own_places: by row the place of its own score: the admissible one of the highest mean, MSP where none is.
-        telling, blind: names of the OOD validation sets that have a vote, and of those that have none.
-        rivals: places of the admissible candidates of the single model that are not significantly below its best.
-        reasons: for each candidate why it was not taken; empty for the chosen one.
-        limits: by row what speaks against taking it whatever its score.
+        own_places: the place of each row under its own score, by row; see :func:`own_score`.
+        telling, blind: the names of the OOD validation sets with and without a vote.
+        rivals: the places of the admissible scores of the single model that are not significantly below its best one.
+        reasons: why each candidate was not taken, in the order of the candidates; empty for the chosen one.
+        limits: the reason why each row may not be taken, whatever its score, by row; empty if it may.
     """
 
     chosen: int
@@ -311,16 +374,21 @@ class Choice:
 
 
 def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
-    """Apply the rule to the data, and say of each candidate why it was not taken."""
+    """Apply the rule of this module to the data themselves."""
     decision = decide(evidence, max_drop)
     telling = decision.telling
     own_places = {row: own_score(evidence, row, telling) for row in evidence.rows}
+
     rivals = []
     for place in evidence.rows[SINGLE]:
-        if place == evidence.reference or harm(evidence, place, telling, 0):
+        if place == evidence.reference:
             continue
-        if evidence.difference(place, own_places[SINGLE], telling, 0).high >= 0:
+        if harm(evidence, place, telling, 0):
+            continue
+        to_best = evidence.difference(place, own_places[SINGLE], telling, 0)
+        if to_best.high >= 0:
             rivals.append(place)
+
     telling_names = []
     blind_names = []
     for index, name in enumerate(evidence.sets):
@@ -328,6 +396,7 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
             telling_names.append(name)
         else:
             blind_names.append(name)
+
     places = range(len(evidence.candidates))
     reasons = [_reason(evidence, decision, place, max_drop) for place in places]
     limits = {row: too_bad(evidence, place, max_drop, 0) for row, place in own_places.items()}
@@ -343,51 +412,55 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
 
 
 def _reason(evidence: Evidence, decision: ReadingDecision, place: int, max_drop: float) -> str:
-    """Say why a candidate was not taken; nothing of the one that was."""
+    """Return the reason why a candidate was not taken; empty for the one that was."""
     if place == decision.chosen:
         return ""
+    harm_done = harm(evidence, place, decision.telling, 0)
+    if harm_done:
+        return harm_done
     candidate = evidence.candidates[place]
     chosen = evidence.candidates[decision.chosen]
-    harmful = harm(evidence, place, decision.telling, 0)
-    if harmful:
-        return harmful
     if candidate.score != chosen.score:
         return f"rows are compared under {chosen.score}, the score of the single model"
     limit = too_bad(evidence, place, max_drop, 0)
     if limit:
         return limit
     rank = decision.admissible.index(candidate.row)
-    if rank < decision.admissible.index(chosen.row):
-        return _better_row(evidence, decision, place, decision.admissible[rank + 1 :])
-    price = "of the same cost" if candidate.price == chosen.price else "which costs less"
+    rank_of_chosen = decision.admissible.index(chosen.row)
+    if rank < rank_of_chosen:
+        dearer_rows = decision.admissible[rank + 1 :]
+        return _better_row(evidence, decision, place, dearer_rows)
+    price = "which costs less"
+    if candidate.price == chosen.price:
+        price = "of the same cost"
     return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row}, {price}"
 
 
-def _better_row(evidence: Evidence, decision: ReadingDecision, place: int, dearer: Sequence[str]) -> str:
-    """Name the first of some dearer rows that is clearly better than a candidate."""
-    for row in dearer:
-        other = decision.compared[row]
-        if clearly_better(evidence, other, place, decision.telling, 0):
-            gain = evidence.difference(other, place, decision.telling, 0)
-            return f"{row} is better ({gain.value:+.4f})"
-    raise AssertionError("a cheaper row is left only for a better one")
+def _better_row(evidence: Evidence, decision: ReadingDecision, place: int, dearer_rows: Sequence[str]) -> str:
+    """Name the first of some dearer rows that is clearly better than a candidate, with its gain."""
+    dearer = [decision.compared[row] for row in dearer_rows]
+    better = _better_one(evidence, place, dearer, decision.telling, 0)
+    if better is None:
+        raise AssertionError("a cheaper row is left only for a better one")
+    gain = evidence.difference(better, place, decision.telling, 0)
+    row = evidence.candidates[better].row
+    return f"{row} is better ({gain.value:+.4f})"
 
 
 @dataclass(frozen=True)
 class Stability:
-    """The shares of resamples of the validation data that lead to the same row, and to the same score."""
+    """The shares of resamples of the validation data that lead to the same row, and to the same score, as the data."""
 
     row: float
     score: float
 
 
 def stability(evidence: Evidence, max_drop: float, choice: Choice) -> Stability:
-    """Return how often the choice is made again in the rounds of the bootstrap."""
+    """Return how often the rounds of the bootstrap lead to the same choice."""
     chosen = evidence.candidates[choice.chosen]
     same_row = 0
     same_score = 0
-    # Reading 0 is of the samples themselves, which the choice was made on; the others are of resampled ones.
-    rounds = range(1, evidence.readings)
+    rounds = range(1, evidence.readings)  # reading 0 is the data themselves, which the choice was made on
     for reading in rounds:
         decision = decide(evidence, max_drop, reading)
         chosen_again = evidence.candidates[decision.chosen]

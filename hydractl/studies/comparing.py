@@ -1,7 +1,7 @@
-"""What a choice meets on the test data: its hardest rival, free scores seen afterwards, and the ladder below it.
+"""Comparisons of a choice on the test data: its hardest rival, the free scores, and the ladder that it heads.
 
-Everything that a choice is compared with is fixed before a test sample is read. Test data may only step down the ladder
-from there: from the choice to the single model with its own score, and from that to the single model with MSP.
+Everything that a choice is compared with is fixed before any test sample is read. Test data can only move the verdict
+down the ladder: from the choice to the single model with its own score, and from there to the single model with MSP.
 """
 
 from __future__ import annotations
@@ -22,31 +22,35 @@ class Rung:
 
 def ladder(chosen: Rung, own_rung: Rung, reference: Rung) -> list[Rung]:
     """Return the choice, the single model with its own score and the single model with MSP, each once."""
-    return list(dict.fromkeys([chosen, own_rung, reference]))
+    rungs = [chosen, own_rung, reference]
+    without_repeats = dict.fromkeys(rungs)
+    return list(without_repeats)
 
 
 def end_of(steps: Sequence[Finding]) -> int:
-    """Return the place of the rung where the verdict ends.
+    """Return the index of the rung where the verdict ends.
 
-    A rung is kept where it is better than the next one, or where the data cannot tell; it is left where there is no
-    difference, or a loss.
+    A rung is kept if it is better than the next one or if the data cannot tell; it is left if the two do not differ
+    or if the rung is worse.
 
     Args:
-        steps: of each rung but the last its difference to the next one.
+        steps: the difference of each rung, except the last, to the next one.
     """
     for place, step in enumerate(steps):
-        if step.kind in GAINS or step.kind == CANNOT_TELL:
+        if step.kind in GAINS:
+            return place
+        if step.kind == CANNOT_TELL:
             return place
     return len(steps)
 
 
 @dataclass(frozen=True)
 class Met:
-    """What one rung met on the test data, in differences of mean AUROC to the single model under its scores.
+    """Differences of mean AUROC on the test data: one rung minus the single model under each of its scores.
 
     Attributes:
-        rivals: by score, those fixed beforehand.
-        others: by score, the other free ones, which were seen afterwards.
+        rivals: the differences to the scores that were fixed beforehand, by score.
+        others: the differences to all other scores of the single model, which were seen only afterwards, by score.
     """
 
     rivals: Mapping[str, Finding]
@@ -54,17 +58,27 @@ class Met:
 
     @property
     def hardest(self) -> str | None:
-        """The rival against which the interval reaches lowest, the first of equals; None without any."""
-        lower_ends = {score: finding.ci[0] for score, finding in self.rivals.items()}
-        return min(lower_ends, key=lower_ends.__getitem__, default=None)
+        """The rival score with the lowest lower end of the interval, the first of equals; None without rivals."""
+        if not self.rivals:
+            return None
+
+        def lower_end(score: str) -> float:
+            low, _ = self.rivals[score].ci
+            return low
+
+        return min(self.rivals, key=lower_end)
 
     @property
     def better_afterwards(self) -> dict[str, Finding]:
-        """Free scores that did significantly better, the one that did so most first."""
+        """The differences to the other scores that did significantly better, the largest lead first, by score."""
         ahead = []
         for score, finding in self.others.items():
             _, high = finding.ci
             if high < 0:
                 ahead.append(score)
-        ahead.sort(key=lambda score: self.others[score].value)
+
+        def value_of(score: str) -> float:
+            return self.others[score].value
+
+        ahead.sort(key=value_of)  # the most negative difference is the largest lead
         return {score: self.others[score] for score in ahead}

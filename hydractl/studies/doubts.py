@@ -1,4 +1,4 @@
-"""What makes a verdict less sure than its intervals say: one sentence each, none where there is nothing to doubt."""
+"""Reasons why a verdict is less certain than its intervals say: one sentence each, none without a reason."""
 
 from __future__ import annotations
 
@@ -13,29 +13,35 @@ from hydractl.studies.choosing import BLIND, Stability
 from hydractl.studies.words import NLL
 
 OFTEN = 0.2
-"""A choice that more than this share of resamples would change is doubtful."""
+"""The share of resamples that may lead to another choice before the choice is called doubtful."""
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
-    """Say which OOD validation sets had no vote."""
+    """Say which OOD validation sets had no vote.
+
+    Args:
+        telling, blind: the names of the sets with and without a vote.
+    """
     if not blind:
         return []
+    if len(blind) > 1:
+        subject, object_ = "they", "them"
+    else:
+        subject, object_ = "it", "it"
+    consequence = f"nothing could be chosen on {object_}"
+    if telling:
+        consequence = f"{subject} had no vote"
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
-    several = len(blind) > 1
-    if telling:
-        consequence = "they had no vote" if several else "it had no vote"
-    else:
-        consequence = "nothing could be chosen on them" if several else "nothing could be chosen on it"
     return [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
 
 
 def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:
-    """Say where the validation data look easier than the test data.
+    """Say if the validation data look easier than the test data.
 
     Args:
-        right, n: correct predictions of the single model on validation data, of how many.
-        test_right, test_n: on test data.
+        right, n: the correct predictions and the samples of the single model on the validation data.
+        test_right, test_n: the same on the test data.
     """
     gap, low, high = difference_of_shares(right, n, test_right, test_n)
     if low <= 0:
@@ -49,28 +55,31 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
 
 
 def difference_of_shares(hits: int, n: int, other_hits: int, other_n: int) -> tuple[float, float, float]:
-    """Return the difference of two independent shares with its 95 % interval.
+    """Return the difference of two independent shares and the ends of its 95 % interval.
 
     Source: Newcombe 1998, method 10, from the score intervals of both.
     """
     share = hits / n
-    other = other_hits / other_n
     low, high = share_interval(hits, n)
+    other_share = other_hits / other_n
     other_low, other_high = share_interval(other_hits, other_n)
-    below = math.hypot(share - low, other_high - other)
-    above = math.hypot(high - share, other - other_low)
-    difference = share - other
+
+    difference = share - other_share
+    below = math.hypot(share - low, other_high - other_share)
+    above = math.hypot(high - share, other_share - other_low)
     return difference, difference - below, difference + above
 
 
 def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resampled) -> list[str]:
-    """Say where a temperature below 1, fitted on validation data, makes the NLL of the test data worse.
+    """Say if a temperature below 1, fitted on the validation data, makes the NLL on the test data worse.
 
     Args:
-        temperature: of the row to use; None without one.
-        calibrated, raw: its NLL on the test data, with the temperature and without.
+        temperature: the temperature of the row to use; None without one.
+        calibrated, raw: the NLL of that row on the test data, with the temperature and without.
     """
-    if temperature is None or temperature >= 1:
+    if temperature is None:
+        return []
+    if temperature >= 1:
         return []
     change = paired_differences(raw, calibrated)[NLL]
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty
@@ -85,7 +94,7 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
 
 
 def of_stability(stability: Stability) -> list[str]:
-    """Say where other validation samples would often have led to another choice."""
+    """Say if other validation samples would often have led to another choice."""
     changes = []
     changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():

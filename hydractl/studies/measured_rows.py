@@ -1,4 +1,4 @@
-"""Stored predictions as what a study decides by: per row the samples of each set, under every OOD score."""
+"""Rows of a study, measured from stored predictions: the samples of each set under every OOD score."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from hydractl.studies.words import KINDS
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """One row on ID data and OOD sets.
+    """One row, measured on the ID data and on the OOD sets.
 
     Attributes:
-        source: the predictions that it was taken from.
-        members: how many.
-        macs, params: of one sample; None where they are not known.
-        inside: the ID samples, with every OOD score that means something for them.
-        outside: those of each OOD set, likewise.
-        groups: ``near``, ``far`` or None by set.
+        source: the predictions that the row was measured from.
+        members: the number of members.
+        macs, params: the mult-adds of one sample and the parameters; None if they are not known.
+        inside: the ID samples with all their OOD scores; a score that the row does not have is None.
+        outside: the same for each OOD set, by its name.
+        groups: ``near``, ``far`` or None for each OOD set, by its name.
     """
 
     source: Predictions
@@ -45,69 +45,97 @@ class MeasuredRow:
 
     @property
     def scores(self) -> list[str]:
-        """The names of the scores."""
-        return [name for name, values in self.inside.scores.items() if values is not None]
+        """The names of the OOD scores that the row has."""
+        names = []
+        for name, values in self.inside.scores.items():
+            if values is not None:
+                names.append(name)
+        return names
 
     def _under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
-        """Return the samples with one score leading, and alone."""
+        """Return the ID samples and those of each OOD set with this score as their only one."""
         inside = _with_score_alone(self.inside, score)
-        outside = {name: _with_score_alone(samples, score) for name, samples in self.outside.items()}
+        outside = {}
+        for name, samples in self.outside.items():
+            outside[name] = _with_score_alone(samples, score)
         return inside, outside
 
     def block(self, score: str) -> dict[str, Any]:
-        """Return every metric with this score, as in the row of an eval."""
+        """Return every metric under this score, as in a row of an eval."""
         inside, outside = self._under(score)
-        return {**row_blocks(inside, outside, self.groups), "ood_score": score}
+        metrics = row_blocks(inside, outside, self.groups)
+        return {**metrics, "ood_score": score}
 
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
     ) -> Resampled:
-        """Return what a verdict judges, with this score, on the data and their resamples; each calls ``advance``."""
+        """Return the metrics that a verdict judges, under this score, on the data and on their resamples.
+
+        Args:
+            score: the OOD score.
+            rounds, seed: of the bootstrap.
+            advance: called with the number of resamples just finished.
+        """
         inside, outside = self._under(score)
-        names = {key.rpartition(".")[2] for key in KINDS}
+        names = set()
+        for key in KINDS:
+            _, _, metric = key.rpartition(".")
+            names.add(metric)
         return resample(inside, outside, self.groups, rounds=rounds, seed=seed, names=names, advance=advance)
 
     def aurocs(self, scores: Sequence[str], rounds: int, seed: int) -> dict[str, Resampled]:
-        """Return by score the AUROC against each OOD set under its name, likewise."""
+        """Return the AUROC against each OOD set, by its name, for each score, on the data and on their resamples."""
         id_scores = _values_of(self.inside, scores)
-        ood_scores = {name: _values_of(samples, scores) for name, samples in self.outside.items()}
+        ood_scores = {}
+        for name, samples in self.outside.items():
+            ood_scores[name] = _values_of(samples, scores)
         return resample_aurocs(id_scores, ood_scores, rounds=rounds, seed=seed)
 
     def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
-        """Return accuracy and NLL of the labelled ID samples, likewise."""
+        """Return accuracy and NLL of the labelled ID samples, on the data and on their resamples."""
         return resample_id(self.inside, rounds=rounds, seed=seed)
 
 
 def _with_score_alone(samples: Samples, score: str) -> Samples:
-    return replace(samples, score=samples.scores[score], scores={})
+    """Return the samples with one of their scores as the leading one, and without the others."""
+    values = samples.scores[score]
+    return replace(samples, score=values, scores={})
 
 
 def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
-    """Return some scores of some samples, each of which says something."""
+    """Return the values of some scores, ``[N]`` each, by score; the samples have all of them."""
     values = {}
     for score in scores:
         values_of_score = samples.scores[score]
-        assert values_of_score is not None  # they are of MeasuredRow.scores
+        assert values_of_score is not None  # the scores are among MeasuredRow.scores
         values[score] = values_of_score
     return values
 
 
 def fitted_temperature(path: Path) -> Calibration:
-    """Return the temperature that fits the labels of a predictions file best."""
-    data_set = _read_set(read_predictions(path), 0)
+    """Return the temperature that fits best to the labels of the first set of a predictions file."""
+    predictions = read_predictions(path)
+    data_set = _read_set(predictions, 0)
     assert data_set.labels is not None  # the validation data of a study have labels
-    return fit_calibration("temperature", pooled_log_probs(data_set.logits), data_set.labels)
+    log_probs = pooled_log_probs(data_set.logits)
+    return fit_calibration("temperature", log_probs, data_set.labels)
 
 
 def measure_row(
     row: Path | Predictions, calibration: Calibration | None, roles: tuple[str, str] = (ID, OOD)
 ) -> MeasuredRow:
-    """Measure a row from its predictions file; probabilities are taken with the calibration.
+    """Measure a row from its stored predictions.
 
-    ``roles`` are those of the ID set and of the OOD sets.
+    Args:
+        row: the predictions, or their file.
+        calibration: applied to the probabilities; None for none.
+        roles: the roles of the ID set, of which there is exactly one, and of the OOD sets; other sets are ignored.
     """
-    predictions = read_predictions(row) if isinstance(row, Path) else row
+    predictions = row
+    if isinstance(predictions, Path):
+        predictions = read_predictions(predictions)
     id_role, ood_role = roles
+
     inside = []
     outside = {}
     groups = {}
@@ -132,6 +160,7 @@ def measure_row(
         else:
             inside.append(samples)
     (id_samples,) = inside
+
     members, _, _ = predictions.shape(0)
     cost = predictions.model.cost or CostRecord()
     return MeasuredRow(
@@ -146,12 +175,12 @@ def measure_row(
 
 
 class _StoredSet(NamedTuple):
-    """The predictions of one set, without samples that could not be read.
+    """The predictions of one set, without the samples that could not be read.
 
     Attributes:
         logits: ``[members, N, classes]``.
-        labels: ``[N]``, None where there are none.
-        feature_scores: OOD scores on features by name, ``[N]`` each.
+        labels: ``[N]``; None for a set without labels.
+        feature_scores: OOD scores on features, ``[N]`` each, by name.
     """
 
     logits: NDArray[Any]
@@ -160,13 +189,14 @@ class _StoredSet(NamedTuple):
 
 
 def _read_set(predictions: Predictions, index: int) -> _StoredSet:
-    """Return the predictions of a set, all of it in memory."""
+    """Read all predictions of a set into memory."""
     members, _, classes = predictions.shape(index)
-    # An empty piece first: a set may have no batches.
+    # Each list begins with an empty array, because a set may have no batches.
     rows_read = [np.zeros(0, dtype=np.int64)]
     logits_read = [np.zeros((members, 0, classes), dtype=np.float32)]
     scores_read = {name: [np.zeros((members, 0))] for name in predictions.scores}
-    for rows, logits, scores in predictions.batches(index):
+    for batch in predictions.batches(index):
+        rows, logits, scores = batch
         rows_read.append(np.asarray(rows, dtype=np.int64))
         logits_read.append(logits)
         for name, pieces in scores_read.items():
@@ -176,9 +206,10 @@ def _read_set(predictions: Predictions, index: int) -> _StoredSet:
     if labels is not None:
         rows_of_set = np.concatenate(rows_read)
         labels = labels[rows_of_set]
+
     feature_scores = {}
     for name, pieces in scores_read.items():
         by_member = np.concatenate(pieces, axis=1)  # [members, N]
-        # As eval has it, the score of an ensemble is the mean of its members'.
-        feature_scores[name] = by_member.mean(axis=0)
-    return _StoredSet(np.concatenate(logits_read, axis=1), labels, feature_scores)
+        feature_scores[name] = by_member.mean(axis=0)  # the score of an ensemble, as eval defines it
+    all_logits = np.concatenate(logits_read, axis=1)  # [members, N, classes]
+    return _StoredSet(all_logits, labels, feature_scores)

@@ -1,6 +1,6 @@
-"""The rows that a study compares: each a model made of the one that is studied, by the commands that make it.
+"""The rows that a study compares: models made from the studied one, each with the commands that make it.
 
-Those of circuits and of pruned weights are declared here, those of ways of getting members in ``hydractl/methods``.
+Rows of circuits and of pruned weights are declared here; rows of ensemble methods are declared in ``hydractl/methods``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hydractl.errors import InputError
-from hydractl.methods import rows_of_methods
+from hydractl.methods import MethodOptions, rows_of_methods
 from hydractl.methods.study_rows import (
     MEMBERS,
     AsMeasured,
@@ -25,20 +25,23 @@ from hydractl.methods.study_rows import (
 from hydractl.studies.steps import Step, Value
 
 SEEDS = tuple(str(seed) for seed in range(MEMBERS))
+"""The seeds of the members that differ in nothing else, as text."""
+
 THREE = ("acc", "ood", "avg")
+"""The objectives of the paper's three circuits."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
+    """One row of a study.
 
     Attributes:
-        name: in the tables, and of its files.
-        model: MODEL, as ``eval`` takes it.
-        steps: that make it.
-        options: more of ``eval`` for this row.
-        stored: whether it is one file, so that it can become ``best.st``.
-        circuit: the circuit that it is made with, and how many heads that removes.
+        name: its name in tables and in the names of its files.
+        model: its MODEL argument of ``eval``.
+        steps: the steps that make it.
+        options: further options of ``eval`` for this row.
+        stored: whether it is a single file, so that it can become ``best.st``.
+        circuit: the file of the circuit that it is made with, and how many heads that removes; None without one.
     """
 
     name: str
@@ -51,20 +54,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What rows are made of.
+    """The model, the data and the options that rows are made with.
 
     Attributes:
-        model: MODEL.
-        heads: how many there are at each site that heads may be removed from, by its number in the model.
+        model: the MODEL argument of the studied model.
+        heads: the number of heads at each site that heads may be removed from, by the number of the site.
         late: the numbers of the sites in the last third of each tower.
-        train: training data, None where there are none.
+        train: training data; None without them.
         val, ood_val: the data of the search.
-        folder: of the study.
-        search: more options of ``extract-circuit``.
-        common: options for every command of a verb, by verb; ``prune --circuit`` has its own.
+        folder: the folder of the study.
+        search: further options of ``extract-circuit``.
+        common: options of every command of a verb, by verb; ``prune --circuit`` has a key of its own.
         training: options of ``finetune`` for rows that are trained.
-        objectives: of the search.
-        max_drop: accuracy that may be lost.
+        objectives: the objectives of the search.
+        max_drop: the accuracy that may be lost.
     """
 
     model: str
@@ -82,12 +85,13 @@ class Workshop:
 
     @property
     def total(self) -> int:
-        """All heads."""
+        """The number of all heads that may be removed."""
         return sum(self.heads.values())
 
     def share(self, part: float) -> int:
-        """Return how many heads are about a part of all: at least one, and never all."""
-        about = max(1, round(part * self.total))
+        """Return the number of heads that is about this part of all: at least one, and never all."""
+        rounded = round(part * self.total)
+        about = max(1, rounded)
         return min(about, self.total - 1)
 
     def step(
@@ -100,45 +104,85 @@ class Workshop:
         output: str | None = None,
         common: str | None = None,
     ) -> Step:
-        """One command; its files are in the folder of the study. ``common`` names its common options."""
+        """Return the step of one command, with its files in the folder of the study.
+
+        Args:
+            verb, models: as of :class:`hydractl.studies.steps.Step`.
+            options: its options, which override the common ones.
+            outputs, output: the names of its files; see :class:`hydractl.studies.steps.Step`.
+            needs: the steps whose outputs it reads.
+            common: the key of its common options; None for the verb.
+        """
         paths = tuple(self.folder / name for name in outputs)
-        whole = None if output is None else self.folder / output
+        output_path = None
+        if output is not None:
+            output_path = self.folder / output
         common_options = self.common.get(common or verb, {})
-        return Step(verb, tuple(models), {**common_options, **options}, paths, tuple(needs), whole)
+        return Step(
+            verb=verb,
+            models=tuple(models),
+            options={**common_options, **options},
+            outputs=paths,
+            needs=tuple(needs),
+            output=output_path,
+        )
 
     @cached_property
     def circuits(self) -> Step:
-        """One search for every objective, as far as the largest row needs; smaller ones take its first removals."""
-        objectives = ",".join(self.objectives)
+        """The search for the circuits of all objectives.
+
+        It removes as many heads as the row that removes most; the other rows take its first removals.
+        """
         if len(self.objectives) == 1:
-            return self._search(objectives, self.share(1 / 4), {}, ["circuit.json"], "circuit.json")
-        names = [f"circuit.{objective}.json" for objective in self.objectives]
-        return self._search(objectives, self.share(1 / 3), {}, names, "circuit.json")
+            budget = self.share(1 / 4)
+            outputs = ["circuit.json"]
+        else:
+            budget = self.share(1 / 3)
+            outputs = [f"circuit.{objective}.json" for objective in self.objectives]
+        objectives = ",".join(self.objectives)
+        return self._search(objectives, budget, {}, outputs, "circuit.json")
 
     @cached_property
     def late_circuit(self) -> Step:
-        """A search in the last sites alone."""
+        """The search for a circuit in the late sites alone."""
         late_heads = sum(self.heads[site] for site in self.late)
-        budget = max(1, min(self.share(1 / 6), late_heads - 1))
-        sites = {"sites": ",".join(map(str, self.late))}
-        return self._search("avg", budget, sites, ["circuit.late.json"], "circuit.late.json")
+        removable = late_heads - 1  # a head must stay
+        budget = min(self.share(1 / 6), removable)
+        site_numbers = [str(site) for site in self.late]
+        sites = {"sites": ",".join(site_numbers)}
+        return self._search("avg", max(1, budget), sites, ["circuit.late.json"], "circuit.late.json")
 
     def _search(
-        self, objectives: str, budget: int, more: Mapping[str, Value], outputs: Sequence[str], output: str
+        self, objectives: str, budget: int, sites: Mapping[str, Value], outputs: Sequence[str], output: str
     ) -> Step:
-        data: dict[str, Value] = {"val": self.val, "ood_val": self.ood_val, "objective": objectives}
-        options = {**data, "budget": str(budget), **self.search, **more, "resume": True}
+        """Return the step of a search; ``sites`` is its option of that name, or empty for all sites."""
+        options: dict[str, Value] = {"val": self.val, "ood_val": self.ood_val}
+        options["objective"] = objectives
+        options["budget"] = str(budget)
+        options.update(self.search)
+        options.update(sites)
+        options["resume"] = True
         return self.step("extract-circuit", [self.model], options, outputs, output=output)
 
     def circuit(self, objective: str) -> Path:
-        """The file of an objective."""
-        return self.circuits.outputs[list(self.objectives).index(objective)]
+        """Return the file of the circuit of an objective."""
+        objectives = list(self.objectives)
+        place = objectives.index(objective)
+        return self.circuits.outputs[place]
 
     def pruned(self, name: str, circuit: Path, remove: int | None, search: Step) -> Step:
-        """The member that a circuit leaves after some removals; None: after as many as ``max_drop`` allows."""
+        """Return the step that prunes a member by a circuit.
+
+        Args:
+            name: the name of the member.
+            circuit: the file of the circuit.
+            remove: how many heads are removed; None for as many as ``max_drop`` allows.
+            search: the step that writes the circuit.
+        """
         options: dict[str, Value] = {"circuit": str(circuit)}
         if remove is None:
-            options |= {"remove": "auto", "max_drop": repr(self.max_drop)}
+            options["remove"] = "auto"
+            options["max_drop"] = repr(self.max_drop)
         else:
             options["remove"] = str(remove)
         options["force"] = True
@@ -152,79 +196,110 @@ class Workshop:
             "prune --circuit",
         )
 
-    def fused(self, name: str, members: Sequence[Step], *, whole: bool = False, **more: object) -> Row:
-        """A row of members fused to one file, with or without the whole model."""
-        models = [str(member.outputs[-1]) for member in members]
+    def fused(
+        self, name: str, members: Sequence[Step], *, whole: bool = False, circuit: tuple[Path, int] | None = None
+    ) -> Row:
+        """Return a row of members that are fused to one file.
+
+        Args:
+            name: the name of the row.
+            members: the steps that make the members; the last output of each is the model.
+            whole: whether the whole model is the first member.
+            circuit: as of :class:`Row`.
+        """
+        models = []
         if whole:
-            models.insert(0, self.model)
+            models.append(self.model)
+        for member in members:
+            models.append(str(member.outputs[-1]))
         step = self.step("fuse", models, {"force": True}, [f"{name}.st"], members)
-        return Row(name, str(step.outputs[0]), (step,), **more)  # type: ignore[arg-type]
+        fused_file = step.outputs[0]
+        return Row(name, str(fused_file), (step,), circuit=circuit)
+
+    def _data(self) -> dict[str, Value]:
+        """Return the options that name training and validation data."""
+        assert self.train is not None  # rows that are trained need it
+        return {"train": self.train, "val": self.val}
 
     def tuned(self, member: Step) -> Step:
-        """A member after fine-tuning."""
+        """Return the step that fine-tunes a member."""
         model = member.outputs[-1]
-        assert self.train is not None  # rows that are trained need it
-        options: dict[str, Value] = {"train": self.train, "val": self.val, **self.training, "resume": True}
-        return self.step("finetune", [str(model)], options, [f"{model.stem}.tuned.st"], [member])
+        options = {**self._data(), **self.training, "resume": True}
+        outputs = [f"{model.stem}.tuned.st"]
+        return self.step("finetune", [str(model)], options, outputs, [member])
 
     def training_step(
         self, options: Mapping[str, Value], outputs: Sequence[str], output: str | None = None, seed: str | None = None
     ) -> Step:
-        """One training of the whole model, with more options than those of every training."""
-        assert self.train is not None  # rows that are trained need it
-        data: dict[str, Value] = {"train": self.train, "val": self.val}
-        all_options = {**data, **self.training, **options, "resume": True}
+        """Return the step of one training of the whole model.
+
+        Args:
+            options: its options beside those of every training.
+            outputs, output: the names of its files; see :class:`hydractl.studies.steps.Step`.
+            seed: its ``--seed``; None for the default.
+        """
+        all_options = {**self._data(), **self.training, **options, "resume": True}
         if seed is not None:
             all_options["seed"] = seed
         return self.step("finetune", [self.model], all_options, outputs, output=output)
 
     def trained(self, name: str, options: Mapping[str, Value], seeds: Sequence[str] = SEEDS) -> list[Step]:
-        """Members of the whole model that differ in the seed of their training."""
-        return [self.training_step(options, [f"{name}{seed}.st"], seed=seed) for seed in seeds]
+        """Return the steps of trainings of the whole model that differ in their seeds alone."""
+        steps = []
+        for seed in seeds:
+            outputs = [f"{name}{seed}.st"]
+            steps.append(self.training_step(options, outputs, seed=seed))
+        return steps
 
     # --- rows that methods declare ------------------------------------------------------------------------------------
 
     def made_by(self, name: str, recipe: Recipe) -> Row:
-        """The row of this name, made as its method says."""
+        """Return the row of this name, made by the recipe of its method."""
         match recipe:
-            case BySeeds(options, None):
-                return self.fused(name, self.trained(name, options))
             case BySeeds(options, ensemble):
-                return self.fused(name, self.trained(name, {"ensemble": str(ensemble), **options}))
+                members = self.trained(name, _with_ensemble(ensemble, options))
+                return self.fused(name, members)
             case ByOneTraining(ensemble, options, merge):
-                return self._of_one_training(name, {"ensemble": str(ensemble), **options}, merge)
+                return self._of_one_training(name, _with_ensemble(ensemble, options), merge)
             case ByTraining(ensemble, options):
-                step = self.training_step({"ensemble": str(ensemble), **options}, [f"{name}.st"])
+                step = self.training_step(_with_ensemble(ensemble, options), [f"{name}.st"])
                 return Row(name, str(step.outputs[0]), (step,))
             case ByVerb(verb):
-                assert self.train is not None
-                data: dict[str, Value] = {"train": self.train, "val": self.val, "force": True}
-                step = self.step(verb, [self.model], data, [f"{name}.st"])
+                step = self.step(verb, [self.model], {**self._data(), "force": True}, [f"{name}.st"])
                 return Row(name, str(step.outputs[0]), (step,))
             case AsMeasured(options):
                 return Row(name, self.model, options=options, stored=False)
 
     def _of_one_training(self, name: str, options: Mapping[str, Value], merge: str | None) -> Row:
-        """A row of members that one training of the whole model leaves, fused."""
-        names = [f"{name}.{number}.st" for number in range(1, MEMBERS + 1)]
-        step = self.training_step(options, names, f"{name}.st")
-        fusing: dict[str, Value] = {"force": True}
+        """Return the row of the members that one training of the whole model leaves, fused to one file."""
+        member_files = [f"{name}.{number}.st" for number in range(1, MEMBERS + 1)]
+        training = self.training_step(options, member_files, f"{name}.st")
+
+        fuse_options: dict[str, Value] = {"force": True}
         if merge is not None:
-            fusing["merge"] = merge
-        members = [str(path) for path in step.outputs]
-        fused = self.step("fuse", members, fusing, [f"{name}.fused.st"], [step])
-        return Row(name, str(fused.outputs[0]), (fused,))
+            fuse_options["merge"] = merge
+        members = [str(path) for path in training.outputs]
+        fusion = self.step("fuse", members, fuse_options, [f"{name}.fused.st"], [training])
+        fused_file = fusion.outputs[0]
+        return Row(name, str(fused_file), (fusion,))
+
+
+def _with_ensemble(ensemble: MethodOptions | None, options: Mapping[str, str]) -> Mapping[str, Value]:
+    """Return the options of a training, ``--ensemble`` first if it has one."""
+    if ensemble is None:
+        return options
+    return {"ensemble": str(ensemble), **options}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much a study does.
+    """The extent of a study.
 
     Attributes:
-        rows: names of rows.
-        approx: of the search; None for an exact one.
-        samples: of each set in the search; None for all.
-        cut: in words, what was left out of what was asked for.
+        rows: the names of the rows.
+        approx: the approximation of the search; None for an exact search.
+        samples: the number of samples of each set in the search; None for all.
+        cut: sentences on what was left out of what was asked for.
     """
 
     rows: Sequence[str]
@@ -234,8 +309,10 @@ class Scale:
 
 
 def smaller(scale: Scale) -> Iterator[Scale]:
-    """Yield the scale that was asked for, and smaller and smaller ones."""
+    """Yield the scale that was asked for, then ever smaller ones, each with one more cut."""
     yield scale
+
+    # An approximate search, then fewer samples for it.
     if scale.approx is None:
         text = "the search is approximated (lazy:8)"
         scale = replace(scale, approx="lazy:8", cut=[*scale.cut, text])
@@ -245,23 +322,25 @@ def smaller(scale: Scale) -> Iterator[Scale]:
             text = f"the search takes {samples} samples of each set"
             scale = replace(scale, samples=samples, cut=[*scale.cut, text])
             yield scale
-    dear = []
-    cheap = []
-    for name in scale.rows:
-        if name in NEED_THREE or name == "whole-late":
-            dear.append(name)
-        else:
-            cheap.append(name)
-    if dear:
-        text = f"the rows {', '.join(dear)} are left out"
-        scale = replace(scale, rows=cheap, cut=[*scale.cut, text])
+
+    # No rows that need a search of their own or for three objectives.
+    dear = NEED_THREE | {"whole-late"}
+    left_out = [name for name in scale.rows if name in dear]
+    if left_out:
+        kept_rows = [name for name in scale.rows if name not in dear]
+        text = f"the rows {', '.join(left_out)} are left out"
+        scale = replace(scale, rows=kept_rows, cut=[*scale.cut, text])
         yield scale
-    fewest = min(scale.samples or 150, 150)
+
+    # The fewest samples.
+    fewest = 150
+    if scale.samples:
+        fewest = min(scale.samples, fewest)
     yield replace(scale, samples=fewest, cut=[*scale.cut, "the search takes 150 samples"])
 
 
 NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
-"""Rows of circuits for three objectives."""
+"""The rows that need circuits for three objectives."""
 
 Maker = Callable[[Workshop], list[Row]]
 NEED_TRAIN: set[str] = set()
@@ -270,7 +349,7 @@ NEED_CLASSIFIER: set[str] = set()
 NEED_STEPS: dict[str, int] = {}
 DEFAULT: list[str] = []
 MAKERS: dict[str, Maker] = {}
-"""The rows by the names of ``--rows``, in the order of the table."""
+"""The functions that make rows, by the names of ``--rows``, in the order of the table."""
 
 
 def row(
@@ -282,15 +361,15 @@ def row(
     classifier: bool = False,
     steps: int = 0,
 ) -> Callable[[Maker], Maker]:
-    """Declare the function below as the maker of the rows of a name.
+    """Return a decorator that declares a function as the maker of the rows of a name.
 
     Args:
-        name: as ``--rows`` has it.
-        default: made by default, or only when asked for.
-        train: needs training data.
-        labels: needs their labels.
-        classifier: a zero-shot model cannot have it.
-        steps: the fewest steps of a training that it can be had of.
+        name: the name that ``--rows`` takes.
+        default: whether the rows are made by default, or only when they are asked for.
+        train: whether they need training data.
+        labels: whether they need labels of the training data.
+        classifier: whether they need a classifier, which a zero-shot model does not have.
+        steps: the fewest steps that their training can have; 0 for any number.
     """
 
     def declare(maker: Maker) -> Maker:
@@ -312,57 +391,80 @@ def row(
 
 @row("single")
 def single(shop: Workshop) -> list[Row]:
-    """The model as it is."""
+    """Make the row of the model as it is."""
     return [Row("single", shop.model)]
 
 
 @row("whole-avg")
 def whole_avg(shop: Workshop) -> list[Row]:
-    """The whole model and one circuit for accuracy and OOD detection, at a twelfth, a sixth and a quarter removed."""
+    """Make rows of the whole model and one circuit for accuracy and OOD detection.
+
+    A twelfth, a sixth and a quarter of the heads are removed. If the model has so few heads that two of these are the
+    same number, there is one row for both.
+    """
     circuit = shop.circuit("avg")
     rows: dict[int, Row] = {}
     for part in (1 / 12, 1 / 6, 1 / 4):
-        count = shop.share(part)  # of few heads, two parts may be as many
-        if count not in rows:
-            member = shop.pruned(f"avg@{count}", circuit, count, shop.circuits)
-            rows[count] = shop.fused(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
+        count = shop.share(part)
+        if count in rows:
+            continue
+        member = shop.pruned(f"avg@{count}", circuit, count, shop.circuits)
+        rows[count] = shop.fused(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
     return list(rows.values())
 
 
 @row("whole-auto", default=False)
 def whole_auto(shop: Workshop) -> list[Row]:
-    """The whole model and that circuit with as many heads removed as ``--max-drop`` allows, counted by its search."""
-    member = shop.pruned("auto", shop.circuit("avg"), None, shop.circuits)
-    return [shop.fused("whole-auto", [member], whole=True)]
+    """Make the row of the whole model and the same circuit with as many heads removed as ``--max-drop`` allows.
+
+    The search has counted how many these are.
+    """
+    circuit = shop.circuit("avg")
+    member = shop.pruned("auto", circuit, None, shop.circuits)
+    fused = shop.fused("whole-auto", [member], whole=True)
+    return [fused]
 
 
 @row("whole-late")
 def whole_late(shop: Workshop) -> list[Row]:
-    """The same with a circuit in the last third of the sites: whatever comes before runs once."""
-    step = shop.late_circuit
-    circuit = step.outputs[0]
-    count = int(str(step.options["budget"]))
-    member = shop.pruned(f"late@{count}", circuit, count, step)
-    return [shop.fused(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))]
+    """Make the row of the whole model and a circuit in the last third of the sites.
+
+    Both members share all that comes before these sites, so it runs once.
+    """
+    search = shop.late_circuit
+    circuit = search.outputs[0]
+    budget = str(search.options["budget"])
+    count = int(budget)
+    member = shop.pruned(f"late@{count}", circuit, count, search)
+    fused = shop.fused(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))
+    return [fused]
 
 
 @row("whole-three")
 def whole_three(shop: Workshop) -> list[Row]:
-    """The whole model and three circuits, for accuracy, for OOD detection and for both, with a sixth removed each."""
+    """Make the row of the whole model and three circuits: for accuracy, for OOD detection and for both.
+
+    Each circuit has lost a sixth of the heads.
+    """
     count = shop.share(1 / 6)
     members = _three(shop, count)
-    return [shop.fused(f"whole-three@{count}", members, whole=True, circuit=(shop.circuit("avg"), count))]
+    circuit = shop.circuit("avg")
+    fused = shop.fused(f"whole-three@{count}", members, whole=True, circuit=(circuit, count))
+    return [fused]
 
 
 @row("circuits")
 def circuits(shop: Workshop) -> list[Row]:
-    """The paper's three circuits, with a third of the heads removed each, without the whole model."""
+    """Make the row of the paper's three circuits, each without a third of the heads, and without the whole model."""
     count = shop.share(1 / 3)
-    return [shop.fused("circuits", _three(shop, count), circuit=(shop.circuit("avg"), count))]
+    members = _three(shop, count)
+    circuit = shop.circuit("avg")
+    fused = shop.fused("circuits", members, circuit=(circuit, count))
+    return [fused]
 
 
 def _three(shop: Workshop, count: int) -> list[Step]:
-    """Return the members that three circuits leave after as many removals."""
+    """Return the steps that prune one member by each of the three circuits, all by the same number of heads."""
     members = []
     for objective in THREE:
         circuit = shop.circuit(objective)
@@ -372,51 +474,69 @@ def _three(shop: Workshop, count: int) -> list[Step]:
 
 @row("taylor", train=True)
 def taylor(shop: Workshop) -> list[Row]:
-    """Three members by Taylor scores of different samples, with a third of the heads removed each."""
-    return [shop.fused("taylor", _taylor(shop))]
+    """Make the row of three members that are pruned by Taylor scores of different samples."""
+    members = _taylor(shop)
+    fused = shop.fused("taylor", members)
+    return [fused]
 
 
 def _taylor(shop: Workshop) -> list[Step]:
-    assert shop.train is not None
-    options: dict[str, Value] = {"method": "taylor", "scope": "global", "remove": str(shop.share(1 / 3))}
-    # The samples are all that members differ in: of more of them, all rank the heads alike.
-    options |= {"samples": "128", "data": shop.train, "force": True}
+    """Return the steps that prune three members by Taylor scores, each by a third of the heads."""
+    assert shop.train is not None  # rows that are trained need it
+    count = shop.share(1 / 3)
     members = []
     for seed in SEEDS:
+        options: dict[str, Value] = {
+            "method": "taylor",
+            "scope": "global",
+            "remove": str(count),
+            "samples": "128",  # few: members differ in their samples alone, and more would rank the heads alike
+            "data": shop.train,
+            "force": True,
+            "seed": seed,
+        }
         model = f"taylor{seed}.st"
         outputs = [f"taylor{seed}.mask.json", model]
-        members.append(shop.step("prune", [shop.model], {**options, "seed": seed}, outputs, output=model))
+        members.append(shop.step("prune", [shop.model], options, outputs, output=model))
     return members
 
 
 @row("circuits-tuned", default=False, train=True)
 def circuits_tuned(shop: Workshop) -> list[Row]:
-    """The three circuits, each fine-tuned."""
-    members = _three(shop, shop.share(1 / 3))
+    """Make the row of the three circuits, each fine-tuned."""
+    count = shop.share(1 / 3)
+    members = _three(shop, count)
     tuned_members = [shop.tuned(member) for member in members]
-    return [shop.fused("circuits-tuned", tuned_members)]
+    fused = shop.fused("circuits-tuned", tuned_members)
+    return [fused]
 
 
 @row("taylor-tuned", default=False, train=True)
 def taylor_tuned(shop: Workshop) -> list[Row]:
-    """The three Taylor members, each fine-tuned."""
-    tuned_members = [shop.tuned(member) for member in _taylor(shop)]
-    return [shop.fused("taylor-tuned", tuned_members)]
+    """Make the row of the three Taylor members, each fine-tuned."""
+    members = _taylor(shop)
+    tuned_members = [shop.tuned(member) for member in members]
+    fused = shop.fused("taylor-tuned", tuned_members)
+    return [fused]
 
 
 @row("trained", default=False, train=True)
 def trained(shop: Workshop) -> list[Row]:
-    """The whole model trained once more like the other rows: what of their gain is the training's."""
-    (step,) = shop.trained("trained", {}, seeds=SEEDS[:1])
-    return [Row("trained", str(step.outputs[0]), (step,))]
+    """Make the row of the whole model, trained as the other rows are: it shows how much of their gain is training."""
+    first_seed = SEEDS[:1]
+    (step,) = shop.trained("trained", {}, seeds=first_seed)
+    path = step.outputs[0]
+    return [Row("trained", str(path), (step,))]
 
 
 def _maker_of(declared: StudyRow) -> Maker:
     """Return the maker of a row that a method declares."""
 
     def make(shop: Workshop) -> list[Row]:
-        heads = next(iter(shop.heads.values()))
-        return [shop.made_by(declared.name, declared.recipe_for(heads))]
+        heads_of_sites = list(shop.heads.values())
+        recipe = declared.recipe_for(heads_of_sites[0])
+        made = shop.made_by(declared.name, recipe)
+        return [made]
 
     return make
 
@@ -435,28 +555,31 @@ for _declared in rows_of_methods():
 
 
 def _weights(shop: Workshop, name: str, method: str) -> list[Row]:
-    """One model with the share of its weights that a ViT-B/16 keeps without a third of its heads, fine-tuned."""
-    assert shop.train is not None
-    options: dict[str, Value] = {"method": method, "weights": "0.891", "force": True}
+    """Make the row of the model with some single weights pruned by a method, fine-tuned."""
+    assert shop.train is not None  # rows that are trained need it
+    kept_weights = "0.891"  # the share of its weights that a ViT-B/16 keeps without a third of its heads
+    options: dict[str, Value] = {"method": method, "weights": kept_weights, "force": True}
     if method == "oba":
         options["data"] = shop.train
-    tuned = shop.tuned(shop.step("prune", [shop.model], options, [f"{name}.st"]))
-    return [Row(name, str(tuned.outputs[0]), (tuned,))]
+    pruned = shop.step("prune", [shop.model], options, [f"{name}.st"])
+    tuned = shop.tuned(pruned)
+    path = tuned.outputs[0]
+    return [Row(name, str(path), (tuned,))]
 
 
 @row("oba", default=False, train=True)
 def oba(shop: Workshop) -> list[Row]:
-    """Single weights pruned by OBA."""
+    """Make the row of single weights pruned by OBA."""
     return _weights(shop, "oba", "oba")
 
 
 @row("magnitude", default=False, train=True)
 def magnitude(shop: Workshop) -> list[Row]:
-    """Single weights pruned by magnitude."""
+    """Make the row of single weights pruned by magnitude."""
     return _weights(shop, "magnitude", "magnitude")
 
 
 @row("random-weights", default=False, train=True)
 def random_weights(shop: Workshop) -> list[Row]:
-    """Single weights pruned at random."""
+    """Make the row of single weights pruned at random."""
     return _weights(shop, "random-weights", "random")

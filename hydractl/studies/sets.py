@@ -1,4 +1,4 @@
-"""The data of a study, all of them opened and held against each other before its first step."""
+"""The data of a study: all sets are opened and compared with each other before its first step."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from hydractl.settings.studying import StudySettings
 from hydractl.studies.rows import DEFAULT, NEED_LABELS
 
 HALVES = 2
-"""Parts of the validation data: one for the search, one to choose by."""
+"""The validation data are divided into this many parts: one for the search, one to choose by."""
 
 _FEW = 20
-"""Samples that a hint lists."""
+"""The largest number of samples of a set that a hint lists."""
 
 _APART = "give --train, --val, --ood-val, --test and each --ood samples of their own"
 
 
 @dataclass(frozen=True)
 class StudySets:
-    """What is known of the data of a study.
+    """The data of a study after all checks.
 
     Attributes:
-        settings: of the study, its validation data without the samples that may not count in both halves.
-        fingerprints: of all sets, by their options.
-        notes: what was left out.
-        warnings: what is odd about the data.
+        settings: the settings of the study; their validation data lack the samples that would be in both halves.
+        fingerprints: the fingerprint of each set, by its option.
+        notes: sentences on samples that were left out.
+        warnings: sentences on what is odd about the data.
     """
 
     settings: StudySettings
@@ -49,8 +49,14 @@ class StudySets:
     warnings: Sequence[str] = ()
 
     def changes(self, before: Any) -> list[str]:
-        """Return a line for every set that is not what it was at the beginning, by the fingerprints of then."""
-        fingerprints_before = before if isinstance(before, Mapping) else {}
+        """Return a line for every set that has changed since the study was begun.
+
+        Args:
+            before: the fingerprints of that time, as read from a file; anything but a mapping counts as none.
+        """
+        fingerprints_before: Mapping[str, Any] = {}
+        if isinstance(before, Mapping):
+            fingerprints_before = before
         lines = []
         for option, fingerprint in self.fingerprints.items():
             if fingerprints_before.get(option) != fingerprint:
@@ -58,7 +64,7 @@ class StudySets:
         return lines
 
     def tell(self, log: Log) -> None:
-        """Say what was left out and what is odd."""
+        """Log the notes and the warnings."""
         for note in self.notes:
             log.info(note)
         for warning in self.warnings:
@@ -67,7 +73,13 @@ class StudySets:
 
 @dataclass
 class _Sets:
-    """The sets of a study by their roles."""
+    """The sets of a study by their roles.
+
+    Attributes:
+        val, test, train: the ID sets; ``train`` is None without training data.
+        ood_val: the OOD validation sets by name, without those that are made from ``val``.
+        ood: the OOD test sets.
+    """
 
     val: GivenSet
     test: GivenSet
@@ -77,21 +89,27 @@ class _Sets:
 
     @property
     def choosing(self) -> list[GivenSet]:
-        return [self.val, *self.ood_val.values()]
+        """The validation sets, ID and OOD."""
+        sets = [self.val]
+        sets += self.ood_val.values()
+        return sets
 
     @property
     def fitted(self) -> list[GivenSet]:
+        """The sets that something is fitted to or chosen by: training and validation sets."""
         if self.train is None:
             return self.choosing
         return [self.train, *self.choosing]
 
     @property
     def tested(self) -> list[GivenSet]:
+        """The test sets, ID and OOD."""
         return [self.test, *self.ood]
 
     @property
     def every(self) -> list[GivenSet]:
-        return [*self.fitted, *self.tested]
+        """All sets."""
+        return self.fitted + self.tested
 
 
 MADE_TEXTS = (
@@ -101,11 +119,11 @@ MADE_TEXTS = (
 
 
 def study_sets(settings: StudySettings, source: Source) -> StudySets:
-    """Open all data of a study and hold them against each other.
+    """Open all data of a study and compare them with each other.
 
     Raises:
-        InputError: sets that do not fit the model, that share samples they must not, or are too small.
-        UsageError: a SPEC or a setting that makes no sense.
+        InputError: sets do not fit the model, share samples that they must not share, or are too small.
+        UsageError: a SPEC or a setting makes no sense.
     """
     sets = _opened(settings, source)
     _check_apart(sets, source, settings.limit)
@@ -114,6 +132,7 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     val = _val_of_halves(settings, sets, notes)
     ood_val = _ood_val_of_halves(settings, sets)
     _check_fit(settings)
+
     warnings = list(findings.warnings)
     if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
@@ -123,35 +142,51 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
         doubt = trained_on_doubt(source.name, source.description.seen, given_set)
         if doubt is not None:
             warnings.append(doubt)
-    fingerprints = {given_set.option: given_set.dataset.fingerprint() for given_set in sets.every}
-    return StudySets(replace(settings, val=val, ood_val=ood_val), fingerprints, notes, warnings)
+
+    fingerprints = {}
+    for given_set in sets.every:
+        fingerprints[given_set.option] = given_set.dataset.fingerprint()
+    settings_without_repeats = replace(settings, val=val, ood_val=ood_val)
+    return StudySets(settings_without_repeats, fingerprints, notes, warnings)
 
 
 def _opened(settings: StudySettings, source: Source) -> _Sets:
-    """Open every set as it is given; of test data what ``--limit`` takes, as when they are tested on."""
+    """Open every set as the settings give it; of test data only the part that ``--limit`` leaves for the tests."""
     named = named_by_data(source, str(settings.val), None, "--val")
     reads = {source.name: source.description.reads}
     labels = named.description.labels or []
     seed = settings.seed
     limit = settings.limit
+
+    # ID sets
     val = open_data(str(settings.val), option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
     test = open_data(str(settings.test), option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
     check_labels_are_classes(val, named)
     check_labels_are_classes(test, named)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
     if settings.train is not None:
-        needed = _needs_labels(settings)
+        need_labels = _needs_labels(settings)
         train = open_data(
-            settings.train, labels=labels, need_labels=needed, ignore_labels=not needed, reads=reads, seed=seed
+            settings.train,
+            labels=labels,
+            need_labels=need_labels,
+            ignore_labels=not need_labels,
+            reads=reads,
+            seed=seed,
         )
         sets.train = GivenSet("--train", train)
+
+    # OOD sets, except those that are made from the validation data
     made_of_val = with_setting(str(settings.val), "ood=auto")
     ood_val_sets = [ood_set for ood_set in settings.ood_val_sets() if ood_set.spec != made_of_val]
     for ood_set in ood_val_sets:
-        option = "--ood-val" if len(ood_val_sets) == 1 else f"--ood-val {ood_set.name}"
+        option = f"--ood-val {ood_set.name}"
+        if len(ood_val_sets) == 1:
+            option = "--ood-val"
         dataset = open_data(ood_set.spec, option=option, ignore_labels=True, reads=reads, seed=seed)
         sets.ood_val[ood_set.name] = GivenSet(option, dataset)
-    for ood_set in map(parse_ood_set, settings.ood):
+    for text in settings.ood:
+        ood_set = parse_ood_set(text)
         option = f"--ood {ood_set.name}"
         dataset = open_data(ood_set.spec, option=option, ignore_labels=True, limit=limit, reads=reads, seed=seed)
         sets.ood.append(GivenSet(option, dataset))
@@ -159,50 +194,57 @@ def _opened(settings: StudySettings, source: Source) -> _Sets:
 
 
 def _needs_labels(settings: StudySettings) -> bool:
-    """Return whether a row takes labelled training data.
+    """Return whether any row needs labels of the training data.
 
-    A Laplace approximation and OOD scores on features do without.
+    A Laplace approximation and OOD scores on features take training data without labels.
     """
     names = set(settings.rows)
     if "default" in names:
         names.update(DEFAULT)
-    return bool(names & NEED_LABELS)
+    rows_with_labels = names & NEED_LABELS
+    return bool(rows_with_labels)
 
 
 def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
-    """Refuse test samples that something is fitted to, or chosen by, in this study or in making the model.
+    """Refuse test samples that anything was fitted to or chosen by, in this study or when the model was made.
 
     Raises:
-        InputError: listing the pairs of sets.
+        InputError: there are some; it lists the pairs of sets.
     """
     findings = compare_fitted(sets.fitted, sets.tested)
     seen = source.description.seen
     for given_set in sets.tested:
-        count = int(marked(seen, given_set.dataset).sum())
+        dataset = given_set.dataset
+        seen_by_model = marked(seen, dataset)
+        count = int(seen_by_model.sum())
         if count:
-            by = who_saw(seen, given_set.dataset)
             findings.problems.append(
-                f"{count} of {len(given_set.dataset)} samples of {given_set.option} have been seen by {source.name} "
-                f"({by})"
+                f"{count} of {len(dataset)} samples of {given_set.option} have been seen by {source.name} "
+                f"({who_saw(seen, dataset)})"
             )
     if findings.problems:
         findings.refuse(_way_out(sets, seen, limit))
 
 
 def _way_out(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
-    """Return the test sets without the samples they must not have, where these are few; a limit moves their places."""
+    """Return the hint for samples that test sets must not have.
+
+    If they are few, it gives the SPECs of the test sets without them. With ``--limit`` it cannot, because the places of
+    samples in a limited set are not those in the whole one.
+    """
     if limit is not None:
         return _APART
     fitted: set[str] = set()
     for given_set in sets.fitted:
         fitted.update(given_set.dataset.sample_fingerprints())
+
     changed = []
     for given_set in sets.tested:
-        by_model = marked(seen, given_set.dataset)
+        seen_by_model = marked(seen, given_set.dataset)
         digests = given_set.dataset.sample_fingerprints()
         shared = []
         for place, digest in enumerate(digests):
-            if digest in fitted or by_model[place]:
+            if digest in fitted or seen_by_model[place]:
                 shared.append(place)
         if len(shared) > _FEW:
             return _APART
@@ -216,12 +258,12 @@ def _way_out(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
 
 
 def _compared(sets: _Sets) -> Findings:
-    """Hold all pairs against each other of which a few samples may be in both.
+    """Compare all pairs of sets that may share a few samples.
 
-    Training and validation data are no such pair: what they share is left out.
+    Training and ID validation data are no such pair, because the samples that they share are left out.
 
     Raises:
-        InputError: listing the pairs that share most of their samples.
+        InputError: sets share most of their samples; it lists the pairs.
     """
     compared = [compare_sets(sets.choosing), compare_sets(sets.tested)]
     if sets.train is not None:
@@ -239,9 +281,18 @@ def _compared(sets: _Sets) -> Findings:
 
 
 def _val_of_halves(settings: StudySettings, sets: _Sets, notes: list[str]) -> str:
-    """Return the SPEC of ``--val`` without training data, and without what would be in both halves."""
+    """Return the SPEC of ``--val`` without training samples and without samples that would be in both halves.
+
+    Args:
+        notes: gets a sentence for each of the two kinds of samples that were left out.
+
+    Raises:
+        InputError: more than half of the validation samples are training samples, or a half is left empty.
+    """
     val = sets.val
     train = sets.train
+
+    # Samples of the training data.
     training_digests: set[str] = set()
     if train is not None:
         shared = shared_samples(val, train)
@@ -250,9 +301,12 @@ def _val_of_halves(settings: StudySettings, sets: _Sets, notes: list[str]) -> st
         if shared:
             training_digests = set(train.dataset.sample_fingerprints())
             notes.append(f"{shared}, and left out of --val")
+
+    # Samples of both halves.
     gone = _repeated(val.dataset)
     if gone:
         notes.append(f"{len(gone)} samples of --val are in one half of it and again in the other, and left out there")
+
     for place, digest in enumerate(val.dataset.sample_fingerprints()):
         if digest in training_digests:
             gone.add(place)
@@ -261,7 +315,7 @@ def _val_of_halves(settings: StudySettings, sets: _Sets, notes: list[str]) -> st
 
 
 def _ood_val_of_halves(settings: StudySettings, sets: _Sets) -> list[str]:
-    """Return the texts of ``--ood-val`` without what would be in both halves."""
+    """Return the texts of ``--ood-val`` without samples that would be in both halves."""
     texts = []
     for text, ood_set in zip(settings.ood_val, settings.ood_val_sets(), strict=True):
         given_set = sets.ood_val.get(ood_set.name)
@@ -270,30 +324,39 @@ def _ood_val_of_halves(settings: StudySettings, sets: _Sets) -> list[str]:
             continue
         gone = _repeated(given_set.dataset)
         _check_halves(given_set, gone)
-        name = text.rstrip().removesuffix(ood_set.spec)
-        texts.append(name + without_places(ood_set.spec, gone))
+        name_and_equals = text.rstrip().removesuffix(ood_set.spec)
+        spec = without_places(ood_set.spec, gone)
+        texts.append(name_and_equals + spec)
     return texts
 
 
 def _repeated(dataset: Dataset) -> set[int]:
-    """Return places of the samples of one half that are in the other half too, which has the first of them."""
+    """Return the places of samples that occur earlier in the other half; the half of the first occurrence keeps it."""
     half_of_first: dict[str, int] = {}
     repeated = set()
     for place, digest in enumerate(dataset.sample_fingerprints()):
         half = place % HALVES
-        if half_of_first.setdefault(digest, half) != half:
+        if digest not in half_of_first:
+            half_of_first[digest] = half
+        if half_of_first[digest] != half:
             repeated.add(place)
     return repeated
 
 
 def _check_halves(given_set: GivenSet, gone: set[int]) -> None:
-    """Refuse a set one of whose halves is empty."""
-    left = set(range(len(given_set.dataset))) - gone
+    """Check that both halves of a set have samples when those at some places are gone.
+
+    Raises:
+        InputError: a half is empty.
+    """
+    all_places = set(range(len(given_set.dataset)))
+    left = all_places - gone
     halves = {place % HALVES for place in left}
     if len(halves) < HALVES:
+        flag, _, _ = given_set.option.partition(" ")
         raise InputError(
             f"{given_set.option} is divided into halves, and one of them is empty: it has {len(left)} samples",
-            hint=f"give more samples with {given_set.option.partition(' ')[0]}",
+            hint=f"give more samples with {flag}",
         )
 
 
@@ -302,37 +365,47 @@ def _check_halves(given_set: GivenSet, gone: set[int]) -> None:
 
 @dataclass(frozen=True)
 class FitSamples:
-    """The samples that OOD scores on features are fitted to: their SPEC, and how many they are."""
+    """The samples that OOD scores on features are fitted to.
+
+    Attributes:
+        spec: the SPEC of the samples.
+        count: the number of samples.
+    """
 
     spec: str
     count: int
 
 
 def fit_spec(settings: StudySettings) -> FitSamples | None:
-    """Return the samples that OOD scores on features are fitted to; None without.
+    """Return the samples that OOD scores on features are fitted to; None if there are to be none.
 
-    Without training data it is the half of the validation data that the search has.
+    They are every n-th training sample, so that about ``--fit-samples`` are taken. Without training data they are the
+    half of the validation data that the search has.
     """
     if not settings.fit_samples:
         return None
     if settings.train is None:
         half = with_setting(str(settings.val), "part=1/2")
-        return FitSamples(half, len(open_data(half, ignore_labels=True, limit=settings.limit)))
-    samples = len(open_data(settings.train, ignore_labels=True))
+        half_set = open_data(half, ignore_labels=True, limit=settings.limit)
+        return FitSamples(half, len(half_set))
+
+    training_set = open_data(settings.train, ignore_labels=True)
+    samples = len(training_set)
     stride = math.ceil(samples / settings.fit_samples)
     count = math.ceil(samples / stride)
     if settings.limit is not None:
         count = min(count, settings.limit)
-    if stride == 1:
-        return FitSamples(settings.train, count)
-    return FitSamples(with_setting(settings.train, f"part=1/{stride}"), count)
+    spec = settings.train
+    if stride > 1:
+        spec = with_setting(spec, f"part=1/{stride}")
+    return FitSamples(spec, count)
 
 
 def _check_fit(settings: StudySettings) -> None:
-    """Refuse training samples that no covariance can be taken of.
+    """Refuse samples for OOD scores on features that no covariance within a class can be computed from.
 
     Raises:
-        UsageError: they are too few.
+        UsageError: no two of them are of one class.
     """
     fit = fit_spec(settings)
     if fit is None:

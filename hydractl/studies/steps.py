@@ -1,4 +1,4 @@
-"""The steps of a study: literal commands, each with the files that show that it is finished."""
+"""The steps of a study: commands of ``hydractl``, each with the files that show that it is finished."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Value = str | bool | list[str]
-"""What an option is given: text as on the command line, a switch, or a text for each time the flag is repeated."""
+"""The value of an option: text as on the command line, a switch, or one text for each time the flag is repeated."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Step:
     Attributes:
         verb: the verb.
         models: its MODEL arguments.
-        options: what its options are given, by name (``ood_score``), without ``output``.
-        outputs: the files it leaves; ``-o`` names ``output``, else the first of them.
+        options: the values of its options by name (``ood_score``), without ``output``.
+        outputs: the files that it leaves.
         needs: the steps whose outputs it reads.
-        output: the value of ``-o`` where it is no file of its own.
-        has_output: whether it has ``-o``; else its files are named by other options.
+        output: the value of ``-o``; None for the first file of ``outputs``.
+        has_output: whether the command has ``-o``; if not, other options name its files.
     """
 
     verb: str
@@ -35,47 +35,53 @@ class Step:
 
     @property
     def done(self) -> bool:
-        """Whether its outputs are there; each is written at once and in full."""
-        return all(path.exists() for path in self.outputs)
+        """Whether all outputs exist; a file that exists is complete, because each is written in one go."""
+        exists = [path.exists() for path in self.outputs]
+        return all(exists)
 
     @property
     def given(self) -> dict[str, Value]:
-        """All its options, and its MODEL arguments, by name."""
-        return {"model": list(self.models), **self.options, **self._output_option}
+        """The values of all options and of the MODEL arguments (``model``), by name."""
+        values: dict[str, Value] = {"model": list(self.models)}
+        values.update(self.options)
+        values.update(self._output_option)
+        return values
 
     @property
     def _output_option(self) -> dict[str, Value]:
-        """``output`` by its name; nothing for a command without it."""
+        """The option ``output`` by its name; empty for a command that does not have it."""
         if not self.has_output:
             return {}
-        return {"output": str(self.output or self.outputs[0])}
+        path = self.output or self.outputs[0]
+        return {"output": str(path)}
 
     def argv(self) -> list[str]:
-        """Return the command as it is typed, without ``hydractl``."""
+        """Return the words of the command as one types them, without ``hydractl``."""
         words = [self.verb, *self.models]
         for name, value in self.options.items():
-            words += _flag_words(name.replace("_", "-"), value)
+            flag = name.replace("_", "-")
+            words += _flag_words(flag, value)
         for value in self._output_option.values():
             words += ["-o", str(value)]
         return words
 
 
-def _flag_words(name: str, value: Value) -> list[str]:
-    """Return a flag as it is typed, with its value."""
+def _flag_words(flag: str, value: Value) -> list[str]:
+    """Return the words that give a flag its value on the command line."""
     if value is True:
-        return [f"--{name}"]
+        return [f"--{flag}"]
     if value is False:
-        return [f"--no-{name}"]
+        return [f"--no-{flag}"]
     if isinstance(value, str):
-        return [f"--{name}", value]
+        return [f"--{flag}", value]
     words = []
     for text in value:
-        words += [f"--{name}", text]
+        words += [f"--{flag}", text]
     return words
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Return the steps and all that they need, each once, behind what it needs."""
+    """Return the steps and all steps that they need, each once and after those that it needs."""
     ordered: list[Step] = []
     for step in steps:
         for needed in [*in_order(step.needs), step]:
@@ -89,11 +95,12 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
 
     Args:
         best, others: the steps.
-        folder: of the study; another one is the script's argument.
-        here: the working directory that relative paths are of.
+        folder: the folder of the study, which the argument of the script replaces.
+        here: the working directory that relative paths start from.
     """
     steps_to_best = in_order(best)
-    argument = f'"${{1:-{_quoted(folder.resolve())}}}"'
+    default_folder = _quoted(folder.resolve())
+    argument = f'"${{1:-{default_folder}}}"'  # the first argument of the script, else the folder of the study
     lines = [
         "#!/bin/sh",
         "# The commands of this study. sh study.sh FOLDER makes its files again in another folder.",
@@ -107,6 +114,7 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
         "# best.st and its figures on the test data",
     ]
     lines += [_line(step, folder) for step in steps_to_best]
+
     lines += ["", "# the other rows"]
     for step in in_order(others):
         if step not in steps_to_best:
@@ -116,7 +124,7 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as it stands inside double quotes."""
+    """Return a path escaped for the inside of double quotes in a shell."""
     quoted = ""
     for character in str(path):
         if character in '\\"$`':
@@ -126,17 +134,21 @@ def _quoted(path: Path) -> str:
 
 
 def _line(step: Step, folder: Path) -> str:
-    """Return the line of a step, which is skipped where its last output is there."""
-    last_output = _in_folder(str(step.outputs[-1]), folder)
-    words = " ".join(_in_folder(word, folder) for word in step.argv())
-    return f"[ -e {last_output} ] || hydractl {words}"
+    """Return the script's line for a step; it skips the command if the last output of the step exists."""
+    last_output = str(step.outputs[-1])
+    shell_words = [_in_folder(word, folder) for word in step.argv()]
+    command = " ".join(shell_words)
+    return f"[ -e {_in_folder(last_output, folder)} ] || hydractl {command}"
 
 
 def _in_folder(word: str, folder: Path) -> str:
-    """Return a word for the shell; a path of the folder, also behind ``NAME=``, is one of ``$DIR``."""
+    """Return a word quoted for the shell, with ``$DIR`` instead of the folder in ``PATH`` and in ``NAME=PATH``."""
     name, equals, path = word.rpartition("=")
     if not path.startswith(f"{folder}/"):
         return shlex.quote(word)
-    quoted_name = shlex.quote(name) if name else ""
-    rest = path.removeprefix(str(folder))
-    return f'{quoted_name}{equals}"$DIR"{shlex.quote(rest)}'
+    quoted_name = ""
+    if name:
+        quoted_name = shlex.quote(name)
+    path_in_folder = path.removeprefix(str(folder))
+    quoted_path = shlex.quote(path_in_folder)
+    return f'{quoted_name}{equals}"$DIR"{quoted_path}'

@@ -1,4 +1,4 @@
-"""What the test data say of the choice, in plain words. Pure: from paired differences to sentences."""
+"""The verdict on a choice by the test data, in plain words. Pure: from paired differences to sentences."""
 
 from __future__ import annotations
 
@@ -43,14 +43,19 @@ ANSWERS = (
     NOTHING_HELPS,
     BLIND,
 )
-"""What a study can answer, in a word or two."""
+"""The possible answers of a study."""
 
 _NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "worse": "worse"}
 
 
 @dataclass(frozen=True)
 class Price:
-    """What a row costs, as a ratio to the single model; None where it is not known."""
+    """The cost of a row as a ratio to that of the single model; None if it is not known.
+
+    Attributes:
+        macs: the ratio of mult-adds.
+        params: the ratio of parameters.
+    """
 
     macs: float | None
     params: float | None
@@ -62,8 +67,8 @@ class Use:
 
     Attributes:
         rung: its row and score.
-        temperature, threshold: None for none.
-        price: of its row.
+        temperature, threshold: None without one.
+        price: the price of its row.
     """
 
     rung: Rung
@@ -74,22 +79,22 @@ class Use:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the test data say.
+    """All that a verdict rests on.
 
     Attributes:
-        ladder: the choice first.
-        steps: of each rung but the last its differences to the next one, by metric.
-        ends: the place of the rung where the verdict ends.
-        met: what each rung met.
-        hardest: the differences of the last kept rung to its hardest rival, by metric; empty where it met none.
-        sets: of those the AUROC on each test set, by its name.
-        baseline: its differences to the single model as it is, with MSP.
-        n: samples of the smallest test set.
+        ladder: the rungs, the choice first.
+        steps: the differences of each rung, except the last, to the next one, by metric.
+        ends: the index of the rung where the verdict ends.
+        met: the comparisons of each rung with the single model.
+        hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
+        sets: the difference of AUROC between these two on each test set, by the name of the set.
+        baseline: the differences of the final rung to the single model as it is, with MSP, by metric.
+        n: the number of samples of the smallest test set.
         labelled: whether the ID test data have labels.
         told: whether any OOD validation set had a vote.
         others: whether rows other than the single model were made.
-        why: why no other row than the single model was chosen.
-        doubts: what makes all this less sure.
+        why: sentences on why no other row than the single model was chosen.
+        doubts: sentences on what makes the verdict less certain.
     """
 
     ladder: Sequence[Rung]
@@ -108,27 +113,44 @@ class Facts:
 
     @property
     def rung(self) -> Rung:
-        """Where the verdict ends."""
+        """The final rung, where the verdict ends."""
         return self.ladder[self.ends]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, one of :data:`ANSWERS`, and the sentences that say it, the first one first."""
+    """The answer of a study in words.
+
+    Attributes:
+        answer: one of :data:`ANSWERS`.
+        lines: the sentences that explain it, the most important one first.
+    """
 
     answer: str
     lines: Sequence[str]
 
 
 def answer_of(tested: Facts) -> str:
-    """Return one of :data:`ANSWERS`."""
+    """Return the answer, one of :data:`ANSWERS`."""
     if not tested.told:
         return BLIND
     if tested.rung.row == SINGLE:
-        if tested.rung.score == REFERENCE:
-            return NOTHING_HELPS
-        against_msp = tested.steps[tested.ends][AUROC]
-        return SCORE_HELPS if against_msp.kind in GAINS else SCORE_UNCLEAR
+        return _answer_of_single(tested)
+    return _answer_of_ensemble(tested)
+
+
+def _answer_of_single(tested: Facts) -> str:
+    """Return the answer of a study that ends with the single model."""
+    if tested.rung.score == REFERENCE:
+        return NOTHING_HELPS
+    against_msp = tested.steps[tested.ends][AUROC]
+    if against_msp.kind in GAINS:
+        return SCORE_HELPS
+    return SCORE_UNCLEAR
+
+
+def _answer_of_ensemble(tested: Facts) -> str:
+    """Return the answer of a study that ends with another row than the single model."""
     met = tested.met[tested.ends]
     if met.better_afterwards:
         return FREE_SCORE_BETTER
@@ -143,20 +165,24 @@ def answer_of(tested: Facts) -> str:
     accuracy = tested.hardest.get(ACCURACY)
     if accuracy is not None and accuracy.kind in LOSSES:
         return TRADES
-    return HELPS if kind == BETTER else HELPS_SLIGHTLY
+    if kind == BETTER:
+        return HELPS
+    return HELPS_SLIGHTLY
 
 
 def verdict(tested: Facts, use: Use) -> Verdict:
-    """Say it all: the answer, what follows from it, what it rests on, and what is doubtful."""
+    """Return the verdict: the answer, its consequences, the comparisons that it rests on, and the doubts."""
     answer = answer_of(tested)
-    lines = [
-        *_stepped_down(tested),
-        _first_sentence(tested, answer),
-        *_seen_afterwards(tested, answer),
-        *_worse_sets(tested, answer),
-        *tested.why,
-        _use(use),
-    ]
+
+    # The answer and its consequences.
+    lines = _stepped_down(tested)
+    lines.append(_first_sentence(tested, answer))
+    lines += _seen_afterwards(tested, answer)
+    lines += _worse_sets(tested, answer)
+    lines += tested.why
+    lines.append(_use(use))
+
+    # The comparisons.
     met = tested.met[tested.ends]
     if met.hardest is not None:
         lines.append(_compared(tested.hardest, single_with(met.hardest)))
@@ -164,14 +190,17 @@ def verdict(tested: Facts, use: Use) -> Verdict:
     lines += _samples_needed(tested, answer)
     if not tested.labelled:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
+
     lines += tested.doubts
-    return Verdict(answer, [line for line in lines if line])
+    said_lines = [line for line in lines if line]
+    return Verdict(answer, said_lines)
 
 
 def single_with(score: str) -> str:
-    """Name the single model with a score; it has its temperature."""
-    shown_score = "MSP" if score == REFERENCE else score
-    return f"the single model with {shown_score}"
+    """Name the single model, which has its fitted temperature, with a score."""
+    if score == REFERENCE:
+        return "the single model with MSP"
+    return f"the single model with {score}"
 
 
 def name_of(rung: Rung) -> str:
@@ -182,22 +211,24 @@ def name_of(rung: Rung) -> str:
 
 
 def _stepped_down(tested: Facts) -> list[str]:
-    """Say of each rung that was left why it was."""
+    """Return a sentence for each rung that was left, on why it was."""
     sentences = []
     for place in range(tested.ends):
         step = tested.steps[place][AUROC]
+        no_better = _NO_BETTER[step.kind]
         upper = _capital(name_of(tested.ladder[place]))
         lower = name_of(tested.ladder[place + 1])
         if place == 0:
             sentences.append(
-                f"{upper}, chosen on validation data, is {_NO_BETTER[step.kind]} on the test data than {lower}: {step}."
+                f"{upper}, chosen on validation data, is {no_better} on the test data than {lower}: {step}."
             )
         else:
-            sentences.append(f"{upper} is {_NO_BETTER[step.kind]} there than {lower}: {step}.")
+            sentences.append(f"{upper} is {no_better} there than {lower}: {step}.")
     return sentences
 
 
 def _first_sentence(tested: Facts, answer: str) -> str:
+    """Return the sentence that states the answer."""
     if answer == BLIND:
         return (
             "The OOD validation data cannot tell which row or score is better, so nothing was chosen: use "
@@ -205,12 +236,14 @@ def _first_sentence(tested: Facts, answer: str) -> str:
         )
     if answer in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
         sentence = _single_sentence(tested, answer)
-        return f"No other row is worth its cost here. {sentence}" if tested.others else sentence
+        if not tested.others:
+            return sentence
+        return f"No other row is worth its cost here. {sentence}"
     return _ensemble_sentence(tested, answer)
 
 
 def _single_sentence(tested: Facts, answer: str) -> str:
-    """Say what a study found that ends with the single model."""
+    """Return the sentence that states the answer of a study that ends with the single model."""
     name = name_of(tested.rung)
     if answer == NOTHING_HELPS:
         if tested.ends == 0:
@@ -224,18 +257,18 @@ def _single_sentence(tested: Facts, answer: str) -> str:
 
 
 def _ensemble_sentence(tested: Facts, answer: str) -> str:
-    """Say what a study found that ends with another row than the single model."""
+    """Return the sentence that states the answer of a study that ends with another row than the single model."""
     met = tested.met[tested.ends]
-    assert met.hardest is not None
+    assert met.hardest is not None  # single + MSP at least
     name = name_of(tested.rung)
     hardest_name = single_with(met.hardest)
     hardest = met.rivals[met.hardest]
-    if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
-        sentence = _gain_sentence(name, met, hardest)
-        if answer == TRADES:
-            return f"{sentence} It pays with {tested.hardest[ACCURACY]}."
-        slightly = ", slightly" if answer == HELPS_SLIGHTLY else ""
-        return f"{tested.rung.row} helps this model{slightly}: {sentence}"
+    if answer == HELPS:
+        return f"{tested.rung.row} helps this model: {_gain_sentence(name, met, hardest)}"
+    if answer == HELPS_SLIGHTLY:
+        return f"{tested.rung.row} helps this model, slightly: {_gain_sentence(name, met, hardest)}"
+    if answer == TRADES:
+        return f"{_gain_sentence(name, met, hardest)} It pays with {tested.hardest[ACCURACY]}."
     if answer == AS_GOOD:
         return f"{_capital(hardest_name)}, which costs nothing, is as good as {name}: {hardest}."
     if answer == UNCLEAR:
@@ -246,8 +279,10 @@ def _ensemble_sentence(tested: Facts, answer: str) -> str:
 
 
 def _gain_sentence(name: str, met: Met, hardest: Finding) -> str:
-    """Say by how much a row is better than the single model under the scores fixed beforehand."""
-    how_much = "better" if hardest.kind == BETTER else "slightly better"
+    """Return the sentence on how much a row is better than the single model under the scores fixed beforehand."""
+    how_much = "slightly better"
+    if hardest.kind == BETTER:
+        how_much = "better"
     against_hardest = ""
     if len(met.rivals) > 1:
         against_hardest = f" against the hardest, {met.hardest}"
@@ -261,16 +296,21 @@ def _rivals_text(met: Met) -> str:
         return "the single model with any score"
     if len(scores) == 1:
         return single_with(scores[0])
-    return f"the single model with any of the scores {', '.join(scores[:-1])} and {scores[-1]}"
+    *first_scores, last_score = scores
+    return f"the single model with any of the scores {', '.join(first_scores)} and {last_score}"
 
 
 def _seen_afterwards(tested: Facts, answer: str) -> list[str]:
-    """Name a free score outside the comparison that did better."""
+    """Name the free scores outside the comparison that did better."""
     ahead = tested.met[tested.ends].better_afterwards
-    if not ahead or answer == BLIND:
+    if not ahead:
+        return []
+    if answer == BLIND:
         return []
     first, *others = ahead
-    also = f", and so did {', '.join(others)}" if others else ""
+    also = ""
+    if others:
+        also = f", and so did {', '.join(others)}"
     return [
         f"A free score did better here: {single_with(first)}, against which {name_of(tested.rung)} has {ahead[first]}"
         f"{also}. That was seen afterwards: confirm it on other data."
@@ -283,7 +323,8 @@ def _worse_sets(tested: Facts, answer: str) -> list[str]:
         return []
     worse = []
     for name, finding in tested.sets.items():
-        if finding.ci[1] < 0:
+        _, high = finding.ci
+        if high < 0:
             worse.append(f"{name} ({finding.figures})")
     if not worse:
         return []
@@ -291,40 +332,46 @@ def _worse_sets(tested: Facts, answer: str) -> list[str]:
 
 
 def _use(use: Use) -> str:
+    """Return the sentence on what ``best.st`` is."""
     settings = [f"the score {use.rung.score}"]
     if use.temperature is not None:
         settings.append(f"temperature {number(use.temperature, 3)}")
     if use.threshold is not None:
         settings.append(f"threshold {number(use.threshold, 4)}")
+    settings_text = ", ".join(settings)
     if use.rung.row == SINGLE:
-        return f"best.st is the single model with {', '.join(settings)}."
-    return f"best.st is {use.rung.row} with {', '.join(settings)}{_cost(use.price)}."
+        return f"best.st is the single model with {settings_text}."
+    return f"best.st is {use.rung.row} with {settings_text}{_cost(use.price)}."
 
 
 def _cost(price: Price) -> str:
-    """Say what a row costs beside the single model; nothing where that is not known."""
+    """Return the end of a sentence on the cost of a row; empty if it is not known."""
     ratios = []
     if price.macs is not None:
         ratios.append(f"{price.macs:.2f} times its mult-adds")
     if price.params is not None:
         ratios.append(f"{price.params:.2f} times its parameters")
-    return f"; {' and '.join(ratios)}" if ratios else ""
+    if not ratios:
+        return ""
+    return f"; {' and '.join(ratios)}"
 
 
 def _compared(findings: Mapping[str, Finding], other: str) -> str:
-    """List differences by what they say; nothing where there are none."""
+    """Return the sentence that lists differences to another model by their words; empty without differences."""
+    texts: dict[str, list[str]] = {kind: [] for kind in WORDS}
+    for finding in findings.values():
+        texts[finding.kind].append(str(finding))
     parts = []
-    for kind in WORDS:
-        of_kind = [str(finding) for finding in findings.values() if finding.kind == kind]
-        if of_kind:
-            parts.append(f"{kind}: {', '.join(of_kind)}")
+    for kind, texts_of_kind in texts.items():
+        if texts_of_kind:
+            parts.append(f"{kind}: {', '.join(texts_of_kind)}")
     if not parts:
         return ""
     return f"Against {other}: {'; '.join(parts)}."
 
 
 def _samples_needed(tested: Facts, answer: str) -> list[str]:
-    """Say how many samples would do, for what the data cannot tell about OOD detection and accuracy."""
+    """Say how many samples would be enough where the data cannot tell about OOD detection or accuracy."""
     if answer in (BLIND, NOTHING_HELPS):
         return []
     if answer == SCORE_UNCLEAR:
@@ -333,17 +380,24 @@ def _samples_needed(tested: Facts, answer: str) -> list[str]:
         findings = tested.baseline
     else:
         findings = tested.hardest
+
     sentences = []
     for metric in (AUROC, ACCURACY):
         finding = findings.get(metric)
-        if finding is not None and finding.needed is not None:
-            sentences.append(
-                f"To tell about {KINDS[metric].words}, about {finding.needed:,} samples of each test set would do; the "
-                f"smallest has {tested.n:,}."
-            )
+        if finding is None:
+            continue
+        if finding.needed is None:
+            continue
+        sentences.append(
+            f"To tell about {KINDS[metric].words}, about {finding.needed:,} samples of each test set would do; the "
+            f"smallest has {tested.n:,}."
+        )
     return sentences
 
 
 def _capital(text: str) -> str:
-    """Begin a text with a capital where its first word is one of prose; names of rows stay as they are."""
-    return f"T{text[1:]}" if text.startswith("the ") else text
+    """Return a text for the start of a sentence: "the" becomes "The"; names of rows stay as they are."""
+    if not text.startswith("the "):
+        return text
+    rest = text.removeprefix("the ")
+    return f"The {rest}"

@@ -1,18 +1,18 @@
-"""Words for a paired difference: six of them, by where its interval lies. Pure: numbers in, a word out.
+"""Six words for a paired difference, chosen by where its interval lies. Pure: numbers in, a word out.
 
-Each metric has a margin, below which a difference does not matter. With the interval turned so that higher is better,
-and tried in this order:
+Each metric has a margin, below which a difference does not matter. The interval is turned so that higher is better, and
+the first of these that holds is the word:
 
     better            all of it lies above the margin
     slightly better   all of it lies above 0
     worse             all of it lies below minus the margin
     slightly worse    all of it lies below 0
     no difference     all of it lies within the margin
-    cannot tell       else
+    cannot tell       otherwise
 
-Where an interval shrinks into itself, as it does on average while samples are added, ``cannot tell`` may become any
-other word, ``no difference`` may become slightly better or slightly worse, the slight words may become strong ones,
-and nothing turns back.
+More samples shrink an interval, on average within its former bounds. Then ``cannot tell`` can become any other word,
+``no difference`` can become slightly better or slightly worse, and a slight word can become the strong one; no change
+goes the other way.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ GAINS = (BETTER, SLIGHTLY_BETTER)
 LOSSES = (WORSE, SLIGHTLY_WORSE)
 
 AUROC_MARGIN = 0.01
-"""A difference of AUROC that is no larger does not matter."""
+"""The largest difference of AUROC that does not matter."""
 
 ACCURACY, NLL, AUROC = "id.accuracy", "id.nll", "ood_avg.auroc"
 
 
 @dataclass(frozen=True)
 class VerdictMetric:
-    """A metric of the verdict: its words, 1 where higher is better and -1 where lower is, and its margin."""
+    """A metric of the verdict.
+
+    Attributes:
+        words: its name in sentences.
+        sign: 1 if higher is better, -1 if lower is.
+        margin: the largest difference that does not matter.
+    """
 
     words: str
     sign: int
@@ -63,14 +69,14 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One paired difference on the test data, and what it says.
+    """One paired difference on the test data, and the word for it.
 
     Attributes:
-        metric: its dotted key.
-        value: this row minus the other.
-        ci: its paired 95 % interval.
+        metric: the dotted key of the metric.
+        value: the figure of this row minus that of the other.
+        ci: the paired 95 % interval of the difference.
         kind: one of :data:`WORDS`.
-        needed: about how many samples of each set would tell; None where the data do.
+        needed: about how many samples of each set would be enough to tell; None if the data can tell.
     """
 
     metric: str
@@ -80,17 +86,21 @@ class Finding:
     needed: int | None = None
 
     def __str__(self) -> str:
-        return f"{KINDS[self.metric].words} {self.figures}"
+        metric = KINDS[self.metric]
+        return f"{metric.words} {self.figures}"
 
     @property
     def figures(self) -> str:
-        """The difference with its interval."""
-        low, high = map(signed_number, self.ci)
-        return f"{signed_number(self.value)} ({low} to {high})"
+        """The difference with its interval, as text."""
+        low, high = self.ci
+        value_text = signed_number(self.value)
+        low_text = signed_number(low)
+        high_text = signed_number(high)
+        return f"{value_text} ({low_text} to {high_text})"
 
 
 def word(low: float, high: float, margin: float) -> Word:
-    """Return the word of an interval in which higher is better."""
+    """Return the word for an interval of differences of which higher ones are better."""
     if low > margin:
         return BETTER
     if low > 0:
@@ -99,47 +109,67 @@ def word(low: float, high: float, margin: float) -> Word:
         return WORSE
     if high < 0:
         return SLIGHTLY_WORSE
-    if -margin <= low and high <= margin:
+    is_within_margin = -margin <= low and high <= margin
+    if is_within_margin:
         return NO_DIFFERENCE
     return CANNOT_TELL
 
 
 def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
-    """Judge one paired difference on n samples."""
-    about = KINDS[metric]
+    """Return the finding for one paired difference.
+
+    Args:
+        metric: a key of :data:`KINDS`.
+        value, ci: the difference and its 95 % interval.
+        n: the number of samples that it was measured on.
+    """
     low, high = ci
-    if about.sign > 0:
-        kind = word(low, high, about.margin)
+    margin = KINDS[metric].margin
+    if KINDS[metric].sign > 0:
+        kind = word(low, high, margin)
     else:
-        kind = word(-high, -low, about.margin)
+        kind = word(-high, -low, margin)
+
     needed = None
     if kind == CANNOT_TELL:
-        needed = samples_needed(value, (high - low) / 2, about.margin, n)
+        half_width = (high - low) / 2
+        needed = samples_needed(value, half_width, margin, n)
     return Finding(metric, value, (low, high), kind, needed)
 
 
 def samples_needed(value: float, half_width: float, margin: float, n: int) -> int:
-    """Return about how many samples would tell, where n of them give an interval of this half width.
+    """Return about how many samples would be enough to tell, if n samples give an interval of this half width.
 
-    Intervals shrink with the square root of the number of samples. The data tell as soon as the interval excludes 0
-    (its half width is below the difference) or lies within the margin (it is below what the margin leaves), whichever
-    comes first.
+    Intervals shrink with the square root of the number of samples. The data can tell as soon as the interval excludes
+    0 (half width below ``abs(value)``) or lies within the margin (half width below ``margin - abs(value)``).
     """
-    enough = max(abs(value), margin - abs(value))
-    return max(n + 1, _two_digits_up(n * (half_width / enough) ** 2))
+    difference = abs(value)
+    enough = max(difference, margin - difference)  # the half width that is reached first
+    needed = n * (half_width / enough) ** 2
+    return max(n + 1, _two_digits_up(needed))
 
 
 def _two_digits_up(value: float) -> int:
-    """Round up to two significant digits."""
-    unit = 10 ** max(0, math.floor(math.log10(value)) - 1)
-    return math.ceil(value / unit) * unit
+    """Round a number up to two significant digits; one below 10 becomes the next whole number."""
+    exponent = math.floor(math.log10(value))
+    unit = 10 ** max(0, exponent - 1)
+    units = math.ceil(value / unit)
+    return units * unit
 
 
 def judge_all(table: Mapping[str, Mapping[str, Any]], n: int) -> dict[str, Finding]:
-    """Judge every difference that has a value, of those that the bootstrap gives."""
+    """Return the findings for all metrics of :data:`KINDS` that have an interval, by metric.
+
+    Args:
+        table: paired differences of the bootstrap, by metric.
+        n: the number of samples that they were measured on.
+    """
     findings = {}
     for metric in KINDS:
         difference = table.get(metric)
-        if difference is not None and difference["ci"] is not None:
-            findings[metric] = judge(metric, difference["value"], difference["ci"], n)
+        if difference is None:
+            continue
+        if difference["ci"] is None:
+            continue
+        findings[metric] = judge(metric, difference["value"], difference["ci"], n)
     return findings

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchEnsembleOptions(SeededOptions):
-    """``batch-ensemble:STD[,M]``: factors are trained in the place of the weights of the blocks."""
+    """``batch-ensemble:STD[,M]``: factors are trained instead of the weights of the blocks."""
 
     kind = "batch-ensemble"
     summary = (
@@ -32,7 +32,7 @@ class BatchEnsembleOptions(SeededOptions):
     std: float = argument("STD", float, at_least=0)
 
     def adapter(self) -> Adapter:
-        """Return the factors, drawn with this standard deviation."""
+        """Return the adapter that puts factors, drawn with this standard deviation, on the layers."""
         factors = import_module("hydractl.methods.batch_ensemble.factors")
         adapter: Adapter = factors.BatchEnsemble(self.std)
         return adapter

@@ -1,8 +1,8 @@
 """Rank-one factors of BatchEnsemble: a member is y = ((x o r) W^T) o s + b, where only r, s and b are its own.
 
 Every linear layer of the blocks has a pair of factors: queries, keys, values, gate and output of the heads, and the
-layers of the MLP. They are drawn around 1. Whoever asks for a weight gets W o (s r^T), so what is written is an
-ordinary checkpoint. Unlike in the paper, W is not trained along with the members: it stays as it was pretrained.
+layers of the MLP. The factors are drawn around 1. The weight that one reads is W o (s r^T), so that an ordinary
+checkpoint is written. Unlike in the paper, W is not trained along with the members but keeps its pretrained values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from hydractl.training.adapters import added_names, banks_with_heads
 
 
 class RankOne(nn.Module):
-    """Multiplies a matrix by ``s r^T``, element by element.
+    """Multiplies a matrix by ``s r^T``, element by element; for a stack of matrices see :class:`RankOneProjections`.
+
+    The factors are vectors, so that weight decay does not pull them to zero.
 
     Attributes:
-        r: what scales the inputs of each of the matrices that lie side by side, one after another ``[n * columns]``.
-        s: what scales their outputs, ``[n * rows]``. Vectors, so that no weight decay pulls them to zero.
+        r: the factors of the inputs, ``[count * columns]``: those of one matrix after those of another.
+        s: the factors of the outputs, ``[rows]``.
     """
 
     def __init__(self, weight: Tensor, count: int = 1) -> None:
@@ -33,18 +35,19 @@ class RankOne(nn.Module):
         self.s = nn.Parameter(weight.new_ones(rows))
 
     def draw(self, std: float, generator: torch.Generator) -> None:
-        """Draw both from a normal distribution around 1."""
+        """Draw r and s from a normal distribution with mean 1 and this standard deviation."""
         with torch.no_grad():
             for factor in (self.r, self.s):
                 noise = torch.randn(factor.shape, generator=generator)
                 factor.copy_(1 + std * noise)
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight * torch.outer(self.s, self.r)
+        product = torch.outer(self.s, self.r)  # [rows, columns]
+        return weight * product
 
 
 class RankOneProjections(RankOne):
-    """A pair of factors each for a bank's queries, keys and values."""
+    """Pairs of factors for the queries, the keys and the values of a bank, whose rows lie interleaved in one matrix."""
 
     def __init__(self, weight: Tensor, packing: Packing) -> None:
         super().__init__(weight, count=3)
@@ -55,7 +58,8 @@ class RankOneProjections(RankOne):
         r_of_projections = self.r.chunk(3)
         products = []
         for s, r in zip(s_of_projections, r_of_projections, strict=True):
-            products.append(torch.outer(s, r))  # [rows, columns]
+            product = torch.outer(s, r)  # [rows, columns]
+            products.append(product)
         return weight * self.packing.join_rows(products)
 
 
@@ -63,7 +67,7 @@ class BatchEnsemble:
     """Puts factors on all linear layers of the blocks.
 
     Args:
-        std: how far from 1 they are drawn.
+        std: the standard deviation of the factors around 1.
     """
 
     def __init__(self, std: float) -> None:
@@ -74,6 +78,7 @@ class BatchEnsemble:
         generator = torch.Generator().manual_seed(seed)
 
         def put(module: nn.Module, name: str, factors: RankOne) -> None:
+            """Draw the factors and put them on a weight of a module."""
             factors.draw(self.std, generator)
             parametrize.register_parametrization(module, name, factors)
 
@@ -86,8 +91,10 @@ class BatchEnsemble:
             put(layer, "weight", RankOne(layer.weight.detach()))
 
     def trains(self, model: HydraModel) -> set[str]:
-        """Return the factors, and the biases of their layers."""
-        return added_names(model) | _bias_names(model)
+        """Return the names of the factors and of the biases of their layers."""
+        factors = added_names(model)
+        biases = _bias_names(model)
+        return factors | biases
 
 
 def _mlp_layers(model: HydraModel) -> list[Any]:
@@ -95,21 +102,26 @@ def _mlp_layers(model: HydraModel) -> list[Any]:
     inside_blocks = tuple(f"{path}." for path in model.block_paths)
     layers = []
     for path, module in model.networks[0].named_modules():
-        if not path.startswith(inside_blocks) or not is_linear(module):
+        if not path.startswith(inside_blocks):
             continue
-        if model.family.part(f"{path}.weight", model.sites) == "mlp":
+        if not is_linear(module):
+            continue
+        part = model.family.part(f"{path}.weight", model.sites)
+        if part == "mlp":
             layers.append(module)
     return layers
 
 
 def _bias_names(model: HydraModel) -> set[str]:
-    """Return the names of the biases beside weights that have factors."""
+    """Return the names of the biases of weights that have factors."""
     names = set()
     for path, module in model.networks[0].named_modules():
         if not parametrize.is_parametrized(module):
             continue
         for weight in module.parametrizations:
-            bias = "bias" if weight == "weight" else f"{weight}_bias"  # a bank has several
+            bias = f"{weight}_bias"  # as a bank of heads names it
+            if weight == "weight":
+                bias = "bias"  # as other layers name it
             if getattr(module, bias, None) is not None:
                 names.add(f"{path}.{bias}")
     return names

@@ -30,7 +30,7 @@ class ClassifiersOptions(TogetherOptions):
     can_be_sped_up = True
 
     def together(self) -> MemberMaker:
-        """Return what makes as many classifiers as are asked for."""
+        """Return the maker of the body with this many classifiers."""
         one_body = import_module("hydractl.methods.classifiers.one_body")
         maker: MemberMaker = one_body.Classifiers(self.members)
         return maker

@@ -1,6 +1,6 @@
-"""Several classifiers on one body: each is drawn by a seed of its own, all else is common.
+"""Several classifiers on one body: each is drawn with a seed of its own, and all else is shared.
 
-The loss is the mean of theirs.
+The loss is the mean of their losses.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ from hydractl.training.members import Together
 
 
 class OneBody(Together):
-    """One model whose last layer gives the logits of all members, one member behind the other.
+    """A model whose last layer returns the logits of all members, one member after another.
 
     Args:
-        model: with one classifier; changed in place.
-        drawn: of each member, the weights of a whole model as its library draws them; the classifier is taken.
+        model: a model with one classifier, which is changed in place.
+        drawn: for each member the weights of a whole model as its library draws them; only the classifier is used.
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]]) -> None:
         super().__init__([model], len(drawn))
         self._heads = last_layer_names(model, drawn[0])
         for name in self._heads:
-            of_all_members = torch.cat([tensors[name] for tensors in drawn])  # M of [classes, ...]
+            of_members = [tensors[name] for tensors in drawn]
+            of_all_members = torch.cat(of_members)  # M times [classes, ...] -> [M * classes, ...]
             replace_parameter(model, name, of_all_members)
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return logits ``[M, B, classes]``."""
-        logits = self.each[0].member_logits(inputs)[0]  # [B, M * classes]
+        body = self.each[0]
+        logits = body.member_logits(inputs)[0]  # [B, M * classes]
         by_member = logits.unflatten(-1, (self.members, -1))  # [B, M, classes]
         return by_member.transpose(0, 1)
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return the mean over members and batch."""
-        return super().loss(logits, labels, smoothing) / self.members
+        sum_over_members = super().loss(logits, labels, smoothing)
+        return sum_over_members / self.members
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
-        """Return the body with the classifier of one member."""
+        """Return the weights of an ordinary model: the body with the classifier of one member."""
         tensors = dict(super().stock_tensors(0))
         for name in self._heads:
             of_members = tensors[name].chunk(self.members)
@@ -54,12 +57,13 @@ class OneBody(Together):
 
 
 def last_layer_names(model: HydraModel, names: Iterable[str]) -> list[str]:
-    """Return the tensors of the last layer of the classifier.
+    """Return those of some names that are tensors of the last layer of the classifier.
 
     Raises:
-        UsageError: for a model that has none.
+        UsageError: the model has no classifier.
     """
-    pattern = model.family.named_parts.get("head", "$.")
+    matches_nothing = "$."
+    pattern = model.family.named_parts.get("head", matches_nothing)
     heads = [name for name in names if re.match(pattern, name)]
     if not heads:
         raise UsageError(f"{model.description.arch} has no classifier that could be there several times")
@@ -67,32 +71,39 @@ def last_layer_names(model: HydraModel, names: Iterable[str]) -> list[str]:
 
 
 def replace_parameter(model: HydraModel, name: str, tensor: Tensor) -> Any:
-    """Put a parameter of another shape in the place of one of a model. Returns its module."""
-    path, _, leaf = name.rpartition(".")
+    """Replace a parameter of a model by a tensor of another shape, and return the module that holds it.
+
+    The new parameter has the dtype and the device of the old one.
+    """
+    path, _, attribute = name.rpartition(".")
     module: Any = model.networks[0].get_submodule(path)
-    before = getattr(module, leaf)
-    setattr(module, leaf, nn.Parameter(tensor.to(before)))
+    old_parameter = getattr(module, attribute)
+    parameter = nn.Parameter(tensor.to(old_parameter))
+    setattr(module, attribute, parameter)
     return module
 
 
 @dataclass(frozen=True)
 class Classifiers:
-    """So many classifiers, drawn by the seed and those after it."""
+    """The maker of a body with several classifiers, which are drawn with the seed and those after it."""
 
     members: int
     passes = 1
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return one body."""
+        """Return the one body."""
         return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Make the body with all classifiers, see :class:`hydractl.training.members.MemberMaker`."""
+        """Return the body with all classifiers, see :class:`hydractl.training.members.MemberMaker`."""
         drawn = draw_members(source, self.members, seed)
         return OneBody(models[0], drawn)
 
 
 def draw_members(source: Source, members: int, seed: int) -> list[dict[str, Tensor]]:
-    """Draw each member's weights as the library does, by a seed of its own."""
+    """Draw the weights of each member as its library does, with the seed and those after it."""
     config = source.description.config
-    return [source.family.initial(config, seed + member) for member in range(members)]
+    drawn = []
+    for member in range(members):
+        drawn.append(source.family.initial(config, seed + member))
+    return drawn

@@ -1,4 +1,4 @@
-"""A Laplace approximation over the last linear layers: not members, but a posterior that every pass uses.
+"""A Laplace approximation over the last linear layers: no members, but a posterior that every forward pass uses.
 
 Daxberger et al., Laplace Redux (NeurIPS 2021); for models that compare images with texts Baumann et al., Post-hoc
 Probabilistic Vision-Language Models (2024). ``hydractl laplace`` fits it and has its options.

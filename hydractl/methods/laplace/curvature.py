@@ -1,19 +1,21 @@
 """Kronecker factors of the curvature at the last linear layers, and the prior of a Laplace approximation.
 
 The curvature is the generalised Gauss-Newton matrix of the loss (Martens and Grosse 2015; Botev et al. 2017), which
-needs no labels. With x what enters the layer and p the probabilities, both means over the data::
+needs no labels. Let x be the input of the layer, p the probabilities, J the Jacobian of the logits with respect to the
+output of the layer, and L the Hessian of the loss with respect to the logits. The factors are means over the data::
 
     A = E[x x']        B = E[J' L J]
 
-Of a classifier J = I and L = diag p - p p'. Of a model that compares images with texts (Baumann et al. 2024) the loss
-is that of each image among all texts, and of each text among all images; what it is compared with is taken as fixed.
-With s the factor of the logits, g a feature before it is normalised, u = g / |g| and H the normalised features of the
-others in rows::
+For a classifier J = I and L = diag p - p p'. For a model that compares images with texts (Baumann et al. 2024) the loss
+is that of each image among all texts and of each text among all images, where the others are taken as fixed. Let s be
+the factor of the logits, g a feature before it is normalised, u = g / |g|, and H the matrix whose rows are the
+normalised features of the others. Then::
 
-    J = s H (I - u u') / |g|    L = diag p - p p' of the softmax (CLIP), diag p (1 - p) of the sigmoid (SigLIP)
+    J = s H (I - u u') / |g|
+    L = diag p - p p' for the softmax (CLIP), diag p (1 - p) for the sigmoid (SigLIP)
 
-The precision is ``n A (x) B + prior I``, with n the number of samples, or the pseudo-data count that is asked for
-(tau of the paper, which adds the roots of prior and count to A and B instead).
+The precision is ``n A (x) B + prior I``. Here n is the number of samples, or the pseudo-data count that one asks for.
+It is the tau of Baumann et al., who instead add the roots of prior and count to A and B.
 """
 
 from __future__ import annotations
@@ -40,23 +42,23 @@ from hydractl.model.runtime import HydraModel
 from hydractl.training.losses import ROWS_AT_ONCE
 
 PRIORS = torch.logspace(-4, 6, 41, dtype=torch.float64).tolist()
-"""The precisions among which one is chosen, four a decade."""
+"""The prior precisions to choose from: four per decade from 1e-4 to 1e6."""
 
 InputsAndOthers = Iterable[tuple[Any, Any]]
-"""Batches: inputs on the model's device, and captions or whatever else lies beside them."""
+"""Batches: inputs on the model's device, and captions, labels or whatever belongs to them."""
 
 LogitsOfPosteriors = Callable[[Sequence[Posterior]], Tensor]
-"""From posteriors of a member's layers to its logits ``[N, classes]`` of validation data."""
+"""A function from the posteriors of a member's layers to its logits ``[N, classes]`` on validation data."""
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """The factors of one layer by their eigenvalues and eigenvectors, float64.
+    """The Kronecker factors of one layer by their eigenvalues and eigenvectors, float64.
 
     Attributes:
-        a, basis: of A, ``[d]`` and ``[d, d]``.
-        b, outer: of B, ``[k]`` and ``[k, k]``.
-        squares: the sum of the squares of the weights.
+        a, basis: the eigenvalues ``[d]`` of A, and its eigenvectors ``[d, d]`` in columns.
+        b, outer: the eigenvalues ``[k]`` of B, and its eigenvectors ``[k, k]`` in columns.
+        squares: the sum of the squared weights of the layer.
     """
 
     a: Tensor
@@ -67,21 +69,23 @@ class Curvature:
 
     @classmethod
     def from_factors(cls, a: Tensor, b: Tensor, layer: LastLayer) -> Curvature:
-        """Build it from the factors ``[d, d]`` and ``[k, k]``."""
+        """Return the curvature of a layer with the factors A ``[d, d]`` and B ``[k, k]``."""
         a_values, a_vectors = torch.linalg.eigh(a)
         b_values, b_vectors = torch.linalg.eigh(b)
         weight = layer.weight.cpu().double()
+        squares = weight.square().sum()
         return cls(
             a=a_values.clamp(min=0),
             basis=a_vectors,
             b=b_values.clamp(min=0),
             outer=b_vectors,
-            squares=float(weight.square().sum()),
+            squares=float(squares),
         )
 
     def precision(self, prior: float, count: float) -> Tensor:
         """Return the precision of the weights along the eigenvectors, ``[d, k]``."""
-        return count * torch.outer(self.a, self.b) + prior
+        eigenvalues = torch.outer(self.a, self.b)  # those of A (x) B, [d, k]
+        return count * eigenvalues + prior
 
     def posterior(self, prior: float, count: float) -> Posterior:
         """Return the posterior of the weights."""
@@ -89,22 +93,24 @@ class Curvature:
         return Posterior(self.basis, variances, self.outer)
 
     def evidence(self, prior: float, count: float) -> float:
-        """Return the log marginal likelihood by Laplace's method, but for what no prior changes.
+        """Return the log marginal likelihood by Laplace's method, without the terms that do not depend on the prior.
 
-        See Daxberger et al. 2021.
+        Source: Daxberger et al. 2021.
         """
         precision = self.precision(prior, count)
-        log_ratio = (prior / precision).log().sum()  # of the determinants of prior and posterior precision
-        return 0.5 * float(log_ratio - prior * self.squares)
+        log_ratios = (prior / precision).log()
+        log_ratio_of_determinants = log_ratios.sum()  # those of the prior and of the posterior precision
+        weight_penalty = prior * self.squares
+        return 0.5 * float(log_ratio_of_determinants - weight_penalty)
 
 
 @dataclass(frozen=True)
 class LaplaceFit:
-    """The curvatures of one member, and the logits that its posteriors are chosen by.
+    """The curvatures of one member, and its logits as a function of the posteriors.
 
     Attributes:
-        curvatures: by tower.
-        logits: of validation data; None without them.
+        curvatures: the curvature of the last layer of each tower, by tower.
+        logits: the logits on the validation data; None without validation data.
     """
 
     curvatures: dict[str, Curvature]
@@ -112,12 +118,24 @@ class LaplaceFit:
 
     @torch.no_grad()
     def choose_priors(self, count: float, labels: Tensor | None) -> dict[str, float]:
-        """Choose the prior of each tower: of the lowest NLL on validation data, the same for both; else by evidence."""
+        """Return the prior precision of each tower, by tower.
+
+        With validation data all towers have the prior with the lowest NLL on them. Without, each tower has the prior
+        with the highest evidence.
+
+        Args:
+            count: the number of samples, or the pseudo-data count.
+            labels: the labels ``[N]`` of the validation data; None without.
+        """
         if self.logits is None or labels is None:
-            return {tower: _most_evident(curvature, count) for tower, curvature in self.curvatures.items()}
+            priors = {}
+            for tower, curvature in self.curvatures.items():
+                priors[tower] = _most_evident(curvature, count)
+            return priors
         logits_of = self.logits
 
         def nll(prior: float) -> float:
+            """Return the NLL on the validation data if all towers have this prior."""
             same_prior = dict.fromkeys(self.curvatures, prior)
             posteriors = self.posteriors(same_prior, count)
             logits = logits_of(list(posteriors.values()))
@@ -127,12 +145,15 @@ class LaplaceFit:
         return dict.fromkeys(self.curvatures, best)
 
     def posteriors(self, priors: Mapping[str, float], count: float) -> dict[str, Posterior]:
-        """Return the posteriors by tower."""
-        return {tower: curvature.posterior(priors[tower], count) for tower, curvature in self.curvatures.items()}
+        """Return the posteriors under given priors, by tower."""
+        posteriors = {}
+        for tower, curvature in self.curvatures.items():
+            posteriors[tower] = curvature.posterior(priors[tower], count)
+        return posteriors
 
 
 def _most_evident(curvature: Curvature, count: float) -> float:
-    """Return the prior of the highest evidence, the first of equals."""
+    """Return the prior with the highest evidence, the first of equals."""
     evidence = [curvature.evidence(prior, count) for prior in PRIORS]
     place_of_highest = evidence.index(max(evidence))
     best: float = PRIORS[place_of_highest]
@@ -144,43 +165,63 @@ def _most_evident(curvature: Curvature, count: float) -> float:
 
 @dataclass
 class _FactorSums:
-    """The factors of one classifier, summed over samples; numbers before the first of them."""
+    """The factors of one classifier, summed over samples.
+
+    Attributes:
+        a: the sum of x x' ``[d, d]``; the number 0 before the first samples.
+        b: the sum of diag p - p p' ``[C, C]``; the number 0 before the first samples.
+    """
 
     a: Any = 0.0
     b: Any = 0.0
 
     def add(self, logits: Tensor, x: Tensor) -> None:
-        """Add samples: logits ``[B, C]``, and what enters the layer ``[B, d]``."""
-        p = logits.softmax(dim=-1)
+        """Add samples, given their logits ``[B, C]`` and their inputs of the layer ``[B, d]``."""
         self.a = self.a + x.T @ x  # [d, d]
-        self.b = self.b + torch.diag(p.sum(dim=0)) - p.T @ p  # [C, C]
+
+        p = logits.softmax(dim=-1)  # [B, C]
+        sum_of_p = p.sum(dim=0)  # [C]
+        self.b = self.b + torch.diag(sum_of_p) - p.T @ p  # [C, C]
 
 
 _LogitsAndFeatures = tuple[Tensor, list[Tensor]]
-"""Logits ``[M, B, C]``, and the features ``[B, D]`` of each member, float64 on the CPU."""
+"""The logits ``[M, B, C]`` of a batch, and each member's features ``[B, D]``; all float64 on the CPU."""
 
 
 @torch.no_grad()
 def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOthers | None) -> list[LaplaceFit]:
     """Compute the curvature of each member's classifier.
 
+    Args:
+        model: the model.
+        batches: the samples that the curvature is computed from.
+        val: validation samples; None without.
+
+    Returns:
+        A fit for each member.
+
     Raises:
-        InputError: for logits that are no linear function of what enters the last layer.
+        InputError: the logits are not a linear function of the features that enter the last layer.
     """
     layers = [layers_of_member[0] for layers_of_member in last_layers(model)]
-    sums = [_FactorSums() for _ in layers]
+
+    # Sum the factors over all samples.
+    factors = [_FactorSums() for _ in layers]
     samples = 0
     for logits, features in _outputs(model, batches):
         samples += logits.shape[1]
         for member, layer in enumerate(layers):
-            sums[member].add(logits[member], with_one(features[member], layer.bias))
+            x = with_one(features[member], layer.bias)
+            factors[member].add(logits[member], x)
+
     validation: list[_LogitsAndFeatures] = []
     if val is not None:
         validation = list(_outputs(model, val))
+
     fits = []
     for member, layer in enumerate(layers):
-        a = sums[member].a / samples
-        b = sums[member].b / samples
+        a = factors[member].a / samples
+        b = factors[member].b / samples
         curvature = Curvature.from_factors(a, b, layer)
         logits_of: LogitsOfPosteriors | None = None
         if validation:
@@ -190,20 +231,35 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
 
 
 def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAndFeatures]:
-    """Yield the logits of each batch, and what enters the classifiers."""
-    linear = list(classifiers(model))
+    """Yield the logits of each batch and the features that enter the classifiers.
+
+    Raises:
+        InputError: the logits are not a linear function of these features.
+    """
+    linear_maps = list(classifiers(model))
     for inputs, _ in batches:
         logits, features = read_features(model, inputs)
-        for member_logits, x, (weight, bias) in zip(logits, features, linear, strict=True):
-            check_linear(member_logits, x, weight, bias)
-        yield logits.cpu().double(), [x.cpu().double() for x in features]
+        for member, (weight, bias) in enumerate(linear_maps):
+            check_linear(logits[member], features[member], weight, bias)
+        features_in_float64 = [features_of_member.cpu().double() for features_of_member in features]
+        yield logits.cpu().double(), features_in_float64
 
 
 def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer: LastLayer) -> LogitsOfPosteriors:
-    """Return a function that scales a member's logits of validation data by a posterior of its classifier."""
-    logits = torch.cat([batch_logits[member] for batch_logits, _ in validation])
-    x = torch.cat([with_one(features[member], layer.bias) for _, features in validation])
-    return lambda posteriors: posteriors[0].scaled(logits, x)
+    """Return a function that scales a member's logits on validation data by a posterior of its classifier."""
+    logits_of_batches = []
+    inputs_of_batches = []
+    for logits_of_members, features_of_members in validation:
+        logits_of_batches.append(logits_of_members[member])
+        inputs_of_batches.append(with_one(features_of_members[member], layer.bias))
+    logits = torch.cat(logits_of_batches)  # [N, C]
+    x = torch.cat(inputs_of_batches)  # [N, d]
+
+    def scaled(posteriors: Sequence[Posterior]) -> Tensor:
+        posterior = posteriors[0]  # a classifier has one layer
+        return posterior.scaled(logits, x)
+
+    return scaled
 
 
 # --- images and texts -------------------------------------------------------------------------------------------------
@@ -217,31 +273,41 @@ def fit_pairs(
 
     Args:
         model: the model.
-        batches: images and captions.
-        val: images and labels, None for none.
-        classes: the model with the classes of ``val``.
+        batches: images and captions that the curvatures are computed from.
+        val: validation images and their labels; None without.
+        classes: the model with the classes of ``val`` as its prompts; None without.
+
+    Returns:
+        A fit for each member.
     """
     layers_of_members = last_layers(model)
     read_images = model.chain_of_samples.of_projection()
     read_texts = model.chain_of_labels.of_projection()
+
+    # The inputs of both projections for the pairs.
     image_batches = []
     text_batches = []
     for pixels, captions in batches:
         image_batches.append(read_images(pixels))
         text_batches.append(read_texts(captions))
-    images = torch.cat(image_batches, dim=1)[:, :, 0]  # [M, N, d]
-    texts = torch.cat(text_batches, dim=1)[:, :, 0]
-    compared: list[Tensor] = []  # validation images, and the prompts of their classes
+    images = torch.cat(image_batches, dim=1)[:, :, 0]  # [M, N, 1, d] -> [M, N, d]
+    texts = torch.cat(text_batches, dim=1)[:, :, 0]  # [M, N, d]
+
+    # The inputs of both projections for the validation images and for the prompts of their classes.
+    compared: list[Tensor] = []  # [M, N, 1, d] and [M, classes, prompts, d]
     if val is not None and classes is not None and classes.prompted is not None:
-        compared.append(torch.cat([read_images(pixels) for pixels, _ in val], dim=1))
-        prompts_of_classes = classes.prompted.inputs(256)
-        compared.append(torch.cat([read_texts(prompts) for prompts in prompts_of_classes], dim=1))
+        images_to_classify = [read_images(pixels) for pixels, _ in val]
+        prompts_of_classes = [read_texts(prompts) for prompts in classes.prompted.inputs(256)]
+        compared.append(torch.cat(images_to_classify, dim=1))
+        compared.append(torch.cat(prompts_of_classes, dim=1))
+
     fits = []
     for member, layers in enumerate(layers_of_members):
         curvatures = _curvatures_of_towers(model, member, layers, (images[member], texts[member]))
         logits_of: LogitsOfPosteriors | None = None
         if compared:
-            logits_of = _compared_logits(model, member, layers, [inputs[member] for inputs in compared])
+            compared_by_member = [inputs[member] for inputs in compared]
+            logits_of = _compared_logits(model, member, layers, compared_by_member)
         fits.append(LaplaceFit(curvatures, logits_of))
     return fits
 
@@ -249,48 +315,61 @@ def fit_pairs(
 def _curvatures_of_towers(
     model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: tuple[Tensor, Tensor]
 ) -> dict[str, Curvature]:
-    """Compute the curvatures of both projections of one member from what enters them, ``[N, d]`` each."""
+    """Compute the curvatures of both projections of one member, by tower.
+
+    Args:
+        model: the model.
+        member: the place of the member.
+        layers: its projections of images and of texts.
+        inputs: the inputs of these projections, ``[N, d]`` each.
+    """
     network = model.networks[member]
     image_layer, text_layer = layers
-    x = with_one(inputs[0], image_layer.bias)
-    y = with_one(inputs[1], text_layer.bias)
-    g = x @ image_layer.weight.T
-    h = y @ text_layer.weight.T
-    scale, bias = (float(number) for number in scale_and_bias(model.family, network, g))
+    images, texts = inputs
+    images = with_one(images, image_layer.bias)
+    texts = with_one(texts, text_layer.bias)
+    image_features = images @ image_layer.weight.T  # [N, D]
+    text_features = texts @ text_layer.weight.T  # [N, D]
+    scale, bias = scale_and_bias(model.family, network, image_features)
     each_alone = model.family.judges_each_pair(network)
 
     def curvature_of(layer: LastLayer, entering: Tensor, features: Tensor, others: Tensor) -> Curvature:
-        entering = entering.cpu().double()
-        a = entering.T @ entering / len(entering)
-        b = compared_factor(features, others, scale, bias, each_alone)
+        """Compute the curvature of the projection of one tower, whose features are compared with the others."""
+        x = entering.cpu().double()
+        a = x.T @ x / x.shape[0]
+        b = compared_factor(features, others, float(scale), float(bias), each_alone)
         return Curvature.from_factors(a, b, layer)
 
     return {
-        image_layer.tower: curvature_of(image_layer, x, features=g, others=h),
-        text_layer.tower: curvature_of(text_layer, y, features=h, others=g),
+        image_layer.tower: curvature_of(image_layer, images, features=image_features, others=text_features),
+        text_layer.tower: curvature_of(text_layer, texts, features=text_features, others=image_features),
     }
 
 
 def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float, each_alone: bool) -> Tensor:
-    """Compute B ``[D, D]``, float64, of features ``[N, D]`` of one tower before they are normalised.
+    """Compute the factor B of the projection of one tower, ``[D, D]``, float64.
 
     Args:
-        features: of the tower; the same rows of ``others`` belong to them.
-        others: the features that each is compared with.
-        scale, bias: of the logits.
-        each_alone: whether every pair is judged by itself (sigmoid).
+        features: the features of the tower before they are normalised, ``[N, D]``.
+        others: the features of the other tower, ``[N, D]``, which each of them is compared with.
+        scale, bias: the factor of the cosines in the logits, and what is added.
+        each_alone: whether each pair has a loss of its own (sigmoid).
     """
-    # With w = s^2 / |g|^2, J' L J is w (I - u u') H' L H (I - u u'). Multiplied out and summed over rows that is the
-    # sum of w H' L H, less the sum of w u (H' L H u)' and its transpose, plus the sum of w (u' H' L H u) u u'.
+    # Let w = s^2 / |g|^2. J' L J is w (I - u u') H' L H (I - u u'). Multiplied out and summed over samples, that is
+    #   the sum of w H' L H,
+    #   minus the sum of w u (H' L H u)' and its transpose,
+    #   plus the sum of w (u' H' L H u) u u'.
     h = F.normalize(others.cpu().double(), dim=-1)
     width = features.shape[1]
     total = torch.zeros(width, width, dtype=torch.float64)
     for g in features.cpu().double().split(ROWS_AT_ONCE):  # [B, D]
         u = F.normalize(g, dim=-1)
-        weight = scale**2 / g.square().sum(dim=-1, keepdim=True)  # [B, 1]
+        squared_length = g.square().sum(dim=-1, keepdim=True)
+        weight = scale**2 / squared_length  # w, [B, 1]
         cosines = u @ h.T  # [B, N]
         logits = scale * cosines + bias
-        # L is diag(diagonal), less p p' for the softmax alone; mean is H' p of this second part.
+
+        # L is diag(diagonal) for the sigmoid, and diag(diagonal) - p p' for the softmax; mean is H' p of the p there.
         if each_alone:
             p = logits.sigmoid()
             diagonal = p * (1 - p)
@@ -298,26 +377,42 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
         else:
             diagonal = logits.softmax(dim=-1)
             mean = diagonal @ h
-        along = (diagonal * cosines) @ h - mean * (mean * u).sum(dim=-1, keepdim=True)  # H' L H u, [B, D]
+
+        # H' L H u, [B, D]
+        mean_along_u = (mean * u).sum(dim=-1, keepdim=True)  # [B, 1]
+        along = (diagonal * cosines) @ h - mean * mean_along_u
+
+        # the sum of w H' L H, [D, D]
         weight_of_other = (weight * diagonal).sum(dim=0)[:, None]  # [N, 1]
-        around_mean = h.T @ (weight_of_other * h) - (weight * mean).T @ mean  # sum of w H' L H, [D, D]
-        crossed = (weight * u).T @ along
+        around_mean = h.T @ (weight_of_other * h) - (weight * mean).T @ mean
+
+        crossed = (weight * u).T @ along  # the sum of w u (H' L H u)', [D, D]
         total += around_mean - crossed - crossed.T
         length = (u * along).sum(dim=-1, keepdim=True)  # u' H' L H u, [B, 1]
         total += (weight * length * u).T @ u
-    return total / len(features)
+    samples = features.shape[0]
+    return total / samples
 
 
 def _compared_logits(
     model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: Sequence[Tensor]
 ) -> LogitsOfPosteriors:
-    """Return a function that compares images with classes, given the posteriors of both projections."""
+    """Return a function that compares images with classes, given the posteriors of both projections.
 
-    def logits(posteriors: Sequence[Posterior]) -> Tensor:
-        placed = [posterior.to(inputs[0]) for posterior in posteriors]
+    Args:
+        model: the model.
+        member: the place of the member.
+        layers: its projections of images and of texts.
+        inputs: the inputs of these projections: of the images and of the prompts of the classes.
+    """
+    network = model.networks[member]
+
+    def logits_of(posteriors: Sequence[Posterior]) -> Tensor:
+        on_device = [posterior.to(inputs[0]) for posterior in posteriors]
         features = []
-        for posterior, inputs_of_tower, layer in zip(placed, inputs, layers, strict=True):
-            features.append(gaussian_features(posterior, inputs_of_tower, layer))
-        return gaussian_logits(model.family, model.networks[member], features, placed).cpu()
+        for tower, layer in enumerate(layers):
+            features.append(gaussian_features(on_device[tower], inputs[tower], layer))
+        logits = gaussian_logits(model.family, network, features, on_device)
+        return logits.cpu()
 
-    return logits
+    return logits_of

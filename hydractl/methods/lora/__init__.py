@@ -1,4 +1,4 @@
-"""A LoRA ensemble: members that differ in low-rank matrices on their heads, trained by seeds of their own.
+"""A LoRA ensemble: members that differ in low-rank matrices on their heads, trained with seeds of their own.
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoraOptions(SeededOptions):
-    """``lora:RANK,ALPHA[,M]``: low-rank matrices are trained in the place of the weights of the heads."""
+    """``lora:RANK,ALPHA[,M]``: low-rank matrices are trained instead of the weights of the heads."""
 
     kind = "lora"
     summary = (
@@ -32,7 +32,7 @@ class LoraOptions(SeededOptions):
     alpha: float = argument("ALPHA", float, at_least=0, at_most=99999)
 
     def adapter(self) -> Adapter:
-        """Return the matrices."""
+        """Return the adapter that puts the matrices on the heads."""
         matrices = import_module("hydractl.methods.lora.matrices")
         adapter: Adapter = matrices.LoRA(self.rank, self.alpha)
         return adapter

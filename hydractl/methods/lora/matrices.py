@@ -1,8 +1,8 @@
 """Low-rank adaptation of the heads: W + (alpha / r) B A instead of W, where only A and B are trained.
 
-Each of queries, keys, values and the output projection of a site has an A and a B of its own, over the heads that the
-model has. B starts at zero, so the model starts as it was, and A as in the authors' code. Whoever asks for the weights
-gets the sum, so what is written is an ordinary checkpoint.
+Queries, keys, values and the output projection of a site each have an A and a B of their own, which span all heads of
+the site. B starts at zero, so that the model does not change at first; A starts as in the authors' code. The weights
+that one reads are the sum, so that an ordinary checkpoint is written.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from hydractl.training.adapters import added_names, banks_with_heads
 
 
 class LowRank(nn.Module):
-    """Adds ``scale * B A`` to a matrix; for a stack of n matrices see :class:`LowRankProjections`.
+    """Adds ``scale * B A`` to a matrix; for a stack of ``count`` matrices see :class:`LowRankProjections`.
 
     Attributes:
-        a: ``[n, r, columns]``.
-        b: ``[n, rows, r]``, of zeros at first.
+        a: ``[count, rank, columns]``, not yet drawn.
+        b: ``[count, rows, rank]``, zeros at first.
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float, count: int = 1) -> None:
         super().__init__()
         rows, columns = weight.shape
+        rows_of_each = rows // count
         self.scale = alpha / rank
         self.a = nn.Parameter(weight.new_empty((count, rank, columns)))
-        self.b = nn.Parameter(weight.new_zeros((count, rows // count, rank)))
+        self.b = nn.Parameter(weight.new_zeros((count, rows_of_each, rank)))
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
-        bound = 1 / math.sqrt(self.a.shape[-1])
-        drawn = torch.empty(self.a.shape).uniform_(-bound, bound, generator=generator)
+        columns = self.a.shape[-1]
+        bound = 1 / math.sqrt(columns)
+        drawn = torch.empty(self.a.shape)
+        drawn.uniform_(-bound, bound, generator=generator)
         with torch.no_grad():
             self.a.copy_(drawn)
 
@@ -47,21 +50,27 @@ class LowRank(nn.Module):
 
 
 class LowRankProjections(LowRank):
-    """Low-rank matrices for a bank's queries, keys, values; B ``[n, r]`` of all their rows, where heads share keys."""
+    """Low-rank matrices for the queries, the keys and the values of a bank, whose rows lie interleaved in one matrix.
+
+    If heads share keys and values, these have fewer rows than the queries. Then B is ``[rows, rank]``, with the rows of
+    queries, keys and values one after another.
+    """
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__(weight, rank, alpha, count=3)
         self.packing = packing
         if packing.keys is not None:
-            self.b = nn.Parameter(weight.new_zeros((weight.shape[0], rank)))
+            rows, _ = weight.shape
+            self.b = nn.Parameter(weight.new_zeros((rows, rank)))
 
     def forward(self, weight: Tensor) -> Tensor:
         b_of_projections: Iterable[Tensor] = self.b
-        if self.packing.keys is not None:  # keys and values have fewer rows than queries
+        if self.packing.keys is not None:
             b_of_projections = self.b.split(self.packing.rows)
         products = []
         for b, a in zip(b_of_projections, self.a, strict=True):
-            products.append(self.scale * (b @ a))  # [rows, columns]
+            product = self.scale * (b @ a)  # [rows, columns]
+            products.append(product)
         return weight + self.packing.join_rows(products)
 
 
@@ -69,7 +78,7 @@ class LoRA:
     """Puts low-rank matrices on the heads of every site.
 
     Args:
-        rank: of the matrices.
+        rank: the rank of the matrices.
         alpha: their product is scaled by alpha / rank.
     """
 
@@ -82,6 +91,7 @@ class LoRA:
         generator = torch.Generator().manual_seed(seed)
 
         def put(bank: nn.Module, name: str, matrices: LowRank) -> None:
+            """Draw the matrices and add them to a weight of a bank."""
             matrices.draw(generator)
             parametrize.register_parametrization(bank, name, matrices)
 
@@ -92,5 +102,5 @@ class LoRA:
             put(bank, "out", LowRank(out, self.rank, self.alpha))
 
     def trains(self, model: HydraModel) -> set[str]:
-        """Return A and B."""
+        """Return the names of all A and B."""
         return added_names(model)

@@ -1,7 +1,7 @@
-"""MIMO: one network that takes M inputs at once and gives M answers, each for an input of its own.
+"""MIMO: one network that takes M inputs at once and gives M answers, one for each input.
 
-Havasi et al., Training independent subnetworks for robust prediction (ICLR 2021), sections 2 and 3. Which samples meet
-is dealt as in the authors' code (google/uncertainty-baselines, ``baselines/cifar/mimo.py``).
+Havasi et al., Training independent subnetworks for robust prediction (ICLR 2021), sections 2 and 3. The samples of a
+batch are dealt to the inputs as in the authors' code (google/uncertainty-baselines, ``baselines/cifar/mimo.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MimoOptions(TogetherOptions):
     repeats: int = argument("REPEATS", int, 4, at_least=1, at_most=99)
 
     def together(self) -> MemberMaker:
-        """Return what makes the network."""
+        """Return the maker of the network."""
         many_inputs = import_module("hydractl.methods.mimo.many_inputs")
         maker: MemberMaker = many_inputs.Mimo(self.members, self.equal, self.repeats)
         return maker

@@ -1,9 +1,9 @@
 """The network of MIMO: M inputs at once, M answers.
 
-In training the M inputs are different samples; to be tested it takes the same one M times. Their embeddings are sums of
-what each input has for itself, a patch embedding (that is one convolution of M * C channels) or a table of words. Of M
-equal inputs that is one embedding whose weights are added up, so each member is written as an ordinary checkpoint, and
-the members have all but the classifier in common.
+In training the M inputs are different samples; in tests they are M times the same one. Each input has its own patch
+embedding (together they are one convolution of M * C channels) or its own table of words, and the network continues
+with the sum of the embeddings. For M equal inputs that is a single embedding with the sum of the weights. So each
+member is written as an ordinary checkpoint, and the members share all but the classifier.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hydractl.training.members import Together
 
 @dataclass(frozen=True)
 class Mimo:
-    """The number of inputs, and how a batch is dealt to them.
+    """The maker of the network, which also deals the samples of a batch to its inputs.
 
     Attributes:
-        members: inputs, and answers.
-        equal: the share of rows (rho) whose inputs are all the same sample.
-        repeats: how often each sample of a batch is there.
+        members: the number of inputs and of answers.
+        equal: the share of rows whose inputs are all the same sample (rho).
+        repeats: how often each sample of a batch occurs.
     """
 
     members: int
@@ -41,20 +41,21 @@ class Mimo:
 
     @property
     def passes(self) -> int:
-        """The passes of :class:`hydractl.training.members.MemberMaker`: one for each repeat of a sample."""
+        """See :class:`hydractl.training.members.MemberMaker`: one pass for each repeat of a sample."""
         return self.repeats
 
     def deal(self, samples: int) -> Tensor:
-        """Draw which sample of a batch each input of each row is: int64 ``[M, samples * repeats]``.
+        """Draw the samples of each input, as their places in the batch: int64 ``[M, samples * repeats]``.
 
-        All samples are shuffled, ``repeats`` times over, by torch's generator; of the rows a first part is shuffled
-        again for each input.
+        Each sample occurs ``repeats`` times, in an order that torch's generator shuffles. The inputs differ in a first
+        part of the rows, which is shuffled again for each of them, and agree in the others.
         """
         rows = samples * self.repeats
         shuffled = torch.randperm(rows) % samples
         differing_rows = int(rows * (1 - self.equal))
         differing = shuffled[:differing_rows]
         equal = shuffled[differing_rows:]
+
         inputs = []
         for _ in range(self.members):
             shuffled_again = differing[torch.randperm(differing_rows)]
@@ -62,46 +63,52 @@ class Mimo:
         return torch.stack(inputs)
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return one network."""
+        """Return the one network."""
         return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Make the network of many inputs, see :class:`hydractl.training.members.MemberMaker`."""
+        """Return the network of many inputs, see :class:`hydractl.training.members.MemberMaker`."""
         drawn = draw_members(source, self.members, seed)
-        return ManyInputs(models[0], drawn, self, scratch=source.drawn_by is not None)
+        from_scratch = source.drawn_by is not None
+        return ManyInputs(models[0], drawn, self, scratch=from_scratch)
 
 
 class ManyInputs(OneBody):
-    """A model that takes M inputs in training, and one as any other model.
+    """A model that takes M inputs in training, and otherwise one input as any other model.
 
-    The weights of the embedding are those that the library draws, divided by the root of M. A model that was trained
-    before starts from them less their mean, plus one Mth of its own: of M equal inputs it makes what it made of one.
+    The weights of the embeddings are drawn by the library and divided by the root of M. For a pretrained model their
+    mean over inputs is replaced by one Mth of the pretrained weights, so that M equal inputs give the same sum of
+    embeddings as the one input did before.
 
     Args:
         model, drawn: as of :class:`OneBody`.
-        options: how batches are dealt.
-        scratch: whether the weights of the model are drawn ones.
+        options: deals the samples of a batch to the inputs.
+        scratch: whether the weights of the model are random, not pretrained.
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]], options: Mimo, *, scratch: bool) -> None:
         super().__init__(model, drawn)
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"
-        drawn_weights = torch.stack([tensors[self._stem] for tensors in drawn])
+        drawn_weights = torch.stack([tensors[self._stem] for tensors in drawn])  # [M, ...]
         weights = drawn_weights / self.members**0.5
         if not scratch:
             pretrained = model.networks[0].get_parameter(self._stem).detach().cpu()
             weights = weights - weights.mean(0) + pretrained / self.members
         layer = replace_parameter(model, self._stem, weights)  # [M, d, C, p, p] or [M, words, d]
-        layer.dealt = None
+        layer.dealt = None  # the inputs of the current batch, set by answers() and read by _embedded()
         layer.forward = partial(_embedded, layer)
-        self._layer = [layer]  # in a list, or it would be a second module of this one
+        self._layer = [layer]  # in a list, so that it is not registered as a second submodule
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Deal a batch: logits ``[M, B * repeats, classes]`` and labels ``[M, B * repeats]``."""
-        rows_of_inputs = self.options.deal(labels.shape[0]).to(labels.device)  # [M, B * repeats]
+        """Deal a batch to the inputs.
+
+        Returns logits ``[M, B * repeats, classes]`` and the labels ``[M, B * repeats]`` that they are compared with.
+        """
+        rows_of_inputs = self.options.deal(labels.shape[0])  # [M, B * repeats]
+        rows_of_inputs = rows_of_inputs.to(labels.device)
         layer = self._layer[0]
-        body: Any
+        body: Any  # the input of the network: its first layer replaces it by the dealt ones
         if isinstance(inputs, Tensor):
             layer.dealt = [inputs[rows] for rows in rows_of_inputs]
             body = layer.dealt[0]
@@ -115,46 +122,60 @@ class ManyInputs(OneBody):
             layer.dealt = None
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """Return the sum over members, as in the authors' code."""
-        return self.members * super().loss(logits, labels, smoothing)
+        """Return the sum over members of the mean over the batch, as in the authors' code."""
+        mean_over_members = super().loss(logits, labels, smoothing)
+        return self.members * mean_over_members
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
-        """Return the network that takes M equal inputs, with the classifier of one member."""
+        """Return the weights of an ordinary model: the network for M equal inputs with the classifier of one member."""
         tensors = super().stock_tensors(member)
-        tensors[self._stem] = tensors[self._stem].sum(0)
+        weights = tensors[self._stem]  # [M, ...]
+        tensors[self._stem] = weights.sum(0)
         return tensors
 
 
 def _rows_of_text(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    return {name: value[rows] for name, value in inputs.items()}
+    """Return some rows of the tensors of a text batch."""
+    text = {}
+    for name, value in inputs.items():
+        text[name] = value[rows]
+    return text
 
 
 def unite_texts(texts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Unite texts that are read at once, in all but their words.
+    """Return the tensors of texts that are read at once: their masks and whatever else belongs to their tokens.
 
-    A token is there where one of the texts has one, and what is said of it is what the first of these says.
+    There is a token wherever at least one text has one, and its values are those of the first text that has it. The
+    words of the texts are embedded separately.
     """
     united = dict(texts[-1])
     for text in reversed(texts[:-1]):
-        is_there = text.get("attention_mask", torch.ones_like(text["input_ids"])).bool()
+        all_there = torch.ones_like(text["input_ids"])
+        is_there = text.get("attention_mask", all_there).bool()
         for name, value in united.items():
             united[name] = torch.where(is_there, text[name], value)
     return united
 
 
 def _stem_path(model: HydraModel) -> str:
-    """Return the path of the one layer that inputs go through first.
+    """Return the path of the one layer that inputs enter first.
 
     Raises:
-        UsageError: for a model that has no such layer.
+        UsageError: the model has no such layer, or several.
     """
     part: str
     kind: type[nn.Module]
     if model.description.reads == "text":
-        part, kind, wanted = "words", nn.Embedding, "table of words"
+        part = "words"
+        kind = nn.Embedding
+        wanted = "table of words"
     else:
-        part, kind, wanted = "patch", nn.Conv2d, "convolution that makes patches"
-    pattern = model.family.named_parts.get(part, "$.")
+        part = "patch"
+        kind = nn.Conv2d
+        wanted = "convolution that makes patches"
+
+    matches_nothing = "$."
+    pattern = model.family.named_parts.get(part, matches_nothing)
     paths = []
     for path, module in model.networks[0].named_modules():
         if type(module) is kind and re.match(pattern, f"{path}.weight"):
@@ -165,16 +186,24 @@ def _stem_path(model: HydraModel) -> str:
 
 
 def _embedded(layer: Any, x: Tensor) -> Tensor:
-    """Return the sum of the embeddings of the inputs that were dealt, else of as many copies of x."""
+    """Return the sum of the embeddings of the dealt inputs; if none were dealt, of M copies of x.
+
+    Args:
+        layer: an embedding or a convolution with the weights ``[M, ...]`` of all inputs.
+        x: the input of the network.
+    """
     weight: Tensor = layer.weight
     inputs = layer.dealt
     if inputs is None:
         inputs = [x] * weight.shape[0]
+
     if isinstance(layer, nn.Embedding):
         embeddings = []
         for words, table in zip(inputs, weight.unbind(), strict=True):
-            embeddings.append(F.embedding(words, table, layer.padding_idx))
+            embedding = F.embedding(words, table, layer.padding_idx)  # [B, T, d]
+            embeddings.append(embedding)
         return torch.stack(embeddings).sum(0)
+
     channels = torch.cat(inputs, 1)  # [B, M * C, H, W]
     kernels = weight.transpose(0, 1).flatten(1, 2)  # [M, d, C, p, p] -> [d, M * C, p, p]
     return F.conv2d(channels, kernels, layer.bias, layer.stride, layer.padding, layer.dilation)

@@ -1,4 +1,4 @@
-"""Packed-Ensembles: M narrow networks that see the same batches, in the place of one wide network.
+"""Packed-Ensembles: M narrow networks that see the same batches, instead of one wide network.
 
 Laurent et al., Packed-Ensembles for Efficient Uncertainty Estimation (ICLR 2023), sections 3 and 4.
 """
@@ -33,7 +33,7 @@ class PackedOptions(TogetherOptions):
     gamma: int = argument("GAMMA", int, 1, at_least=1, at_most=99)
 
     def together(self) -> MemberMaker:
-        """Return what makes the networks."""
+        """Return the maker of the narrow networks."""
         narrow = import_module("hydractl.methods.packed.narrow")
         alpha = Fraction(str(self.alpha))
         maker: MemberMaker = narrow.Packed(self.members, alpha, self.gamma)
@@ -41,9 +41,15 @@ class PackedOptions(TogetherOptions):
 
 
 def _from_scratch(heads: int) -> ByOneTraining:
-    """Return the training from random weights, with the paper's alpha of 2, or near it where no head would be whole."""
-    heads_of_member = max(1, round(heads * 2 / 3))
-    heads_of_all = heads_of_member * MEMBERS
+    """Return the recipe of a training from random weights.
+
+    Alpha is the paper's 2, or close to it if members would not have a whole number of heads.
+
+    Args:
+        heads: the number of heads at each site of the studied model.
+    """
+    heads_of_member = round(heads * 2 / 3)  # alpha / M
+    heads_of_all = max(1, heads_of_member) * MEMBERS
     alpha = Fraction(heads_of_all, heads)
     return ByOneTraining(
         ensemble=PackedOptions(MEMBERS, alpha),

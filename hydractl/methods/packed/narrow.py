@@ -1,10 +1,10 @@
 """The narrow networks of Packed-Ensembles, drawn or cut out of the wide one.
 
-A packed network is alpha times as wide as the model and its layers are cut into M groups, between which nothing passes:
-with its embedding, its norms and its classifier cut alike it is M networks of alpha / M of the width. Its loss is the
-sum of theirs, so each is trained as it would be alone. Within a member gamma cuts each linear layer of the blocks into
-further groups; as in the authors' code the embedding and the classifier are not cut by it. The zeros between groups are
-stored.
+A packed network is alpha times as wide as the model, and its layers are cut into M groups that exchange nothing. Its
+embedding, norms and classifier are cut likewise, so it consists of M networks of alpha / M times the width. Its loss is
+the sum of their losses, so each is trained as it would be alone. Within a member gamma cuts each linear layer of the
+blocks into further groups, but not the embedding and the classifier, as in the authors' code. The zeros between groups
+are stored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors
+from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.heads.weights import HeadWeights
+from hydractl.methods.classifiers.one_body import draw_members
 from hydractl.model.cost import nonzero_parameters
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -29,7 +31,13 @@ from hydractl.training.members import Together
 
 @dataclass(frozen=True)
 class Packed:
-    """The number of members, the width of all of them together, and the groups within a member."""
+    """The maker of the narrow networks of Packed-Ensembles.
+
+    Attributes:
+        members: the number of networks.
+        alpha: the width of all of them together, as a multiple of that of the model.
+        gamma: the number of groups within each.
+    """
 
     members: int
     alpha: Fraction
@@ -37,56 +45,59 @@ class Packed:
 
     @property
     def passes(self) -> int:
-        """The passes of :class:`hydractl.training.members.MemberMaker`: one for each member."""
+        """See :class:`hydractl.training.members.MemberMaker`: a sample passes through each member once."""
         return self.members
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
         """Return the narrow members, see :class:`hydractl.training.members.MemberMaker`.
 
-        They are drawn by the seed and those after it where the model is drawn, else parts of its weights
-        (:func:`part_of`).
+        If the weights of the model are random, so are theirs, drawn with the seed and those after it. Else they are
+        parts of the model's weights (:func:`part_of`).
         """
         narrow = self._narrowed(source)
         if source.drawn_by is not None:
-            tensors_of_members = self._drawn(narrow, seed)
+            tensors_of_members = draw_members(narrow, self.members, seed)
         else:
             tensors_of_members = self._cut(source, narrow)
+        if self.gamma > 1:
+            for tensors in tensors_of_members:
+                _zero_between_groups(tensors, narrow, self.gamma)
+            description = self._with_groups(narrow, tensors_of_members[0])
+            narrow = replace(narrow, description=description)
         members = []
         for tensors in tensors_of_members:
-            if self.gamma > 1:
-                _zero_between_groups(tensors, narrow, self.gamma)
             members.append(replace(narrow, tensors=DictTensors(tensors)))
-        if self.gamma == 1:
-            return tuple(members)
-        # Weights that are pruned: trainings leave them zero.
-        sparse = {"groups": self.gamma, "params_nonzero": nonzero_parameters(members[0].tensors)}
-        description = replace(narrow.description, extra={"sparse": sparse})
-        return tuple(replace(member, description=description) for member in members)
+        return tuple(members)
+
+    def _with_groups(self, narrow: Source, tensors: dict[str, Tensor]) -> Description:
+        """Return the description of a member with groups, which declares zeros so that trainings leave them zero."""
+        sparse = {"groups": self.gamma, "params_nonzero": nonzero_parameters(DictTensors(tensors))}
+        return replace(narrow.description, extra={"sparse": sparse})
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
         """Join the members, see :class:`hydractl.training.members.MemberMaker`."""
         return Together(models, self.members)
 
-    def _drawn(self, narrow: Source, seed: int) -> list[dict[str, Tensor]]:
-        """Draw the weights of each member by a seed of its own."""
-        config = narrow.description.config
-        return [narrow.family.initial(config, seed + member) for member in range(self.members)]
-
     def _cut(self, source: Source, narrow: Source) -> list[dict[str, Tensor]]:
         """Cut the weights of each member out of the wide model."""
-        shapes = dict(source.family.build(narrow.description.config).state_dict())
-        wide = {name: source.tensors.read(name) for name in source.tensors.names()}
+        wide = {}
+        for name in source.tensors.names():
+            wide[name] = source.tensors.read(name)
+        narrow_network = source.family.build(narrow.description.config)
+        shapes = dict(narrow_network.state_dict())
+
         tensors_of_members = []
         for member in range(self.members):
             start = Fraction(member, self.members)
-            tensors_of_members.append(part_of(wide, source, shapes, narrow.sites, start))
+            tensors = part_of(wide, source, shapes, narrow.sites, start)
+            tensors_of_members.append(tensors)
         return tensors_of_members
 
     def _narrowed(self, source: Source) -> Source:
-        """Return the model with the width of a member, its tensors not yet changed.
+        """Return the model with the width of a member, but still with its wide tensors.
 
         Raises:
-            UsageError: it has none.
+            UsageError: a member of this width is not possible.
         """
         name = source.name
         description = source.description
@@ -100,8 +111,9 @@ class Packed:
                 hint="packed are the ViTs of timm and the encoders of transformers whose layers all have the width",
             )
         wide_sizes = _sizes(source, description.config)
+        wanted_sizes = [size * share for size in wide_sizes]
         sizes = _sizes(source, config)
-        if sizes != [size * share for size in wide_sizes]:
+        if sizes != wanted_sizes:
             heads, width, mlp = wide_sizes[0], wide_sizes[1], wide_sizes[-1]
             raise UsageError(
                 f"--ensemble packed: {share} of {heads} heads, a width of {width} or MLPs of {mlp} is no whole number",
@@ -112,22 +124,25 @@ class Packed:
             raise UsageError(
                 f"--ensemble packed: GAMMA {self.gamma} does not divide {uneven[0]} heads or channels of a member"
             )
-        full = HeadMask.full(source.family.sites(config))
-        narrow_description = replace(description, config=config, masks=[full], extra={})
+        sites = source.family.sites(config)
+        full_mask = HeadMask.full(sites)
+        narrow_description = replace(description, config=config, masks=[full_mask], extra={})
         return replace(source, description=narrow_description)
 
 
 def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
-    """Return the heads and width of each site, and the sides of the matrices of the MLPs.
+    """Return the heads and the width of each site, then the rows and columns of each matrix of the MLPs.
 
     Raises:
-        UsageError: an MLP has layers of several sizes: two layers in one are no neighbouring parts of one whole.
+        UsageError: the MLPs have layers of several inner sizes. One may hold two layers side by side, of which
+            neighbouring rows are no part.
     """
     sites = source.family.sites(config)
     sizes = []
     for site in sites:
-        sizes += [site.heads, site.d_model]
-    sides = []
+        sizes.append(site.heads)
+        sizes.append(site.d_model)
+    sides: list[int] = []
     for name, tensor in source.family.build(config).state_dict().items():
         if _is_mlp_matrix(name, tensor, source):
             sides += tensor.shape
@@ -143,45 +158,52 @@ def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
 def part_of(
     wide: dict[str, Tensor], source: Source, shapes: dict[str, Tensor], sites: Sequence[Site], start: Fraction
 ) -> dict[str, Tensor]:
-    """Cut a narrow model's weights out of a wide one's: neighbouring heads, channels and neurons.
+    """Cut the weights of a narrow model out of a wide one: neighbouring heads, channels and neurons.
 
-    They begin at this share of the whole and go on at its beginning when they reach its end. This is hydractl's own
-    rule: the paper trains from scratch. The narrow model does not compute what the wide one does.
+    The first one is at the share ``start`` of the whole; behind the last one of the whole comes its first. This is a
+    rule of hydractl, as the paper trains from scratch. The narrow model does not compute what the wide one computes.
 
     Args:
-        wide: its tensors.
+        wide: the tensors of the wide model.
         source: the wide model.
         shapes: tensors of the narrow model, of which only the shapes are used.
-        sites: of the narrow model.
-        start: below 1.
+        sites: the sites of the narrow model.
+        start: the share of the whole where the part begins, at least 0 and below 1.
     """
     family = source.family
     tensors: dict[str, Tensor] = {}
     for name, like in shapes.items():
         if family.part(name, sites) != "attention":
             tensors[name] = _cut_to(wide[name], like, start)
+
     for wide_site, site in zip(source.sites, sites, strict=True):
         wide_heads = family.read(wide, wide_site)
-        like_heads = family.read(shapes, site)
+        heads_like = family.read(shapes, site)
         cut_heads: dict[str, Any] = {}
         for field, tensor in _tensor_fields(wide_heads).items():
-            cut_heads[field] = _cut_to(tensor, getattr(like_heads, field), start)
+            like = getattr(heads_like, field)
+            cut_heads[field] = _cut_to(tensor, like, start)
         family.write(tensors, site, replace(wide_heads, **cut_heads))
     return tensors
 
 
 def _cut_to(tensor: Tensor, like: Tensor, start: Fraction) -> Tensor:
-    """Cut a tensor to the shape of another one, along each dimension from this share on and around its end."""
-    for dim, (size, kept) in enumerate(zip(tensor.shape, like.shape, strict=True)):
-        if size != kept:
-            first = int(size * start)
-            indices = (torch.arange(kept) + first) % size
-            tensor = tensor.index_select(dim, indices)
+    """Cut a tensor to the shape of another one.
+
+    Along each dimension the part begins at the share ``start`` and continues at the beginning if it reaches the end.
+    """
+    sizes = zip(tensor.shape, like.shape, strict=True)
+    for dim, (size, narrow_size) in enumerate(sizes):
+        if narrow_size == size:
+            continue
+        first = int(size * start)
+        indices = (torch.arange(narrow_size) + first) % size
+        tensor = tensor.index_select(dim, indices)
     return tensor.clone()
 
 
 def _tensor_fields(weights: HeadWeights) -> dict[str, Tensor]:
-    """Return the tensors among the fields of weights, by the names of the fields."""
+    """Return the fields of weights that are tensors, by the names of the fields."""
     tensors = {}
     for field in fields(weights):
         value = getattr(weights, field.name)
@@ -194,11 +216,15 @@ def _tensor_fields(weights: HeadWeights) -> dict[str, Tensor]:
 
 
 def _zero_between_groups(tensors: dict[str, Tensor], source: Source, gamma: int) -> None:
-    """Zero what lies between groups, in place: in attention heads and channels, in MLPs neurons and channels."""
+    """Set the weights between groups to zero, in place.
+
+    In attention they connect heads with channels, in MLPs neurons with channels.
+    """
     for name, tensor in tensors.items():
         if _is_mlp_matrix(name, tensor, source):
             rows, columns = tensor.shape
             tensors[name] = tensor * _same_group(rows, columns, gamma)
+
     for site in source.family.sites(source.description.config):
         heads = source.family.read(tensors, site)
         grouped: dict[str, Any] = {}
@@ -208,22 +234,31 @@ def _zero_between_groups(tensors: dict[str, Tensor], source: Source, gamma: int)
 
 
 def _zero_between_heads(field: str, tensor: Tensor, gamma: int) -> Tensor:
-    """Return a tensor of :class:`HeadWeights` without what lies between groups of heads and channels."""
+    """Return a tensor of :class:`HeadWeights` with zeros between groups of heads and channels.
+
+    A tensor with fewer than 3 dimensions, such as a bias, connects nothing and is returned as it is.
+    """
     if tensor.dim() < 3:
         return tensor
-    if field == "o":  # [heads, d_model, head_dim]
-        heads, channels, _ = tensor.shape
-        return tensor * _same_group(heads, channels, gamma)[:, :, None]
+    if field == "o":
+        heads, channels, _ = tensor.shape  # [heads, d_model, head_dim]
+        same_group = _same_group(heads, channels, gamma)
+        return tensor * same_group[:, :, None]
     heads, _, channels = tensor.shape  # [heads, head_dim, d_model]
-    return tensor * _same_group(heads, channels, gamma)[:, None]
+    same_group = _same_group(heads, channels, gamma)
+    return tensor * same_group[:, None]
 
 
 def _same_group(rows: int, columns: int, gamma: int) -> Tensor:
-    """Return whether each row and column are of one group, bool ``[rows, columns]``."""
+    """Return whether a row and a column belong to one group, bool ``[rows, columns]``."""
     group_of_row = torch.arange(rows) * gamma // rows
     group_of_column = torch.arange(columns) * gamma // columns
     return group_of_row[:, None] == group_of_column
 
 
 def _is_mlp_matrix(name: str, tensor: Tensor, source: Source) -> bool:
-    return tensor.dim() == 2 and source.family.part(name, source.sites) == "mlp"
+    """Return whether a tensor is the weight of a linear layer of an MLP."""
+    if tensor.dim() != 2:
+        return False
+    part = source.family.part(name, source.sites)
+    return part == "mlp"

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AveragingOptions(CourseMethodOptions):
-    """Options of a method that collects weights at the end of a training, at a learning rate that is not zero."""
+    """Options of a method that collects weights at the end of a training, at a learning rate above zero."""
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """List what is missing: a learning rate while it averages."""
+        """Return a sentence for each option that conflicts with this method.
+
+        One is a cosine without a floor: it leaves no learning rate while weights are collected.
+        """
         problems = super().conflicts(request)
-        if request.schedule == "cosine" and request.has_default("lr_floor"):
+        ends_at_zero = request.schedule == "cosine" and request.has_default("lr_floor")
+        if ends_at_zero:
             problems.append(
                 f"--ensemble {self.kind}{request.where('ensemble')} needs the learning rate while it averages: "
                 "--schedule constant, or the key lr_floor, a fraction of --lr"
@@ -32,7 +36,7 @@ class AveragingOptions(CourseMethodOptions):
         return problems
 
     def sets_aside(self, request: FinetuneRequest) -> list[str]:
-        """Return the options that mean nothing beside it: no epoch is chosen, and the rate does not go to zero."""
+        """Return the options without effect: those that choose an epoch, and a linear schedule, which ends at zero."""
         unused = super().sets_aside(request)
         if request.schedule == "linear":
             unused.append("schedule")
@@ -54,13 +58,13 @@ class SwaOptions(AveragingOptions):
     count: int | None = argument("N", int, None, at_least=2, at_most=999_999)
 
     def course(self) -> CourseOptions:
-        """Return when weights are collected."""
+        """Return the course that averages weights."""
         averaging = import_module("hydractl.methods.swa.averaging")
         options: CourseOptions = averaging.AverageOptions(start=self.start, count=self.count)
         return options
 
 
-# As many weights as the rank of SWAG, of the second half of a training.
+# 20 weights of the second half of a training: as many as the rank of SWAG.
 _OF_A_STUDY = ByTraining(SwaOptions(0.5, 20), {"schedule": "constant"})
 
 METHOD = Method(

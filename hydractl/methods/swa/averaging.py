@@ -20,13 +20,13 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions:
-    """The average of the weights over the last part of a training.
+    """Options of averaging the weights over the last part of a training.
 
     Attributes:
-        start: share of the steps before it.
-        count: how many weights it is of; None: one for each epoch that is left.
-        members: drawn around it by SWAG; 0: it is itself the result.
-        rank: of the low-rank half of that Gaussian.
+        start: the share of the steps before that part.
+        count: the number of weights to average; None for one for each epoch that is left.
+        members: the number of members that SWAG draws around the average; 0 if the average itself is the result.
+        rank: the rank of the low-rank half of the Gaussian of SWAG.
     """
 
     start: float
@@ -35,7 +35,7 @@ class AverageOptions:
     rank: int = 20
 
     def begin(self, length: Length, schedule: ScheduleOptions) -> Averaging:
-        """Choose the steps, see :class:`hydractl.training.course.CourseOptions`."""
+        """Return the course of a training, see :class:`hydractl.training.course.CourseOptions`."""
         return Averaging(length, schedule, self)
 
 
@@ -43,9 +43,9 @@ class Averaging(Course):
     """A training whose weights are collected after some of its last steps.
 
     Attributes:
-        options: when it starts, and how often it collects.
-        moments: of the weights collected so far.
-        drawn: the members, once the training is finished.
+        options: when collecting starts, and how often weights are collected.
+        moments: the moments of the weights collected so far.
+        drawn: the members of SWAG, once the training is finished.
 
     Raises:
         UsageError: too few steps are left, or too few weights are collected for an average or for the rank.
@@ -56,11 +56,15 @@ class Averaging(Course):
     def __init__(self, length: Length, schedule: ScheduleOptions, options: AverageOptions) -> None:
         super().__init__(length, schedule)
         self.options = options
-        self.moments = Moments(options.rank if options.members else 0)
+        rank = 0
+        if options.members:
+            rank = options.rank
+        self.moments = Moments(rank)
         self.drawn: list[Weights] = []
         self._check_count()
 
     def _check_count(self) -> None:
+        """Raise UsageError if weights cannot be collected as often as asked for, or not often enough."""
         steps_left = self.length.total - self.start
         kind = "swag" if self.options.members else "swa"
         if self.count > steps_left:
@@ -82,34 +86,43 @@ class Averaging(Course):
 
     @property
     def start(self) -> int:
-        """Steps before the average."""
-        return round(self.options.start * self.length.total)
+        """The number of steps before weights are collected."""
+        steps = self.options.start * self.length.total
+        return round(steps)
 
     @property
     def count(self) -> int:
-        """How many times weights are collected: as it is asked for, or once for every epoch that is left."""
+        """The number of times that weights are collected: as asked for, else once for every epoch that is left."""
         if self.options.count:
             return self.options.count
-        return (self.length.total - self.start) // self.length.per_epoch
+        steps_left = self.length.total - self.start
+        return steps_left // self.length.per_epoch
 
     def share_of_peak(self, step: int) -> float:
-        """Return the learning rate: a cosine reaches its floor where the average starts, and stays there.
+        """Return the learning rate as a share of its peak.
 
-        Source: Izmailov et al., section 3.1, with a constant rate.
+        The rate reaches its floor when collecting starts, and stays there. Source: Izmailov et al., section 3.1, with a
+        constant rate.
         """
         shape = self.schedule.shape
         floor = self.schedule.floor
         if step >= self.start:
-            return 1.0 if shape == "constant" else floor
-        warmup = min(warmup_steps(self.schedule.warmup, self.length.total), self.start)
+            if shape == "constant":
+                return 1.0
+            return floor
+        whole_warmup = warmup_steps(self.schedule.warmup, self.length.total)
+        warmup = min(whole_warmup, self.start)
         return rate_share(step, self.start, warmup, shape, floor)
 
     def planned(self) -> list[dict[str, int]]:
-        """Return the numbers of the members that are drawn."""
-        return [{"draw": number} for number in range(1, self.options.members + 1)]
+        """Return the numbers of the members that will be drawn."""
+        plan = []
+        for number in range(1, self.options.members + 1):
+            plan.append({"draw": number})
+        return plan
 
     def collects(self, steps: int) -> bool:
-        """Return whether the weights after so many steps are collected: evenly, the last time at the end."""
+        """Return whether the weights after this many steps are collected: evenly spread, the last time at the end."""
         steps_made = steps - self.start
         steps_in_all = self.length.total - self.start
         if steps_made <= 0:
@@ -119,16 +132,17 @@ class Averaging(Course):
         return times_by_now > times_before
 
     def collect(self, steps: int, weights: Iterable[tuple[str, Tensor]], log: Log, run_log: RunLog) -> None:
-        """Take the weights into the average."""
+        """Add the weights to the moments."""
         self.moments.add(weights)
 
     def finish(self, seed: int) -> Weights:
-        """Draw the members and return the average."""
-        self.drawn = list(self.moments.draws(self.options.members, seed))
+        """Draw the members, which :meth:`left_models` returns, and return the average."""
+        draws = self.moments.draws(self.options.members, seed)
+        self.drawn = list(draws)
         return self.moments.mean
 
     def left_models(self) -> list[LeftModel]:
-        """Return the members that were drawn."""
+        """Return a model for each member that was drawn."""
         models = []
         for number, weights in enumerate(self.drawn, start=1):
             facts = {**self.facts(), "draw": number}
@@ -144,26 +158,31 @@ class Averaging(Course):
         return {"averaged": self.moments.count}
 
     def tensors(self) -> Weights:
-        """Return the moments of the weights collected so far."""
-        return {f"average.{name}": tensor for name, tensor in self.moments.tensors().items()}
+        """Return the moments of the weights collected so far, by names of their own."""
+        tensors = {}
+        for name, tensor in self.moments.tensors().items():
+            tensors[f"average.{name}"] = tensor
+        return tensors
 
     def load(self, saved: Saved) -> None:
-        """Take up the moments of an unfinished training."""
-        self.moments.load(saved.progress["averaged"], saved.part("average."))
+        """Restore the moments of an unfinished training."""
+        count = saved.progress["averaged"]
+        moments = saved.part("average.")
+        self.moments.load(count, moments)
 
 
 class Moments:
     """The moments of the weights that were collected, on the CPU, in float64.
 
-    The variance is summed up by Welford's rule: in the paper's difference of two means, of the squares and of the
-    weights, rounding leaves nothing of a variance as small as these.
+    The variance is accumulated by Welford's algorithm. The paper subtracts the squared mean from the mean of the
+    squares instead; variances of weights are so small that nothing would be left of them after rounding.
 
     Attributes:
-        rank: how many of the last deviations are kept; 0: the mean alone, as SWA needs it.
-        count: weights collected.
-        mean: by name.
-        squares: sums of squared deviations from the mean; empty without a rank.
-        deviations: of the last ``rank`` weights from the mean of those up to each, in the dtype of the weights.
+        rank: the number of deviations that are kept; 0 to keep the mean alone, which is enough for SWA.
+        count: the number of weights collected.
+        mean: the mean of the weights, by name.
+        squares: the sums of squared deviations from the mean, by name; empty without a rank.
+        deviations: the last ``rank`` collected weights, each minus the mean at its time, in the dtype of the weights.
     """
 
     def __init__(self, rank: int) -> None:
@@ -174,7 +193,7 @@ class Moments:
         self.deviations: list[Weights] = []
 
     def add(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Collect weights. Source: Maddox et al., algorithm 1."""
+        """Collect weights, given by name. Source: Maddox et al., algorithm 1."""
         self.count += 1
         deviation: Weights = {}
         for name, weight in weights:
@@ -188,28 +207,35 @@ class Moments:
                 squares.addcmul_(from_mean_before, from_mean)
                 deviation[name] = from_mean.to(weight.dtype)
         if self.rank:
-            self.deviations = [*self.deviations, deviation][-self.rank :]
+            self.deviations.append(deviation)
+            self.deviations = self.deviations[-self.rank :]
 
     def draws(self, members: int, seed: int) -> Iterator[Weights]:
-        """Yield samples of N(mean, (diag + D Dᵀ / (K - 1)) / 2), D the K deviations. Source: Maddox et al., eq. 1."""
+        """Yield weights drawn from the Gaussian of SWAG.
+
+        It is N(mean, (diag + D Dᵀ / (K - 1)) / 2), where diag has the variances and the columns of D are the K
+        deviations. Source: Maddox et al., equation 1.
+        """
         generator = torch.Generator().manual_seed(seed)
         for _ in range(members):
             low_rank_noise = torch.randn(self.rank, generator=generator, dtype=torch.float64)
-            factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))  # [K], of the deviations
+            factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))  # [K], one for each deviation
             drawn = {}
-            for name, mean in sorted(self.mean.items()):  # of a run that was resumed the order is that of a file
+            for name in sorted(self.mean):  # after resuming, the dictionary has the order of a file
+                mean = self.mean[name]
                 diagonal_noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
-                std = (self.squares[name] / (2 * self.count)).sqrt()  # of half the variance
+                std = (self.squares[name] / (2 * self.count)).sqrt()  # the root of half the variance
                 value = mean + std * diagonal_noise
                 for factor, deviation in zip(factors.tolist(), self.deviations, strict=True):
                     value += factor * deviation[name]
-                drawn[name] = value.to(self.deviations[0][name].dtype)
+                dtype = self.deviations[0][name].dtype
+                drawn[name] = value.to(dtype)
             yield drawn
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def tensors(self) -> Weights:
-        """Return all that was collected, by names of its own."""
+        """Return all moments, by names of their own."""
         parts = {"mean": self.mean, "squares": self.squares}
         for index, deviation in enumerate(self.deviations):
             parts[f"deviation.{index}"] = deviation
@@ -220,9 +246,10 @@ class Moments:
         return tensors
 
     def load(self, count: int, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`tensors` has given."""
+        """Restore the moments of ``count`` weights from what :meth:`tensors` returned."""
 
         def part(prefix: str) -> Weights:
+            """Return the tensors whose names begin with a prefix, by the rest of their names."""
             weights = {}
             for name, tensor in tensors.items():
                 if name.startswith(prefix):
@@ -232,5 +259,7 @@ class Moments:
         self.count = count
         self.mean = part("mean.")
         self.squares = part("squares.")
-        kept = min(count, self.rank)
-        self.deviations = [part(f"deviation.{index}.") for index in range(kept)]
+        self.deviations = []
+        for index in range(min(count, self.rank)):
+            deviation = part(f"deviation.{index}.")
+            self.deviations.append(deviation)
