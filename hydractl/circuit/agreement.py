@@ -1,4 +1,4 @@
-"""What is said of finished circuits: how far they agree with others, and what their user should know."""
+"""Judgements about finished circuits: how far one agrees with another, and what its user should know."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydractl.circuit.documents import LOW_GAIN, AgreementDocument, CircuitDocument
+from hydractl.circuit.objective import LOSS_OBJECTIVES
 from hydractl.errors import InputError
 from hydractl.heads.mask import Head
 from hydractl.heads.overlap import jaccard_at, kendall_tau
@@ -13,12 +14,18 @@ from hydractl.jsonio import shown
 from hydractl.report.texts import number
 
 _MOST_SCORE = 1e6
+"""Scores of a file that are larger are no scores: accuracies and AUROCs end at 1, mean losses are far below."""
 
 # --- another circuit --------------------------------------------------------------------------------------------------
 
 
 def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:
-    """Check that a circuit can be what others are compared with.
+    """Check that a circuit can be the reference that others are compared with.
+
+    Args:
+        document: the circuit.
+        path: of its file, for the message.
+        arch: the architecture of the model that is searched.
 
     Raises:
         InputError: for a circuit that is not exact, of another architecture, empty or without scores.
@@ -26,18 +33,26 @@ def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:
     problems = []
     if not document["removed"]:
         problems.append("it removes nothing")
-    if document.get("approx") is not None or document.get("algorithm", "greedy") != "greedy":
+
+    is_approximate = document.get("approx") is not None
+    is_greedy = document.get("algorithm", "greedy") == "greedy"
+    if is_approximate or not is_greedy:
         problems.append("it is not the result of an exact search")
     if document.get("arch", arch) != arch:
         problems.append(f"it is of {shown(document['arch'])}, the model is {arch!r}")
-    if not all(_is_score(step.get("score")) for step in document["removed"]):
+
+    scores = [step.get("score") for step in document["removed"]]
+    if not all(map(_is_score, scores)):
         problems.append("a step has no score")
+
     if problems:
         raise InputError(f"{path} is nothing to compare with", hint="see --check-against", problems=problems)
 
 
 def _is_score(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _MOST_SCORE
+    """Return whether a value of an untrusted file can be a score."""
+    is_number = type(value) in (int, float)  # True is no score, though it is an int
+    return is_number and abs(value) < _MOST_SCORE
 
 
 def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping[str, Any]) -> AgreementDocument:
@@ -49,18 +64,24 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
         other: its document.
 
     Returns:
-        ``jaccard``: of the first N removals of both, for N at a quarter, half, three quarters and all of the shorter;
-        ``kendall_tau``: of the orders, over the heads both remove; ``score_lost``: the score of the exact circuit
-        minus that of this one after as many removals, None where they are of different objectives or data.
+        ``removals``: how many of both are compared, those of the shorter one; ``jaccard``: the Jaccard index of the
+        first N removals of both, for N at a quarter, half, three quarters and all of these; ``kendall_tau``: Kendall's
+        tau of the two orders, over the heads that both remove; ``score_lost``: the score of the exact circuit minus
+        that of this one after as many removals, None where they are of different objectives or data.
     """
     removed = [(step["site"], step["head"]) for step in document["removed"]]
     removals = min(len(removed), len(exact))
-    budgets = {max(1, round(removals * share)) for share in (0.25, 0.5, 0.75, 1.0)}
+
+    budgets = set()  # shares of a short circuit coincide
+    for share in (0.25, 0.5, 0.75, 1.0):
+        budgets.add(max(1, round(removals * share)))
+    jaccard = jaccard_at(removed, exact, sorted(budgets))
+
     score_lost = None
     if _measure_the_same(document, other):
         last = removals - 1
-        score_lost = other["removed"][last]["score"] - document["removed"][last]["score"]
-    jaccard = jaccard_at(removed, exact, sorted(budgets))
+        exact_score = other["removed"][last]["score"]
+        score_lost = exact_score - document["removed"][last]["score"]
     return {
         "removals": removals,
         "jaccard": {str(budget): value for budget, value in jaccard.items()},
@@ -78,7 +99,10 @@ def _measure_the_same(document: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def _data_of(document: Mapping[str, Any]) -> list[Any]:
-    """Return what the provenance of a circuit says of its data; an untrusted file may say nothing."""
+    """Return the validation sets and the tasks that the provenance of a circuit names.
+
+    The list is empty where an untrusted file has no such provenance.
+    """
     source = document.get("source")
     if not isinstance(source, Mapping):
         return []
@@ -88,13 +112,15 @@ def _data_of(document: Mapping[str, Any]) -> list[Any]:
     return [settings.get("val"), settings.get("ood_val"), settings.get("tasks")]
 
 
-# --- as it is told ----------------------------------------------------------------------------------------------------
+# --- messages for the user --------------------------------------------------------------------------------------------
 
 
 def agreement_text(document: CircuitDocument) -> str:
-    """Say in a line how far a circuit agrees with an exact one."""
+    """Return the line that says how far a circuit agrees with an exact one."""
     compared = document["agreement"]
-    jaccards = [f"{number(value, 3)} of the first {budget}" for budget, value in compared["jaccard"].items()]
+    jaccards = []
+    for budget, value in compared["jaccard"].items():
+        jaccards.append(f"{number(value, 3)} of the first {budget}")
     tau = number(compared["kendall_tau"], 3)
     lost = "another objective, model or data"
     if compared["score_lost"] is not None:
@@ -103,10 +129,15 @@ def agreement_text(document: CircuitDocument) -> str:
 
 
 def tied_text(document: CircuitDocument) -> str | None:
-    """Warn of a search whose score is at its maximum in the first steps, where ties decide; None for others."""
+    """Return the warning of a search whose score is at its maximum in the first steps, where ties decide.
+
+    Return None where the score is below its maximum from the first step on.
+    """
     objective = document["objective"]
     steps = document["removed"]
-    perfect = 1.0 if objective in ("acc", "ood", "avg") else 0.0
+    perfect = 1.0
+    if objective in LOSS_OBJECTIVES:
+        perfect = 0.0
     tied = 0
     for step in steps:
         if step["score"] < perfect:
@@ -122,7 +153,7 @@ def tied_text(document: CircuitDocument) -> str | None:
 
 
 def gain_text(document: CircuitDocument) -> str:
-    """Say in a line how much the validation AUROC rose, and where that is little, what to make of it."""
+    """Return the line that says how much the validation AUROC rose and, where that is little, what follows."""
     gain = document["gain"]
     text = (
         f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}, "
@@ -137,7 +168,7 @@ def gain_text(document: CircuitDocument) -> str:
 
 
 def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
-    """Warn of circuits that remove the same heads; None where there are none."""
+    """Return the warning of circuits that remove the same heads, or None where there are none."""
     objectives_by_heads: dict[frozenset[Head], list[str]] = {}
     for objective, document in documents.items():
         heads = frozenset((step["site"], step["head"]) for step in document["removed"])
@@ -155,7 +186,7 @@ def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
 
 
 def ended_text(document: CircuitDocument) -> str:
-    """Say in a line what ended a search before its budget."""
+    """Return the line that says what ended a search before its budget."""
     objective = document["objective"]
     count = len(document["removed"])
     if document["ended"] == "max_drop":
@@ -168,7 +199,7 @@ def ended_text(document: CircuitDocument) -> str:
 
 
 def rounding_text(documents: Mapping[str, CircuitDocument]) -> str | None:
-    """Warn of steps that rounding decided; None where there are none."""
+    """Return the warning of steps that rounding decided, or None where there are none."""
     undecided = []
     for objective, document in documents.items():
         steps = [str(step["step"]) for step in document.get("rounding", ())]

@@ -25,27 +25,33 @@ Machines were seen to differ by a twentieth of it, in half precision by a half.
 
 def margins(logits: Floats, labels: np.ndarray) -> Floats:
     """Return the logit (or log p) of the label minus the highest other one, ``[B]``."""
-    rows = np.arange(len(labels))
+    samples = np.arange(len(labels))
+    of_label = logits[samples, labels]
     others = logits.copy()
-    others[rows, labels] = -np.inf
-    return np.asarray(logits[rows, labels] - others.max(axis=1))
+    others[samples, labels] = -np.inf
+    highest_other = others.max(axis=1)
+    return np.asarray(of_label - highest_other)
 
 
 def _msp_slope(block: Block) -> Floats:
     """Return p (1 - p) of the highest class, ``[B]``: the mean over members."""
-    top = block.pooled_log.argmax(axis=1)
-    log_p_of_top = np.take_along_axis(block.member_log_probs, top[None, :, None], axis=2)[:, :, 0]  # [M, B]
-    slopes = -np.exp(log_p_of_top) * np.expm1(log_p_of_top)
+    top_class = block.pooled_log.argmax(axis=1)  # [B]
+    index = top_class[None, :, None]
+    log_p_of_top = np.take_along_axis(block.member_log_probs, index, axis=2)[:, :, 0]  # [members, B]
+    p = np.exp(log_p_of_top)
+    p_minus_1 = np.expm1(log_p_of_top)  # exact where p is near 1
+    slopes = -p * p_minus_1
     return np.asarray(slopes.mean(axis=0))
 
 
 def _entropy_slope(block: Block) -> Floats:
     """Return the sum over classes of p times the distance of -log p from its mean, ``[B]``: the mean over members."""
-    p = block.member_powers  # [M, B, classes]
+    p = block.member_powers  # [members, B, classes]
     log_p = block.pooled_log  # [B, classes]
-    cross_entropy = -(p * log_p).sum(axis=2, keepdims=True)
+    cross_entropy = -(p * log_p).sum(axis=2, keepdims=True)  # [members, B, 1]
     distances = np.abs(log_p + cross_entropy)
-    return np.asarray((p * distances).sum(axis=2).mean(axis=0))
+    slopes = (p * distances).sum(axis=2)  # [members, B]
+    return np.asarray(slopes.mean(axis=0))
 
 
 def _slope_of_one(block: Block) -> Floats:
@@ -60,7 +66,7 @@ SLOPES: dict[str, Callable[[Block], Floats]] = {
     "energy": _slope_of_one,
     "maxlogit": _slope_of_one,
 }
-"""For each OOD score, the most that it changes for logits of a member that differ by 1, ``[B]``."""
+"""For each OOD score, the most by which the score of a sample changes when the logits of a member change by 1."""
 
 
 # --- one batch --------------------------------------------------------------------------------------------------------
@@ -74,8 +80,8 @@ class Values:
         labelled: whether the samples are ID.
         scores: the OOD score of each sample ``[B]``, higher = more OOD.
         correct, nll, brier: as in :class:`hydractl.circuit.objective.EvaluationCounts`; zero for OOD samples.
-        doubt: of these three, as in :class:`hydractl.circuit.objective.Doubt`.
-        near: how far rounding may take each score; a number holds for all.
+        doubt: by how much rounding may change these three.
+        near: by how much rounding may change each score, ``[B]``; a single number holds for all samples.
         tasks: the tasks that the samples belong to.
     """
 
@@ -97,56 +103,70 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
         labels: ``[B]``, or None for OOD samples.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
 
+    Returns:
+        The results of the batch, as of task 0.
+
     Raises:
         NonFiniteError: for a logit that is NaN or infinite.
     """
     members = one_member(logits)
     if not np.isfinite(members).all():
         raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
+
+    # The OOD scores, and by how much rounding may change them.
     block = Block(members)
     scores = OOD_SCORES[ood_score](members)
+    tolerance = LOGIT_TOLERANCE[logits.dtype]
     largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
-    apart = LOGIT_TOLERANCE[logits.dtype] * np.maximum(1.0, largest_logit)
+    apart = tolerance * np.maximum(1.0, largest_logit)
     # Half of it for each score, so that two scores together differ by as much as two logits do.
     near = apart / 2 * SLOPES[ood_score](block)
     if labels is None:
         return Values(False, scores, near=near)
 
-    rows = np.arange(len(labels))
+    # The losses of each sample.
+    samples = np.arange(len(labels))
     log_p = block.pooled_log  # [B, classes]
     p = np.exp(log_p)
-    nll = -log_p[rows, labels]
+    nll = -log_p[samples, labels]
     # The sum over classes of (p - y)^2, where y is 1 for the label and 0 for others.
-    brier = (p * p).sum(axis=1) + 1 - 2 * p[rows, labels]
+    brier = (p * p).sum(axis=1) + 1 - 2 * p[samples, labels]
+
+    # How many samples are right here, on every machine, and on some machine.
     only_member = members[0]  # [B, classes]
-    correct = int((only_member.argmax(axis=1) == labels).sum())
+    predicted = only_member.argmax(axis=1)
+    correct = int((predicted == labels).sum())
     margin = margins(only_member, labels)
     surely_correct = int((margin > apart).sum())
     perhaps_correct = int((margin >= -apart).sum())
-    units_in_doubt = round(LOGIT_TOLERANCE[logits.dtype] / LOGIT_TOLERANCE[torch.float32])
+
+    units_in_doubt = round(tolerance / LOGIT_TOLERANCE[torch.float32])  # of each loss: one in float32
+    doubt = Doubt(
+        fewer=correct - surely_correct,
+        more=perhaps_correct - correct,
+        loss=len(labels) * units_in_doubt,
+    )
     return Values(
         labelled=True,
         scores=scores,
         correct=correct,
         nll=_in_loss_units(nll),
         brier=_in_loss_units(np.maximum(brier, 0)),
-        doubt=Doubt(
-            fewer=correct - surely_correct,
-            more=perhaps_correct - correct,
-            loss=len(labels) * units_in_doubt,
-        ),
+        doubt=doubt,
         near=near,
     )
 
 
 def one_member(logits: Tensor) -> Floats:
     """Return float64 logits ``[1, B, classes]`` of ``[B, classes]``, as the scores of ensembles take them."""
-    return logits.double().cpu().numpy()[None]
+    array = logits.double().cpu().numpy()
+    return array[None]
 
 
 def _in_loss_units(losses: Floats) -> int:
     """Return the sum of losses ``[B]``, each rounded to whole units of :data:`LOSS_UNIT`."""
-    units = np.rint(losses / LOSS_UNIT).astype(np.int64)
+    rounded = np.rint(losses / LOSS_UNIT)
+    units = rounded.astype(np.int64)
     return int(units.sum())
 
 
@@ -154,7 +174,12 @@ def _in_loss_units(losses: Floats) -> int:
 
 
 class PairCount:
-    """Twice the Mann-Whitney U of OOD scores above ID scores, over the batches so far."""
+    """Twice the Mann-Whitney U of OOD scores above ID scores, over the batches so far.
+
+    Attributes:
+        two_u: twice the U.
+        inside, outside: the scores of the ID and of the OOD samples so far, in ascending order.
+    """
 
     def __init__(self) -> None:
         self.two_u = 0
@@ -163,13 +188,15 @@ class PairCount:
         self.outside = np.empty(0)
 
     def add(self, labelled: bool, scores: Floats) -> None:
-        """Count the scores of one batch."""
+        """Count the scores of one batch, ``[B]``, against those of the other side."""
         if labelled:
             self.two_u += two_u(scores, self.outside)
-            self.inside = np.sort(np.concatenate([self.inside, scores]))
+            joined = np.concatenate([self.inside, scores])
+            self.inside = np.sort(joined)
         else:
             self.two_u += two_u(self.inside, scores)
-            self.outside = np.sort(np.concatenate([self.outside, scores]))
+            joined = np.concatenate([self.outside, scores])
+            self.outside = np.sort(joined)
 
 
 class TaskPairs:
@@ -183,19 +210,21 @@ class TaskPairs:
     def add(self, values: Values) -> None:
         """Count the scores of one batch."""
         # An ID sample whose score is higher, and an OOD sample whose score is lower, count against the model.
-        against = values.near if values.labelled else -values.near
+        against_model = values.near if values.labelled else -values.near
+        least_scores = values.scores + against_model
+        most_scores = values.scores - against_model
         self.counted.add(values.labelled, values.scores)
-        self._least.add(values.labelled, values.scores + against)
-        self._most.add(values.labelled, values.scores - against)
+        self._least.add(values.labelled, least_scores)
+        self._most.add(values.labelled, most_scores)
 
     @property
     def lower(self) -> int:
-        """By how much rounding may lower twice the U."""
+        """The amount by which rounding may lower twice the U."""
         return self.counted.two_u - self._least.two_u
 
     @property
     def higher(self) -> int:
-        """By how much rounding may raise twice the U."""
+        """The amount by which rounding may raise twice the U."""
         return self._most.two_u - self.counted.two_u
 
 
@@ -203,10 +232,10 @@ class Tally:
     """The counts of one model over the batches it has seen so far.
 
     Args:
-        shares: of the tasks.
+        shares: how often the samples and pairs of each task count.
 
     Attributes:
-        seen: the numbers of the batches.
+        seen: the numbers of the batches that have been counted.
     """
 
     def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
@@ -243,6 +272,7 @@ class Tally:
             twice_u += share.pairs * pairs.counted.two_u
             lower += share.pairs * pairs.lower
             higher += share.pairs * pairs.higher
+        doubt = self._doubt._replace(lower=lower, higher=higher)
         return EvaluationCounts(
             correct=self._correct,
             n_id=n_id,
@@ -250,13 +280,15 @@ class Tally:
             n_ood=n_ood,
             nll=self._nll,
             brier=self._brier,
-            doubt=self._doubt._replace(lower=lower, higher=higher),
+            doubt=doubt,
         )
 
     @property
     def seen_pairs(self) -> int:
-        """The pairs of ID and OOD samples seen so far."""
+        """The number of pairs of an ID and an OOD sample seen so far, as often as they count."""
         total = 0
         for share, pairs in zip(self._shares, self._pairs, strict=True):
-            total += share.pairs * len(pairs.counted.inside) * len(pairs.counted.outside)
+            n_id = len(pairs.counted.inside)
+            n_ood = len(pairs.counted.outside)
+            total += share.pairs * n_id * n_ood
         return total

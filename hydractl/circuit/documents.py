@@ -1,4 +1,4 @@
-"""The circuit file ``hydractl.circuit/2``: its fields, and how one is made from a ranking."""
+"""The fields of the circuit file ``hydractl.circuit/2``, and how one is made from a ranking."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TaskDocument(TypedDict, total=False):
     weight: int
 
 
-# --- making one -------------------------------------------------------------------------------------------------------
+# --- making a document ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class CircuitWriter:
         scope, options: of the search.
         names: the site and the original number of each candidate.
         data: the sets by name.
-        tasks: what was measured on which of them.
-        doubts: what is odd about the data.
+        tasks: which ID set was measured against which OOD set.
+        doubts: the warnings about the data.
     """
 
     scope: Scope
@@ -162,11 +162,13 @@ class CircuitWriter:
         search = self._search(objective, ranking)
         details = {**search, **self._details()}
 
+        # The search and its result.
         facts = {"schema": "hydractl.circuit/2", "arch": source.description.arch, **search}
         document = cast(CircuitDocument, facts)
         if ranking.ended:
             document["ended"] = ranking.ended
-        if any(name in LOSS_OBJECTIVES for name in (objective, *constrained)):
+        decided_by = {objective, *constrained}
+        if decided_by.intersection(LOSS_OBJECTIVES):
             document["loss_unit"] = LOSS_UNIT
         document["sites"] = dict(mask.heads)
         document["base"] = self._counts(ranking.base, objective, constrained)
@@ -177,6 +179,8 @@ class CircuitWriter:
         rounding = self._rounding(objective, ranking)
         if rounding:
             document["rounding"] = rounding
+
+        # The model and the data that it comes from.
         document["source"] = provenance("extract-circuit", self.options.seed, [source.sha256], details, source.lineage)
         if self.options.tower is not None and self.options.tower != "both":
             document["tower"] = self.options.tower
@@ -188,15 +192,16 @@ class CircuitWriter:
         return document
 
     def _search(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
-        """Return what was searched for; the losses of constraints are listed with it."""
+        """Return what was searched for, and how many heads are gone at the end, with those gone at the beginning."""
         options = self.options
         removed_before = self.scope.total - self.scope.budget
+        removed_at_end = removed_before + len(ranking.steps)
         search: SearchDocument = {
             "objective": objective,
             "algorithm": options.algorithm,
             "approx": options.approx,
             "ood_score": options.ood_score,
-            "budget": removed_before + len(ranking.steps),
+            "budget": removed_at_end,
         }
         if options.max_drop is not None:
             search["max_drop"] = options.max_drop
@@ -205,7 +210,7 @@ class CircuitWriter:
         return search
 
     def _details(self) -> dict[str, Any]:
-        """Return what the provenance says beside what was searched for."""
+        """Return what the provenance says beyond what was searched for: scope, settings of the run, and data."""
         source = self.scope.source
         ood_fingerprint = None
         if "ood" in self.data:
@@ -224,6 +229,7 @@ class CircuitWriter:
         return details
 
     def _task(self, task: Task) -> TaskDocument:
+        """Return the entry of one task in the provenance."""
         document: TaskDocument = {"val": _set_document(self.data[task.data])}
         if task.ood is not None:
             document["ood_val"] = _set_document(self.data[task.ood])
@@ -231,6 +237,7 @@ class CircuitWriter:
         return document
 
     def _removals(self, ranking: ObjectiveRanking, objective: str, constrained: Sequence[str]) -> list[RemovalDocument]:
+        """Return the steps of a ranking, each with its head and its counts."""
         documents: list[RemovalDocument] = []
         for number, step in enumerate(ranking.steps, start=1):
             site, head = self.names[step.head]
@@ -246,8 +253,10 @@ class CircuitWriter:
             "correct": counts.correct,
             "n_id": counts.n_id,
             "two_u": counts.two_u,
-            "n_ood": counts.n_ood if has_ood else None,
+            "n_ood": None,
         }
+        if has_ood:
+            document["n_ood"] = counts.n_ood
         if "nll" in decided_by:
             document["nll"] = counts.nll
         if "brier" in decided_by:
@@ -268,9 +277,10 @@ class CircuitWriter:
         if not ranking.steps:
             return None
         before = ranking.base.score("ood")
-        after = ranking.steps[-1].counts.score("ood")
         if before == 1:
             return None
+        last_step = ranking.steps[-1]
+        after = last_step.counts.score("ood")
         corrected = (after - before) / (1 - before)
         return {"before": before, "after": after, "corrected": corrected, "low": corrected < LOW_GAIN}
 
@@ -282,17 +292,13 @@ class CircuitWriter:
                 continue
             rivals = [self._rival(rival, objective) for rival in step.rivals]
             best_rival = rivals[0]
-            steps.append(
-                {
-                    "step": number,
-                    "lead": step.counts.score(objective) - best_rival["score"],
-                    "least": step.counts.least.score(objective),
-                    "rivals": rivals,
-                }
-            )
+            lead = step.counts.score(objective) - best_rival["score"]
+            least = step.counts.least.score(objective)
+            steps.append({"step": number, "lead": lead, "least": least, "rivals": rivals})
         return steps
 
     def _rival(self, rival: Trial, objective: str) -> RivalDocument:
+        """Return the entry of a trial that another machine may prefer."""
         site, head = self.names[rival.head]
         score = rival.counts.score(objective)
         most = rival.counts.most.score(objective)
@@ -315,4 +321,5 @@ class CircuitWriter:
 
 
 def _set_document(dataset: Dataset) -> dict[str, str]:
+    """Return the entry of a set in the provenance."""
     return {"spec": dataset.spec, "fingerprint": dataset.fingerprint()}

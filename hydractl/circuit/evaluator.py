@@ -1,4 +1,4 @@
-"""What the model gives with some heads removed: the counts of each batch, for the model as it is and each candidate."""
+"""The model with some heads removed: the counts of each batch, for the model as it is and for each candidate."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class BatchShape:
     """The size of one batch in a tower.
 
     Attributes:
-        samples: of the batch.
-        tokens: of each sample.
-        queries: those of them that are read out.
+        samples: how many samples it has.
+        tokens: how many tokens each sample has.
+        queries: how many of these tokens are read out.
     """
 
     samples: int
@@ -40,7 +40,7 @@ class BatchShape:
 
 
 class Evaluator:
-    """The towers of one model, the batches, and what of them is kept in memory.
+    """The towers of one model, the batches, and those of their states that are kept in memory.
 
     Args:
         model: with one member; it must not be used otherwise until :meth:`close`.
@@ -50,14 +50,16 @@ class Evaluator:
         memory_bytes: how much the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
         aside: whether models are tried beside them (see :meth:`begin`), whose states need as much memory again.
-        weights: of the tasks, in their order.
+        weights: the weight of each task in the mean over tasks.
 
     Attributes:
-        shares: of the tasks.
-        n_id, n_ood: the ID and OOD samples of all of them, as often as they count.
-        size: samples of all batches.
+        samples: the tower that reads samples.
+        labels: the tower that reads the texts of the labels; None for a model without one.
+        shares: how often the samples and pairs of each task count.
+        n_id, n_ood: the ID and OOD samples of all tasks, as often as they count.
+        size: how many samples all batches have together.
         keeps_data: whether the samples stay in memory, as they are before the first block.
-        chunks: batches whose states fit into the memory together.
+        chunks: the numbers of all batches, those whose states fit into the memory together in one list.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Evaluator:
         self.ood_score = ood_score
         self.weights = list(weights)
         self.samples = SearchedTower(model, model.chain_of_samples)
-        self.labels = None if model.prompted is None else SearchedTower(model, model.chain_of_labels)
+        self.labels = None
+        if model.prompted is not None:
+            self.labels = SearchedTower(model, model.chain_of_labels)
 
         task_sizes = [_size_of_task(self.batches, task) for task in range(len(weights))]
         self.shares = shares_of(task_sizes, weights)
@@ -125,8 +129,9 @@ class Evaluator:
 
     @property
     def largest_batch_tokens(self) -> int:
-        """Samples times tokens of the largest batch."""
-        return max(shape.samples * shape.tokens for shape in self._shapes)
+        """The number of samples times tokens of the largest batch."""
+        tokens_of_batches = [shape.samples * shape.tokens for shape in self._shapes]
+        return max(tokens_of_batches)
 
     def naive_work(self, samples: int, sites: Iterable[int]) -> int:
         """Return the sample-block evaluations of one evaluation of so many samples by the whole model.
@@ -134,7 +139,10 @@ class Evaluator:
         The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
         """
         work = samples * len(self.samples.sites)
-        if self.labels is not None and any(site in self.labels.sites for site in sites):
+        if self.labels is None:
+            return work
+        label_sites = set(self.labels.sites).intersection(sites)
+        if label_sites:
             prompts = sum(len(stem.hidden) for stem in self._label_stems)
             work += prompts * len(self.labels.sites)
         return work
@@ -143,8 +151,8 @@ class Evaluator:
         """Return the cost of a candidate of a site in sample-block evaluations; with None, that of the model itself.
 
         Args:
-            site: its index.
-            samples: on how many samples, each like the mean of those that are here.
+            site: the index of the site.
+            samples: on how many samples; each is taken to cost the mean of those of this evaluator.
             share: the share of the heads that is present at each site; None: as many as now.
         """
         tower = self.samples
@@ -153,12 +161,14 @@ class Evaluator:
             tower = self.labels
             shapes = [_shape_in(tower, stem, len(stem.hidden)) for stem in self._label_stems]
             samples = sum(shape.samples for shape in shapes)  # all prompts run, whatever the samples are
+
         prices = []
         for shape in shapes:
             price_of_sample = tower.price(site, shape.tokens, shape.queries, share)
             prices.append(shape.samples * price_of_sample)
         samples_here = sum(shape.samples for shape in shapes)
-        return samples * (sum(prices) / samples_here)
+        mean_price = sum(prices) / samples_here
+        return samples * mean_price
 
     def count_backward(self, batch: int) -> None:
         """Count the work of one backward pass to the gates of one batch."""
@@ -180,12 +190,16 @@ class Evaluator:
         self._last_classes_without = None
         if self.labels is None:
             return
-        known_traces: Sequence[Trace | None] = self._label_traces or [None] * len(self._label_stems)
+
+        # The texts of the labels run at once; what they have in common with the model before is not run again.
+        known_traces: Sequence[Trace | None] = self._label_traces
+        if not known_traces:
+            known_traces = [None] * len(self._label_stems)
         traces = []
         for stem, known in zip(self._label_stems, known_traces, strict=True):
             traces.append(self.labels.trace(stem, known))
         self._label_traces = traces
-        self._classes = torch.cat([trace.read for trace in traces])
+        self._classes = torch.cat([trace.read for trace in traces])  # [classes, D]
 
     @torch.inference_mode()
     def keep_tried(self) -> None:
@@ -197,21 +211,35 @@ class Evaluator:
     @torch.inference_mode()
     def current(self, batch: int) -> Values:
         """Return the counts of one batch under the model without the removed heads."""
-        return self._values(batch, self._trace(batch).read, self._classes)
+        trace = self._trace(batch)
+        return self._values(batch, trace.read, self._classes)
 
     @torch.inference_mode()
     def without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
-        """Return the counts of one batch with each of some heads of one site removed as well."""
+        """Return the counts of one batch with each of some heads of one site removed as well.
+
+        Args:
+            batch: the number of the batch.
+            site: the index of the site.
+            heads: the positions of the heads at the site.
+
+        Returns:
+            The counts without each head, in the order of ``heads``.
+        """
         trace = self._trace(batch)
         if site in self.samples.sites:
-            reads = self.samples.without_each(trace, site, heads)
+            reads = self.samples.without_each(trace, site, heads)  # [heads, B, ...]
             return [self._values(batch, read, self._classes) for read in reads]
         # What the tower of the labels reads out depends on no sample: one pass serves all batches.
         classes_without_each = self._classes_without(site, heads)
         return [self._values(batch, trace.read, classes) for classes in classes_without_each]
 
     def _classes_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
-        """Return what the tower of the labels reads out with each of some heads of one site removed."""
+        """Return what the tower of the labels reads out with each of some heads of one site removed.
+
+        Returns:
+            For each head ``[classes, D]``. The answer to the last question is kept, as it is asked for every batch.
+        """
         assert self.labels is not None
         candidates = tuple(CandidateHead(site, head) for head in heads)
         if self._last_classes_without is not None:
@@ -219,36 +247,48 @@ class Evaluator:
             if last_candidates == candidates:
                 return last_classes
         parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
-        classes = list(torch.cat(parts, dim=1))  # of each head [classes, D]
+        classes_by_head = torch.cat(parts, dim=1)  # [heads, classes, D]
+        classes = list(classes_by_head)
         self._last_classes_without = (candidates, classes)
         return classes
 
     @torch.inference_mode()
     def current_logits(self, batch: int) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch under the model without the removed heads."""
-        return self._logits(batch, self._trace(batch).read, self._classes)
+        trace = self._trace(batch)
+        return self._logits(batch, trace.read, self._classes)
 
     def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
-        """Return the logits of one batch as a function of a gate on each head of the tower of samples.
+        """Return the logits ``[B, classes]`` of one batch as a function of a gate on each head of the tower of samples.
 
         See :meth:`SearchedTower.gated`. To be called outside inference mode. The tower of the labels stays as it is.
         """
         stem = self._stem(batch)
-        # What is kept was made in inference mode, and only a copy of it may be part of a graph of gradients.
+        # Kept tensors were made in inference mode, and only copies of them may be part of a graph of gradients.
         context = {}
         for name, value in stem.context.items():
-            context[name] = value.clone() if isinstance(value, Tensor) else value
-        read = self.samples.gated(State(stem.hidden.clone(), context), gates)
+            if isinstance(value, Tensor):
+                value = value.clone()
+            context[name] = value
+        copied_stem = State(stem.hidden.clone(), context)
+        read = self.samples.gated(copied_stem, gates)
         classes = self._classes
         if classes is not None:
             classes = classes.clone()
         return self._logits(batch, read, classes)
 
     def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
-        """Return the counts of one batch from what its towers read out."""
-        samples = self.batches[batch]
-        values = values_of(self._logits(batch, read, classes), samples.labels, self.ood_score)
-        return replace(values, tasks=samples.tasks)
+        """Return the counts of one batch from what the towers read out.
+
+        Args:
+            batch: the number of the batch.
+            read: what the tower of samples reads out of it, ``[B, ...]``.
+            classes: what the tower of the labels reads out, ``[classes, D]``; None where there is none.
+        """
+        logits = self._logits(batch, read, classes)
+        search_batch = self.batches[batch]
+        values = values_of(logits, search_batch.labels, self.ood_score)
+        return replace(values, tasks=search_batch.tasks)
 
     def _logits(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch, of the classes of its tasks."""
@@ -256,11 +296,13 @@ class Evaluator:
         outputs = [read[None]]
         if classes is not None:
             outputs.append(classes[None])
-        logits_of_member = self.model.logits(outputs)[0]
-        first, last = self.batches[batch].columns
-        return logits_of_member[:, first:last]
+        logits = self.model.logits(outputs)  # [1, B, all classes]
+        only_member = logits[0]
+        first, end = self.batches[batch].columns
+        return only_member[:, first:end]
 
     def _remove(self, removed: Sequence[CandidateHead]) -> None:
+        """Slice exactly these heads away from the towers."""
         self.samples.remove(removed)
         if self.labels is not None:
             self.labels.remove(removed)
@@ -269,12 +311,19 @@ class Evaluator:
 
     @torch.inference_mode()
     def _lay_out(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
-        """Return the batches in chunks whose traces fit into the memory together; decide what else is kept."""
+        """Read all batches once, and decide how the memory is used.
+
+        Stems are kept where all of them fit into a quarter of it. Also notes the shape of each batch.
+
+        Returns:
+            The numbers of the batches, in chunks whose traces fit into the memory together.
+        """
         stem_bytes = []
         for batch, inputs in enumerate(stream):
             stem = self.samples.chain.stem(inputs)
             stem_bytes.append(stem.hidden.nbytes)
-            self._shapes.append(_shape_in(self.samples, stem, self.batches[batch].size))
+            shape = _shape_in(self.samples, stem, self.batches[batch].size)
+            self._shapes.append(shape)
             if sum(stem_bytes) > memory_bytes // 4:
                 self.keeps_data = False
                 self._stems.clear()
@@ -282,12 +331,15 @@ class Evaluator:
                 self._stems[batch] = stem
 
         # For each block a state, its joined heads and its output, and once the whole state before the last block.
-        states = 3 * len(self.samples.sites) + 1
-        trace_bytes = [self._copies * size * states for size in stem_bytes]
-        self._stem_bytes = sum(stem_bytes) if self.keeps_data else 0
+        states_of_trace = 3 * len(self.samples.sites) + 1
+        trace_bytes = [self._copies * size * states_of_trace for size in stem_bytes]
         self._trace_bytes = sum(trace_bytes)
+        self._stem_bytes = 0
+        if self.keeps_data:
+            self._stem_bytes = sum(stem_bytes)
         left_bytes = memory_bytes - self._stem_bytes
-        self._kept_traces = max(1, min(self._lanes, left_bytes // self._trace_bytes))
+        traces_that_fit = left_bytes // self._trace_bytes
+        self._kept_traces = max(1, min(self._lanes, traces_that_fit))
 
         chunks: list[list[int]] = []
         chunk_bytes = 0
@@ -301,26 +353,36 @@ class Evaluator:
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes are kept at a time."""
+        """The approximate number of bytes that are kept at a time."""
         largest_chunk = max(len(chunk) for chunk in self.chunks)
-        share = self._trace_bytes * largest_chunk / len(self.batches)
-        return int(self._stem_bytes + self._kept_traces * share)
+        bytes_of_chunk = self._trace_bytes * largest_chunk / len(self.batches)
+        all_bytes = self._stem_bytes + self._kept_traces * bytes_of_chunk
+        return int(all_bytes)
 
     def _stem(self, batch: int) -> State:
-        """Return the state before the first block."""
+        """Return the state of a batch before the first block; read it anew where it is not kept."""
         if self.keeps_data:
             return self._stems[batch]
-        return self.samples.chain.stem(self.batches[batch].read())
+        inputs = self.batches[batch].read()
+        return self.samples.chain.stem(inputs)
 
     @cached_property
     def _label_stems(self) -> list[State]:
+        """The states of the texts of the labels before the first block, of each batch of them one."""
         prompted = self.model.prompted
-        assert self.labels is not None and prompted is not None
+        assert self.labels is not None
+        assert prompted is not None
+        stems = []
         with torch.inference_mode():
-            return [self.labels.chain.stem(inputs) for inputs in prompted.inputs(PROMPTS_AT_ONCE)]
+            for inputs in prompted.inputs(PROMPTS_AT_ONCE):
+                stems.append(self.labels.chain.stem(inputs))
+        return stems
 
     def _trace(self, batch: int) -> Trace:
-        """Return the trace of the model as it is, made from the nearest one there is."""
+        """Return the trace of one batch under the model as it is, and keep it.
+
+        It is made from the kept trace that agrees with it in the most leading blocks.
+        """
         tower = self.samples
         kept_traces = self._traces.setdefault(batch, [])
         tried = self._tried.pop(batch, None)
@@ -334,15 +396,22 @@ class Evaluator:
         trace = max(known, key=agreement, default=None)
         if trace is None or trace.kept != tower.kept:
             trace = tower.trace(self._stem(batch), trace)
+
         if self._is_aside:
             self._tried[batch] = trace
-        elif not any(other is trace for other in kept_traces):
+            return trace
+        is_kept = any(other is trace for other in kept_traces)
+        if not is_kept:
             self._keep(trace, kept_traces)
         return trace
 
     def _keep(self, trace: Trace, kept_traces: list[Trace]) -> None:
-        """Keep a trace among those of its batch, in the place of one that is no longer needed."""
-        nearest = max(kept_traces, key=lambda other: agreeing(other.kept, trace.kept), default=None)
+        """Add a trace to those of its batch, in the place of one that is no longer needed."""
+
+        def agreement(other: Trace) -> int:
+            return agreeing(other.kept, trace.kept)
+
+        nearest = max(kept_traces, key=agreement, default=None)
         # A model with more heads removed takes the place of the one it comes from; others are kept beside it.
         if nearest is not None and _has_only_heads_of(trace, nearest):
             kept_traces.remove(nearest)
@@ -364,7 +433,7 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
 
     Args:
         evaluator: whose batches they are.
-        of_batch: what to call; its answer must come back from JSON as it was.
+        of_batch: the function, called with the number of a batch; its answer must survive a round trip through JSON.
         processes: who shares the batches.
 
     Returns:
@@ -373,9 +442,11 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
     answers_here = {}
     for chunk in evaluator.chunks:
         for batch in chunk:
-            if batch % processes.size == processes.rank:
+            is_of_this_process = batch % processes.size == processes.rank
+            if is_of_this_process:
                 answers_here[batch] = of_batch(batch)
         evaluator.forget(chunk)
+
     answers = {}
     for answers_of_process in processes.gather(answers_here):
         for batch, answer in answers_of_process.items():
@@ -398,13 +469,16 @@ def _size_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
 
 
 def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
-    """Return whether a trace was made with no head that another one was made without."""
-    pairs = zip(trace.kept, other.kept, strict=True)
-    return all(set(heads) <= set(other_heads) for heads, other_heads in pairs)
+    """Return whether every head that a trace was made with is also one of another trace."""
+    is_part_of_other = []
+    for heads, other_heads in zip(trace.kept, other.kept, strict=True):
+        is_part_of_other.append(set(heads) <= set(other_heads))
+    return all(is_part_of_other)
 
 
 def _shape_in(tower: SearchedTower, stem: State, samples: int) -> BatchShape:
     """Return the size of a batch in a tower, from its state before the first block."""
     tokens = stem.hidden.shape[1]
-    queries = tower.chain.query_tokens(stem).hidden.shape[1]
+    read_out = tower.chain.query_tokens(stem)
+    queries = read_out.hidden.shape[1]
     return BatchShape(samples, tokens, queries)

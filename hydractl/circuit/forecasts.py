@@ -46,14 +46,17 @@ QUANTITIES_OF: dict[str, tuple[str, ...]] = {
 """The quantities that the forecast of an objective reads."""
 
 _SPREAD = "spread"
-"""The spread of probability over the wrong classes: the sum of their squares over the square of their sum."""
+"""The spread of probability over the wrong classes: the sum of its squares divided by the square of its sum."""
 
 _TINY = 1e-300
 """Stands in for zero in a divisor and in a logarithm."""
 
 _DOUBT = 0.5
-"""The assumed standard error of a forecast change, as a share of that change. With it, samples near the decision
-boundary count in part, which tells heads apart that leave equally many samples right."""
+"""The assumed standard error of a forecast change, as a share of that change.
+
+With it, samples near the decision boundary count in part, which tells heads apart that leave equally many samples
+right.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Quantities:
     """Numbers of all samples by the names of the quantities, in the order of the batches.
 
     Attributes:
-        inside: of ID samples ``[N]``, or their slopes ``[N, heads]``.
-        outside: of OOD samples, where any objective reads them.
+        inside: those of ID samples ``[N]``, or their slopes ``[N, heads]``.
+        outside: those of OOD samples, where any objective reads them.
     """
 
     inside: dict[str, Tensor]
@@ -70,16 +73,22 @@ class Quantities:
 
     def of_samples(self, inside: Tensor, outside: Tensor) -> Quantities:
         """Return the numbers of some ID and some OOD samples, which are given as bool ``[N]`` each."""
-        inside_values = {name: values[inside] for name, values in self.inside.items()}
-        outside_values = {name: values[outside] for name, values in self.outside.items()}
-        return Quantities(inside_values, outside_values)
+        selected = Quantities({}, {})
+        for name, values in self.inside.items():
+            selected.inside[name] = values[inside]
+        for name, values in self.outside.items():
+            selected.outside[name] = values[outside]
+        return selected
 
     def of_columns(self, columns: Sequence[int]) -> Quantities:
         """Return the slopes by some of the heads, float64 ``[N, len(columns)]``."""
         index = torch.tensor(list(columns), dtype=torch.long)
-        inside = {name: values[:, index].double() for name, values in self.inside.items()}
-        outside = {name: values[:, index].double() for name, values in self.outside.items()}
-        return Quantities(inside, outside)
+        selected = Quantities({}, {})
+        for name, values in self.inside.items():
+            selected.inside[name] = values[:, index].double()
+        for name, values in self.outside.items():
+            selected.outside[name] = values[:, index].double()
+        return selected
 
 
 @dataclass(frozen=True)
@@ -114,22 +123,27 @@ def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
 
 
 def quantities_needed(objectives: Sequence[str]) -> list[str]:
-    """Return the quantities that the forecasts of some objectives read."""
+    """Return the quantities that the forecasts of some objectives read, always in the same order."""
     needed: set[str] = set()
     for objective in objectives:
         needed.update(QUANTITIES_OF[objective])
-    return [name for name in (MARGIN, LABEL, OOD_SCORE) if name in needed]
+    in_order = (MARGIN, LABEL, OOD_SCORE)
+    return [name for name in in_order if name in needed]
 
 
 def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
     """Compute one quantity of one batch ``[B]`` from float64 logits ``[B, classes]``, differentiably."""
     if name == OOD_SCORE:
-        return _OOD_SCORE[ood_score](logits)
+        nearly_linear_score = _OOD_SCORE[ood_score]
+        return nearly_linear_score(logits)
+
     assert labels is not None
-    others = logits.scatter(1, labels[:, None], -torch.inf)
+    label_column = labels[:, None]  # [B, 1]
+    others = logits.scatter(1, label_column, -torch.inf)
     if name == _SPREAD:
-        return others.softmax(dim=1).square().sum(dim=1)
-    logit_of_label = logits.gather(1, labels[:, None])[:, 0]
+        p_of_others = others.softmax(dim=1)
+        return p_of_others.square().sum(dim=1)
+    logit_of_label = logits.gather(1, label_column)[:, 0]
     if name == MARGIN:
         return logit_of_label - others.amax(dim=1)
     return logit_of_label - others.logsumexp(dim=1)
@@ -137,7 +151,7 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
 
 def _odds_against(logits: Tensor) -> Tensor:
     """Return minus the log-odds of the highest p ``[B]``: it orders as -p does, and does not flatten near p = 1."""
-    top = logits.argmax(dim=1, keepdim=True)
+    top = logits.argmax(dim=1, keepdim=True)  # [B, 1]
     others = logits.scatter(1, top, -torch.inf)
     top_logit = logits.gather(1, top)[:, 0]
     return others.logsumexp(dim=1) - top_logit
@@ -160,7 +174,10 @@ _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> Quantities:
-    """Compute the quantities of all samples under the model as it is."""
+    """Compute the quantities of all samples under the model as it is, float64 ``[N]`` each.
+
+    The log-odds of the label come with the spread, which the forecast of the Brier score reads as well.
+    """
 
     def of_batch(batch: int) -> dict[str, list[float]]:
         logits = evaluator.current_logits(batch).double()
@@ -169,12 +186,16 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
             readable.append(_SPREAD)
         lists = {}
         for name in readable:
-            lists[name] = quantity(name, logits, labels, evaluator.ood_score).tolist()
+            values = quantity(name, logits, labels, evaluator.ood_score)
+            lists[name] = values.tolist()
         return lists
 
-    by_batch = {}
-    for batch, lists in over_batches(evaluator, of_batch, processes).items():
-        by_batch[batch] = {name: torch.tensor(values).double() for name, values in lists.items()}
+    lists_by_batch = over_batches(evaluator, of_batch, processes)
+    by_batch: dict[int, dict[str, Tensor]] = {}
+    for batch, lists in lists_by_batch.items():
+        by_batch[batch] = {}
+        for name, values in lists.items():
+            by_batch[batch][name] = torch.tensor(values).double()
     return _joined(evaluator, by_batch)
 
 
@@ -193,22 +214,27 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
     heads: list[CandidateHead] = []
     for site, kept in zip(tower.sites, tower.kept, strict=True):
         heads += [CandidateHead(site, head) for head in kept]
+
     by_batch = {}
     with torch.inference_mode(False), torch.enable_grad(), _frozen(evaluator.model):
         for batch in range(len(evaluator.batches)):
             by_batch[batch] = _slopes_of_batch(evaluator, batch, names)
-        joined = _joined(evaluator, by_batch)
-    for values in (*joined.inside.values(), *joined.outside.values()):
-        if not bool(values.isfinite().all()):
-            raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
-    return Slopes(heads, joined)
+        quantities = _joined(evaluator, by_batch)
+
+    for side in (quantities.inside, quantities.outside):
+        for values in side.values():
+            is_finite = bool(values.isfinite().all())
+            if not is_finite:
+                raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
+    return Slopes(heads, quantities)
 
 
 def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the slopes of the quantities of one batch, ``[B, heads + 1]`` each."""
+    """Return the slopes of the quantities of one batch, ``[B, heads + 1]`` each; the last column is zero."""
     readable, labels = _readable(evaluator, batch, names)
     if not readable:
         return {}
+
     parameter = next(evaluator.model.parameters())
     size = evaluator.batches[batch].size
     # Each sample has gates of its own, so the gradient of the sum over samples holds the slopes of each.
@@ -217,16 +243,18 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
         gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
         gates.append(gate.requires_grad_(bool(kept)))
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
-    no_head = parameter.new_zeros(size, 1)
     logits = evaluator.gated_logits(batch, gates).double()
+
+    column_of_zeros = parameter.new_zeros(size, 1)
     slopes_by_name = {}
     for name in readable:
         gradients: Sequence[Tensor] = ()
         if gates_of_heads:
-            total = quantity(name, logits, labels, evaluator.ood_score).sum()
-            gradients = torch.autograd.grad(total, gates_of_heads, retain_graph=True)  # of each site [B, heads]
+            values = quantity(name, logits, labels, evaluator.ood_score)
+            gradients = torch.autograd.grad(values.sum(), gates_of_heads, retain_graph=True)  # of each site [B, heads]
             evaluator.count_backward(batch)
-        slopes_by_name[name] = torch.cat([*gradients, no_head], dim=1).float().cpu()
+        by_head = torch.cat([*gradients, column_of_zeros], dim=1)  # [B, heads + 1]
+        slopes_by_name[name] = by_head.float().cpu()
     return slopes_by_name
 
 
@@ -237,9 +265,11 @@ def _readable(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[l
     """
     labels = evaluator.batches[batch].labels
     if labels is None:
-        return [name for name in names if name == OOD_SCORE], None
-    device = next(evaluator.model.parameters()).device
-    return list(names), torch.from_numpy(labels).to(device)
+        readable = [OOD_SCORE] if OOD_SCORE in names else []
+        return readable, None
+    parameter = next(evaluator.model.parameters())
+    labels_on_device = torch.from_numpy(labels).to(parameter.device)
+    return list(names), labels_on_device
 
 
 def _joined(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) -> Quantities:
@@ -247,19 +277,25 @@ def _joined(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) 
     inside: dict[str, list[Tensor]] = {}
     outside: dict[str, list[Tensor]] = {}
     for batch in sorted(by_batch):
-        side = outside if evaluator.batches[batch].labels is None else inside
+        is_ood = evaluator.batches[batch].labels is None
+        side = outside if is_ood else inside
         for name, values in by_batch[batch].items():
-            side.setdefault(name, []).append(values)
+            parts = side.setdefault(name, [])
+            parts.append(values)
     return Quantities(_concatenated(inside), _concatenated(outside))
 
 
 def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat(parts) for name, parts in parts_by_name.items()}
+    """Concatenate the parts of each quantity along the samples."""
+    concatenated = {}
+    for name, parts in parts_by_name.items():
+        concatenated[name] = torch.cat(parts)
+    return concatenated
 
 
 @contextlib.contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Turn off gradients of weights inside this context: their graphs would keep more activations."""
+    """Turn off the gradients of weights inside this context: their graphs would keep more activations."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trained:
@@ -278,11 +314,13 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
 
     Args:
         objective: what is forecast.
-        now: the quantities under the model as it is.
-        change: the slopes by the heads, float64.
+        now: the quantities under the model as it is, ``[N]`` each.
+        change: the slopes by the heads, float64 ``[N, heads]`` each.
     """
     if objective == "avg":
-        return (forecast("acc", now, change) + forecast("ood", now, change)) / 2
+        accuracy = forecast("acc", now, change)
+        auroc_of_heads = forecast("ood", now, change)
+        return (accuracy + auroc_of_heads) / 2
     if OBJECTIVE_BY_NAME[objective].needs_ood:
         return _forecast_auroc(now, change)
 
@@ -296,6 +334,8 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     if objective == "nll":
         nll = nn.functional.softplus(-after)
         return -nll.mean(dim=0).numpy()
+
+    # The Brier score: p_wrong^2 for the label, and its spread over the other classes, taken to stay as it is.
     p_wrong = torch.sigmoid(-after)
     spread = now.inside[_SPREAD][:, None]  # [N, 1]
     brier = p_wrong * p_wrong * (1 + spread)
@@ -304,9 +344,12 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
 
 def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:
     """Forecast the AUROC without each head: ``[heads]``."""
-    inside = (now.inside[OOD_SCORE][:, None] - change.inside[OOD_SCORE]).numpy()  # [N, heads]
-    outside = (now.outside[OOD_SCORE][:, None] - change.outside[OOD_SCORE]).numpy()
+    inside_now = now.inside[OOD_SCORE][:, None]  # [N, 1]
+    outside_now = now.outside[OOD_SCORE][:, None]
+    inside_after = inside_now - change.inside[OOD_SCORE]  # [N, heads]
+    outside_after = outside_now - change.outside[OOD_SCORE]
     aurocs = []
-    for id_scores, ood_scores in zip(inside.T, outside.T, strict=True):
-        aurocs.append(auroc(curve_of(id_scores, ood_scores)))
+    for id_scores, ood_scores in zip(inside_after.numpy().T, outside_after.numpy().T, strict=True):
+        curve = curve_of(id_scores, ood_scores)
+        aurocs.append(auroc(curve))
     return np.array(aurocs)

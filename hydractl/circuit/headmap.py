@@ -45,8 +45,8 @@ class Headmap(GreedySearch):
         """Go over the sites of the candidates once.
 
         Args:
-            objectives: the opposites of losses: the heads with the lowest scores are chosen.
-            budget: what is removed is what ``kept`` leaves over.
+            objectives: their scores are the opposites of losses, so the heads with the lowest scores are chosen.
+            budget: without effect: all heads that ``kept`` leaves over are removed.
 
         Returns:
             For each objective the heads that were not chosen, the highest score first, of equal ones the lowest site
@@ -55,6 +55,8 @@ class Headmap(GreedySearch):
         base = self._base()
         self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
         chosen: dict[str, list[CandidateHead]] = {objective: [] for objective in objectives}
+
+        # One step a site: the heads of the site are tried, beside those chosen before.
         sites = dict.fromkeys(site for site, _ in self.heads)  # each once, in model order
         for step, site in enumerate(sites, start=1):
             groups = same_model(chosen)
@@ -65,6 +67,7 @@ class Headmap(GreedySearch):
                 for objective in group:
                     chosen[objective] += self._choose(objective, site, trials)
 
+        # The heads that were not chosen are the removals, in the order of their scores.
         for objective, ranking in self.rankings.items():
             ranking.steps = best_first(objective, ranking.steps)
             for step, removal in enumerate(ranking.steps, start=1):
@@ -73,7 +76,10 @@ class Headmap(GreedySearch):
 
     def _choose(self, objective: str, site: int, trials: Sequence[Trial]) -> list[CandidateHead]:
         """Return the heads of a site that an objective chooses; the others go into its ranking."""
-        read_by_objective = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
+        read_by_objective = []
+        for trial in trials:
+            counts = trial.counts.read_by(objective)
+            read_by_objective.append(replace(trial, counts=counts))
         chosen, left_over = lowest_chosen(objective, read_by_objective, self.kept[site])
         self.rankings[objective].steps += left_over
         return [trial.head for trial in chosen]
@@ -81,10 +87,13 @@ class Headmap(GreedySearch):
     def _try_site(self, group: list[str], step: int, masked: Sequence[CandidateHead], site: int) -> list[Trial]:
         """Return the trial of each head of one site, masked beside those that were chosen before."""
         heads = [head for head in self.heads if head.site == site]
-        known = self.memory.evaluations(group[0], step)
+        first_objective = group[0]
+        known = self.memory.evaluations(first_objective, step)
         all_known = all(head in known for head in heads)
         if not all_known:
             self.evaluator.begin(masked)
-        trials_by_objective = self._race(group, step, heads, bounds=False).run()
+        race = self._race(group, step, heads, bounds=False)
+        trials_by_objective = race.run()
         self.memory.sync()
-        return self._trials_of_all(trials_by_objective[group[0]])
+        # Without bounds, every objective of the group has the trials of all heads.
+        return self._trials_of_all(trials_by_objective[first_objective])

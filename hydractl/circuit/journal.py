@@ -1,4 +1,4 @@
-"""The journal of a search: what has been measured, a line for each, so that a killed search goes on where it was.
+"""The journal of a search: a line for each measurement, so that a killed search goes on where it was.
 
 A file of JSON lines. The first says what search it is: ``{"schema": "hydractl.journal/1", "fingerprint": {...},
 "environment": {...}}``; then one object per line, as the search appends them, and at most one ``{"order": ...}``.
@@ -38,7 +38,7 @@ class Journal:
 
     Attributes:
         records: the records found at opening, of all processes, in file order, the first process's file first.
-        order: what :meth:`set_order` stored, in this run or in the one that is resumed; None before.
+        order: the value that :meth:`set_order` stored, in this run or in the one that is resumed; None before.
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
@@ -69,13 +69,16 @@ class Journal:
 
         Args:
             path: the file of rank 0.
-            fingerprint: what must be equal for the records to be of use again; a flat object of JSON values.
-            environment: what may differ, with a warning.
+            fingerprint: a flat object of JSON values; records are used again only where all of them are equal.
+            environment: further values; where they differ, the log warns.
             resume: go on with the search that is recorded; where there is none, begin, and say so. It wins over
                 ``force``, which then is about other outputs.
             force: start over, whatever is there.
-            log: of rank 0; the others give a silent one.
-            rank: of this process.
+            log: where differences and dropped lines are told; ranks above 0 pass a silent one.
+            rank: the rank of this process.
+
+        Returns:
+            The journal, open for appending, with the records that were found.
 
         Raises:
             OutputError: another process is writing the file; a search is recorded and neither ``resume`` nor
@@ -83,33 +86,41 @@ class Journal:
             InputError: on resuming, a file of another search, or one that is broken elsewhere than in its last line.
             StorageError: no space.
         """
-        own_path = path if rank == 0 else path.with_name(f"{path.name}.{rank}")
+        path_of_rank = path
+        if rank != 0:
+            path_of_rank = path.with_name(f"{path.name}.{rank}")
         header = {"schema": JOURNAL_SCHEMA, "fingerprint": dict(fingerprint), "environment": dict(environment)}
         header_line = _line_of(header)
-        journal = cls(own_path, _claim(own_path))
+        journal = cls(path_of_rank, _claim(path_of_rank))
         try:
+            kept_bytes = 0
             if resume:
                 # Compared as it would be read: tuples are lists, and half characters are none.
-                kept_bytes = journal._take_in(path, rank, json.loads(header_line), log)
+                header_as_read = json.loads(header_line)
+                kept_bytes = journal._take_in(path, rank, header_as_read, log)
             else:
                 journal._make_way(path, rank, force)
-                kept_bytes = 0
             journal._file.truncate(kept_bytes)
             if not kept_bytes:
-                journal._begun_here = True
-                journal._write(header_line)
-                journal.sync()
-                sync_folder(own_path.parent)
+                journal._begin(header_line)
         except BaseException as error:
+            # The first error is the one to tell; what closing raises would hide it.
             with contextlib.suppress(HydraError):
                 journal.close()
             if isinstance(error, OSError):
-                raise storage_error(error, own_path) from error
+                raise storage_error(error, path_of_rank) from error
             raise
         return journal
 
+    def _begin(self, header_line: bytes) -> None:
+        """Write the header of a new journal, and see that the file survives a loss of power."""
+        self._begun_here = True
+        self._write(header_line)
+        self.sync()
+        sync_folder(self.path.parent)
+
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record. ``order`` is no key of a record: see :meth:`set_order`.
+        """Write one record, which must not have the key ``order``; see :meth:`set_order`.
 
         Raises:
             StorageError, OutputError: it cannot be written; the file then ends with the record before.
@@ -120,7 +131,7 @@ class Journal:
     def set_order(self, order: Any) -> None:
         """Store, once and durably, a JSON value that is known only after the first measurement and is needed again.
 
-        Of several processes that of rank 0 stores it, before any of them appends a record that depends on it.
+        Only the process of rank 0 stores it, before any process appends a record that depends on it.
         """
         self.append({ORDER_KEY: order})
         self.sync()
@@ -138,17 +149,18 @@ class Journal:
             raise storage_error(error, self.path) from error
 
     def close(self) -> None:
-        """Flush and unlock; closing again is safe."""
+        """Flush and unlock; remove a journal that holds nothing but its header. Closing again is safe."""
         if self._file.closed:
             return
+        holds_nothing = self._begun_here and not self._appended
         try:
-            if self._begun_here and not self._appended:
-                with contextlib.suppress(OSError):
+            if holds_nothing:
+                with contextlib.suppress(OSError):  # a header that stays behind does no harm
                     self.path.unlink()
             else:
                 self.sync()
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # all is on the disk already, or `sync` has said why not
                 self._file.close()
 
     def __enter__(self) -> Journal:
@@ -165,13 +177,14 @@ class Journal:
             while written < len(line):  # the disk is nearly full: the next write takes the rest, or fails and says why
                 written += self._file.write(line[written:])
         except OSError as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # half a line at the end is dropped when the journal is read
                 self._file.truncate(size_before)
             raise storage_error(error, self.path) from error
 
     def _size(self) -> int:
         """Return the size of the file in bytes."""
-        return os.fstat(self._file.fileno()).st_size
+        facts = os.fstat(self._file.fileno())
+        return facts.st_size
 
     def _make_way(self, path: Path, rank: int, force: bool) -> None:
         """Check that no search is recorded; with ``force``, remove the files of other ranks instead."""
@@ -186,14 +199,24 @@ class Journal:
             other.unlink()
 
     def _take_in(self, path: Path, rank: int, header: Mapping[str, Any], log: Log) -> int:
-        """Read what all processes have recorded.
+        """Read the records of all processes into :attr:`records` and :attr:`order`.
+
+        Args:
+            path: the file of rank 0.
+            rank: the rank of this process.
+            header: of this search, as it would be read.
+            log: where dropped lines and another environment are told.
 
         Returns:
             The size in bytes of the whole lines in the file of this process.
+
+        Raises:
+            InputError: for a file of another search, or a broken one.
         """
         parts = self._parts(path, rank)
         for part in parts:
             _check_same_search(part, header)
+
         for part in parts:
             if part.torn:
                 torn = "header" if part.headless else "last line"
@@ -204,15 +227,15 @@ class Journal:
         parts_with_header = [part for part in parts if not part.headless]
         if not parts_with_header:
             log.info(f"no search is recorded in {path}: starting afresh")
-        changes: list[str] = []
+        changes: dict[str, None] = {}  # each once, in the order of the files
         for part in parts_with_header:
-            for change in differences(part.environment, header["environment"], "in the journal"):
-                if change not in changes:
-                    changes.append(change)
+            changes_of_part = differences(part.environment, header["environment"], "in the journal")
+            changes.update(dict.fromkeys(changes_of_part))
         if changes:
             log.warn("the search was begun in another environment: " + "; ".join(changes))
-        own_part = next(part for part in parts if part.path == self.path)
-        return own_part.whole_bytes
+
+        part_by_path = {part.path: part for part in parts}
+        return part_by_path[self.path].whole_bytes
 
     def _parts(self, path: Path, rank: int) -> list[_Part]:
         """Read the files of all processes, the first process's file first."""
@@ -224,12 +247,14 @@ class Journal:
                 parts.append(_parse(file, self._file.read()))
             elif file.exists():
                 # The other ranks of this search open after rank 0, which so finds files of older searches only.
-                parts.append(_parse(file, _content(file, idle=rank == 0)))
+                is_of_older_search = rank == 0
+                data = _content(file, idle=is_of_older_search)
+                parts.append(_parse(file, data))
         return parts
 
 
 class NoJournal(Journal):
-    """Keeps nothing, for a search whose result goes to standard output."""
+    """A journal that keeps nothing, for a search whose result goes to standard output."""
 
     def __init__(self) -> None:
         self.records = []
@@ -249,13 +274,15 @@ class NoJournal(Journal):
 
 
 def check_free(path: Path) -> None:
-    """See that no search is recorded in a journal or in the files beside it.
+    """Check that no search is recorded in a journal or in the files beside it.
 
     Raises:
         OutputError: there is one.
     """
     for file in (path, *_files_beside(path)):
-        if os.path.lexists(file) and os.lstat(file).st_size:
+        if not os.path.lexists(file):
+            continue
+        if os.lstat(file).st_size:
             hint = "add --resume to go on with it, or --force to start over"
             raise OutputError(f"a search is recorded in {file}", hint=hint)
 
@@ -265,12 +292,12 @@ class _Part:
     """The file of one process, as it was read.
 
     Attributes:
-        path: of the file.
-        whole_bytes: size of its whole lines; 0 when even the header is missing.
-        torn: whether a line follows that is half-written.
-        fingerprint, environment: of the header.
-        order: of the samples, if it is there.
-        records: the other lines.
+        path: where the file is.
+        whole_bytes: the size of its whole lines; 0 when even the header is missing.
+        torn: whether a half-written line follows them.
+        fingerprint, environment: those of the header.
+        order: the order of the samples; None where the file has none.
+        records: the objects of the other lines.
     """
 
     path: Path
@@ -298,30 +325,41 @@ def _check_same_search(part: _Part, header: Mapping[str, Any]) -> None:
 
 
 def _common_order(path: Path, parts: Sequence[_Part]) -> Any:
-    """Return the order of the samples that the files agree on; None where none has one."""
+    """Return the order of the samples that the files agree on; None where none has one.
+
+    Raises:
+        InputError: two files have different orders.
+    """
     orders = [part.order for part in parts if part.order is not None]
     if not orders:
         return None
-    if any(order != orders[0] for order in orders):
+    first = orders[0]
+    all_equal = all(order == first for order in orders)
+    if not all_equal:
         raise InputError(f"{path} and the files beside it are of different searches", hint=HOW_TO_START_OVER)
-    return orders[0]
+    return first
 
 
 def _line_of(value: Mapping[str, Any]) -> bytes:
     """Return an object as one line of JSON."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half a character, as in a file name that is no text, could be written but never be read again.
-    return text.encode("utf-8", "replace") + b"\n"
+    data = text.encode("utf-8", "replace")
+    return data + b"\n"
 
 
 def _parse(path: Path, data: bytes) -> _Part:
-    """Read what one file holds; a broken last line is dropped.
+    """Parse the content of one file; a broken last line is dropped.
 
     Raises:
         InputError: it is no journal, or other lines are broken; all of them are listed.
     """
-    if not data.startswith(FIRST_BYTES) and not FIRST_BYTES.startswith(data):
+    begins_as_journal = data.startswith(FIRST_BYTES)
+    is_header_cut_short = FIRST_BYTES.startswith(data)
+    if not begins_as_journal and not is_header_cut_short:
         raise InputError(f"{path} is no {JOURNAL_SCHEMA} file", hint="move it away, or choose another output with -o")
+
+    # Each line is an object.
     *lines, torn = data.split(b"\n")  # a whole last line ends in \n and leaves nothing behind it
     objects: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -340,6 +378,7 @@ def _parse(path: Path, data: bytes) -> _Part:
         else:
             problems.append(f"line {number} is {shown(value)}, not an object")
 
+    # The first one is the header.
     header = objects[0] if objects else {}
     fingerprint = header.get("fingerprint", {})
     environment = header.get("environment", {})
@@ -348,6 +387,7 @@ def _parse(path: Path, data: bytes) -> _Part:
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
 
+    # One of the others is the order; the first counts, where there are several.
     order = None
     records = []
     for record in objects[1:]:
@@ -381,11 +421,14 @@ def _files_beside(path: Path) -> list[Path]:
 
 
 def _content(path: Path, *, idle: bool) -> bytes:
-    """Read what another process has written.
+    """Read the file of another process.
 
     Args:
         path: its file.
         idle: whether that process must have ended.
+
+    Returns:
+        All bytes of the file.
 
     Raises:
         InputError: it cannot be read, or is no regular file.
@@ -403,10 +446,15 @@ def _content(path: Path, *, idle: bool) -> bytes:
 
 
 def _claim(path: Path) -> IO[bytes]:
-    """Open and lock a file for reading and appending; make it where it is not there."""
+    """Open and lock a file for reading and appending; make it where it is not there.
+
+    Raises:
+        OutputError: its folder does not exist, it is a link or no regular file, or another process is writing it.
+        StorageError: no space.
+    """
+    folder = path.parent
     try:
-        if not path.parent.is_dir():
-            folder = path.parent
+        if not folder.is_dir():
             raise OutputError(f"the folder of the journal does not exist: {folder}", hint=make_folder(folder))
         file = open_locked(path, path, buffering=0)
         if not _is_regular(file):
@@ -420,4 +468,5 @@ def _claim(path: Path) -> IO[bytes]:
 
 
 def _is_regular(file: IO[bytes]) -> bool:
-    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    facts = os.fstat(file.fileno())
+    return stat.S_ISREG(facts.st_mode)

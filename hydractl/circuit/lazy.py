@@ -35,7 +35,10 @@ SLOPES_EVERY = 6
 """Slopes are taken anew once in so many steps."""
 
 USUALLY_ASKED = 2
-"""About how many candidates a step evaluates, where it may evaluate more (1.4 to 1.7 on the models it was tried on)."""
+"""The usual number of candidates that a step evaluates, where it may evaluate more.
+
+Steps of the models it was tried on evaluated 1.4 to 1.7.
+"""
 
 
 class Lazy(GreedySearch):
@@ -52,8 +55,9 @@ class Lazy(GreedySearch):
 
     Args:
         evaluator: one that keeps states beside those of the model as it is.
-        size: how many candidates are evaluated at most, for each objective.
-        every: as :data:`SLOPES_EVERY`; in between, forecasts add the slopes to what the samples are now.
+        size: how many candidates a step evaluates at most, for each objective.
+        every: slopes are taken anew once in so many steps; in between, forecasts apply the old ones to the samples as
+            they are now.
         others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` and ``at_once`` have no effect here.
     """
 
@@ -69,10 +73,10 @@ class Lazy(GreedySearch):
         super().__init__(evaluator, heads, **others)
         self.size = size
         self.every = every
-        # Of the step that took slopes last: by the heads removed then.
+        # The slopes that the step `_slopes_step` took, by the heads that were removed then.
         self._slopes: dict[tuple[CandidateHead, ...], Slopes] = {}
         self._slopes_step = 0
-        # By objective and head the step of the last evaluation, and by how much the score was above the forecast.
+        # For each objective and head the step of its last evaluation, and the score minus the forecast there.
         self._off: dict[tuple[str, CandidateHead], tuple[int, float]] = {}
 
     def to_come(self, step: int, budget: int) -> int:
@@ -82,15 +86,16 @@ class Lazy(GreedySearch):
             heads_of_labels = [head for head in self.heads if self._of_labels(head)]
             expected += len(heads_of_labels)
         for later_step in range(step, budget + 1):
-            left = len(self.heads) - later_step + 1
-            expected += min(self.size, left)
+            heads_left = len(self.heads) - later_step + 1
+            expected += min(self.size, heads_left)
         return expected
 
     def _expect(self, evaluations: int) -> None:
-        self.progress.set_total(self.evaluations + evaluations)  # every process has a part in each
+        total = self.evaluations + evaluations  # not divided: every process has a part in each evaluation
+        self.progress.set_total(total)
 
     def choose(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
-        """Return the best of the candidates that were evaluated."""
+        """Evaluate the candidates that may win, and return the best of those evaluated."""
         forecasts = self._forecasts(group, step, left)
         known = self.memory.evaluations(group[0], step)
         counted: dict[CandidateHead, EvaluationCounts] = {}
@@ -109,10 +114,13 @@ class Lazy(GreedySearch):
                 return counted[head].score(objective)
             return forecasts[objective][head] + self._correction(objective, head)
 
+        # Heads without slopes are evaluated once, in the first step.
         for head in left:
             never_evaluated = (group[0], head) not in self._off
             if self._of_labels(head) and never_evaluated:
                 count(head)
+
+        # Then the one in front, until it is one that has been evaluated.
         if left:
             for objective in group:
                 for _ in range(self.size):
@@ -133,7 +141,14 @@ class Lazy(GreedySearch):
     def _evaluate(
         self, group: list[str], step: int, head: CandidateHead, forecasts: Mapping[str, float]
     ) -> HeadEvaluation:
-        """Count everything without one more head, and keep by how much each score is above its forecast."""
+        """Count everything without one more head, and keep the counts in the journal.
+
+        Args:
+            group: the objectives that have removed the same heads.
+            step: the number of the step.
+            head: the head that is left out.
+            forecasts: the forecast score of each objective, from which the evaluation notes the distance.
+        """
         removed = self.rankings[group[0]].removed
         self.evaluator.begin([*removed, head], aside=True)
 
@@ -145,7 +160,10 @@ class Lazy(GreedySearch):
         for batch in sorted(records):
             tally.add(batch, _values_from_record(records[batch]))
         counts = tally.counts()
-        off = {objective: counts.score(objective) - forecast for objective, forecast in forecasts.items()}
+
+        off = {}
+        for objective, forecast_score in forecasts.items():
+            off[objective] = counts.score(objective) - forecast_score
         evaluation = HeadEvaluation(head, counts, off=off)
         self.memory.keep_common_evaluation(group[0], step, evaluation)
         self.evaluations += 1
@@ -157,52 +175,61 @@ class Lazy(GreedySearch):
     def _forecasts(
         self, group: list[str], step: int, left: Sequence[CandidateHead]
     ) -> dict[str, dict[CandidateHead, float]]:
-        """Return the forecast score without each head, for each objective."""
-        change = self._slopes_for(group, step).by(left)
+        """Return for each objective the forecast score without each head, the weighted mean over tasks."""
+        slopes_of_step = self._slopes_for(group, step)
+        change = slopes_of_step.by(left)
         now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
         weights = self.evaluator.weights
         tasks = [samples_of_task(self.evaluator, task) for task in range(len(weights))]
         forecasts = {}
         for objective in group:
-            forecasts_of_tasks = []  # of each task one for each head
+            forecasts_of_tasks = []  # [tasks, heads]
             for inside, outside in tasks:
                 now_of_task = now.of_samples(inside, outside)
                 change_of_task = change.of_samples(inside, outside)
                 forecasts_of_tasks.append(forecast(objective, now_of_task, change_of_task))
-            means = np.average(forecasts_of_tasks, axis=0, weights=weights).tolist()
-            forecasts[objective] = dict(zip(left, means, strict=True))
+            means = np.average(forecasts_of_tasks, axis=0, weights=weights)  # [heads]
+            forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
         return forecasts
 
     def _slopes_for(self, group: list[str], step: int) -> Slopes:
         """Return the slopes at the latest step that takes them, measured now where that has not been done."""
-        latest = step - (step - 1) % self.every
+        steps_since = (step - 1) % self.every
+        latest = step - steps_since
         if latest != self._slopes_step:
             self._slopes.clear()
             self._slopes_step = latest
+
         removed = self.rankings[group[0]].removed
         removed_then = removed[: latest - 1]
         names = quantities_needed(group)
         key = tuple(sorted(removed_then))
         known = self._slopes.get(key)
-        if known is not None and set(names) <= set(known.quantities.inside):
-            return known
+        if known is not None:
+            known_names = set(known.quantities.inside)
+            if known_names.issuperset(names):
+                return known
 
-        if removed_then != removed:
+        # Where they are not known, they are taken at the model of that step, and the evaluator comes back from it.
+        is_at_that_step = removed_then == removed
+        if not is_at_that_step:
             self.evaluator.begin(removed_then)
         self._slopes[key] = slopes(self.evaluator, names)
-        if removed_then != removed:
+        if not is_at_that_step:
             self.evaluator.begin(removed)
         return self._slopes[key]
 
     def _correction(self, objective: str, head: CandidateHead) -> float:
-        """Return by how much the forecast of a head was off when it was last evaluated, or 0.
+        """Return the score minus the forecast of a head when it was last evaluated; 0 if it has not been.
 
-        It is 0 if slopes have been taken anew since, except for heads of the tower of the labels, which have none.
+        It is also 0 if slopes have been taken anew since, except for heads of the tower of the labels, which have none.
         """
-        step, off = self._off.get((objective, head), (0, 0.0))
-        if step >= self._slopes_step or self._of_labels(head):
-            return off
-        return 0.0
+        never_evaluated = (0, 0.0)
+        step, off = self._off.get((objective, head), never_evaluated)
+        slopes_are_newer = step < self._slopes_step
+        if slopes_are_newer and not self._of_labels(head):
+            return 0.0
+        return off
 
     def _of_labels(self, head: CandidateHead) -> bool:
         """Return whether a head is one of the tower of the labels."""
@@ -212,7 +239,7 @@ class Lazy(GreedySearch):
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _learn(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, HeadEvaluation]) -> None:
-        """Remember by how much the forecasts of some heads were off."""
+        """Remember how far the forecasts of the evaluated heads were off."""
         for head, evaluation in evaluations.items():
             assert evaluation.off is not None
             for objective in group:
@@ -221,12 +248,13 @@ class Lazy(GreedySearch):
     def _remembered(self, group: list[str], step: int) -> dict[str, Trial] | None:
         winners = super()._remembered(group, step)
         if winners:
-            self._learn(group, step, self.memory.evaluations(group[0], step))
+            evaluations = self.memory.evaluations(group[0], step)
+            self._learn(group, step, evaluations)
         return winners
 
 
 class _ValuesRecord(TypedDict):
-    """The results of one batch, as processes tell them each other."""
+    """The results of one batch, as processes tell them to each other."""
 
     labelled: bool
     scores: list[float]
@@ -239,6 +267,7 @@ class _ValuesRecord(TypedDict):
 
 
 def _record_of_values(values: Values) -> _ValuesRecord:
+    """Return the results of one batch as JSON values."""
     return {
         "labelled": values.labelled,
         "scores": values.scores.tolist(),
@@ -252,6 +281,7 @@ def _record_of_values(values: Values) -> _ValuesRecord:
 
 
 def _values_from_record(record: _ValuesRecord) -> Values:
+    """Return the results of one batch, the inverse of :func:`_record_of_values`."""
     return Values(
         labelled=record["labelled"],
         scores=np.array(record["scores"]),

@@ -1,4 +1,4 @@
-"""What a search has measured: written to its journal as it goes on, and found there again.
+"""The measurements of a search: written to its journal as it goes on, and found there again.
 
 Four kinds of records follow each other: the model before the first removal (``base``), a candidate that was evaluated
 (``of``), a removal (``removed``), and the end of a ranking (``ended``).
@@ -19,7 +19,7 @@ from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
 _MOST_LOSS = 1 << 100
-"""The highest sum of losses that is believed; more than any data give."""
+"""The highest sum of losses that a journal is believed; more than any data give."""
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ class TrialRecord(CountsRecord):
 class EvaluationRecord(CountsRecord):
     """One candidate that was evaluated in a step of the objective ``of``.
 
-    ``given_up`` are the objectives that it was given up for, ``off`` by how much its scores are above their forecasts.
+    ``given_up`` lists the objectives that it was given up for, ``off`` holds its scores minus their forecasts.
     """
 
     of: str
@@ -92,8 +92,10 @@ def record_of_trial(trial: Trial) -> TrialRecord:
 
 def trial_from_record(record: Mapping[str, Any]) -> Trial:
     """Return the trial, the inverse of :func:`record_of_trial`."""
-    rivals = tuple(trial_from_record(rival) for rival in record.get("rivals", ()))
-    return Trial(head_from_record(record), counts_from_record(record), rivals)
+    head = head_from_record(record)
+    counts = counts_from_record(record)
+    rivals = [trial_from_record(rival) for rival in record.get("rivals", ())]
+    return Trial(head, counts, tuple(rivals))
 
 
 def head_from_record(record: Mapping[str, Any]) -> CandidateHead:
@@ -110,7 +112,7 @@ class HeadEvaluation:
         head: the candidate.
         counts: what was counted without it.
         given_up: the objectives that it was given up for, before all was counted.
-        off: by how much the score of each objective is above its forecast, where there was one.
+        off: for each objective the score minus its forecast; None where there were no forecasts.
     """
 
     head: CandidateHead
@@ -144,7 +146,7 @@ class HeadEvaluation:
 class SearchMemory:
     """The journal of a search, in terms of the search.
 
-    What all processes know is written by the first one only.
+    Facts that all processes know are written by the first process only.
     """
 
     def __init__(self, journal: Journal, processes: Processes) -> None:
@@ -152,7 +154,7 @@ class SearchMemory:
         self._writes_common = processes.rank == 0
 
     def sync(self) -> None:
-        """See that what was kept survives a loss of power."""
+        """Flush the journal, so that what was kept survives a loss of power."""
         self._journal.sync()
 
     def base(self) -> EvaluationCounts | None:
@@ -168,21 +170,25 @@ class SearchMemory:
             self._journal.append({"base": record_of_counts(counts)})
 
     def removals(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
-        """Return what a step removed for some objectives, without those whose ranking ended there.
+        """Return what a step removed for some objectives.
 
         Returns:
-            None unless the whole step is known.
+            The winner of each objective, without the objectives whose ranking ended at this step; None unless the
+            journal knows the step of every objective.
         """
         winner_of_objective = {}
         ended_objectives = set()
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
-            if record.get("removed") in objectives:
-                winner_of_objective[record["removed"]] = trial_from_record(record)
-            if record.get("ended") in objectives:
-                ended_objectives.add(record["ended"])
-        if len(winner_of_objective) + len(ended_objectives) < len(objectives):
+            objective_removed = record.get("removed")
+            objective_ended = record.get("ended")
+            if objective_removed in objectives:
+                winner_of_objective[objective_removed] = trial_from_record(record)
+            if objective_ended in objectives:
+                ended_objectives.add(objective_ended)
+        known_objectives = len(winner_of_objective) + len(ended_objectives)
+        if known_objectives < len(objectives):
             return None
         return winner_of_objective
 
@@ -192,26 +198,30 @@ class SearchMemory:
             return
         if winner is None:
             self._journal.append({"ended": objective, "step": step})
-        else:
-            self._journal.append({"removed": objective, "step": step, **record_of_trial(winner)})
+            return
+        record = record_of_trial(winner)
+        self._journal.append({"removed": objective, "step": step, **record})
 
     def evaluations(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
         """Return the candidates that were evaluated in a step of an objective."""
         evaluations = {}
         for record in self._journal.records:
-            if record.get("of") == objective and record.get("step") == step:
+            is_of_step = record.get("of") == objective and record.get("step") == step
+            if is_of_step:
                 evaluation = HeadEvaluation.from_record(record)
                 evaluations[evaluation.head] = evaluation
         return evaluations
 
     def keep_own_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
         """Keep a candidate that this process alone has evaluated."""
-        self._journal.append(evaluation.record(objective, step))
+        record = evaluation.record(objective, step)
+        self._journal.append(record)
 
     def keep_common_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
         """Keep a candidate that all processes have evaluated together."""
         if self._writes_common:
-            self._journal.append(evaluation.record(objective, step))
+            record = evaluation.record(objective, step)
+            self._journal.append(record)
 
 
 # --- checking what was found ------------------------------------------------------------------------------------------
@@ -255,6 +265,7 @@ def check_records(
     problems = []
     if journal.order is not None and not _is_order(journal.order, sizes):
         problems.append("the order of the samples is not one")
+
     removed: dict[tuple[str, int], list[int]] = {}
     for record in journal.records:
         if not _is_record(record, whole, heads, objectives):
@@ -270,20 +281,27 @@ def check_records(
 
 
 def _is_order(order: Any, sizes: Mapping[str, int]) -> bool:
-    if not isinstance(order, dict) or set(order) != set(sizes):
+    """Return whether a JSON value lists, for each set, the indices of its samples in some order."""
+    if not isinstance(order, dict):
         return False
-    return all(_is_permutation(indices, sizes[name]) for name, indices in order.items())
+    if set(order) != set(sizes):
+        return False
+    are_permutations = [_is_permutation(order[name], size) for name, size in sizes.items()]
+    return all(are_permutations)
 
 
 def _is_permutation(indices: Any, size: int) -> bool:
-    if not isinstance(indices, list) or not all(type(index) is int for index in indices):
+    """Return whether a JSON value is a list of the whole numbers below ``size``, each once."""
+    if not isinstance(indices, list):
         return False
-    return sorted(indices) == list(range(size))
+    are_integers = all(type(index) is int for index in indices)
+    return are_integers and sorted(indices) == list(range(size))
 
 
 def _is_record(
     record: Mapping[str, Any], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
+    """Return whether a line of a journal is a record that this search could have written."""
     try:
         return _is_sound(record, whole, heads, objectives)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
@@ -293,35 +311,44 @@ def _is_record(
 def _is_sound(
     record: Mapping[str, Any], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
-    """Return whether a record is one; what is missing or of another type may raise instead."""
+    """Return whether a record is sound; a field that is missing or of another type may raise instead."""
+    # The model before the first removal, and the end of a ranking.
     if "base" in record:
-        return _are_counts(counts_from_record(record["base"]), whole)
+        base = counts_from_record(record["base"])
+        return _are_counts(base, whole)
     if type(record["step"]) is not int:
         return False
     if "ended" in record:
         return record["ended"] in objectives
 
+    # A candidate that was evaluated, or one that was removed.
     trial = trial_from_record(record)
-    if "of" in record:
-        if record["of"] not in objectives or not isinstance(record["given_up"], list):
-            return False
-    elif record["removed"] not in objectives:
+    is_evaluation = "of" in record
+    objective = record["of"] if is_evaluation else record["removed"]
+    if objective not in objectives:
         return False
-    if not all(type(off) is float for off in record.get("off", {}).values()):
+    if is_evaluation and not isinstance(record["given_up"], list):
         return False
+    distances = record.get("off", {}).values()
+    if not all(type(off) is float for off in distances):
+        return False
+
     for counted in (trial, *trial.rivals):
-        if not _is_candidate(counted.head, heads) or not _are_counts(counted.counts, whole):
+        if not _is_candidate(counted.head, heads):
+            return False
+        if not _are_counts(counted.counts, whole):
             return False
     return True
 
 
 def _is_candidate(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:
+    """Return whether a head that was read is one of the candidates."""
     has_whole_numbers = all(type(index) is int for index in head)  # True is no index, though it equals 1
     return has_whole_numbers and head in heads
 
 
 def _are_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
-    """Return whether counts are whole numbers between 0 and what can be counted at most."""
+    """Return whether counts are whole numbers between 0 and the most that can be counted."""
     most_two_u = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:
         most_two_u = 2 * whole.n_id * whole.n_ood
@@ -339,8 +366,11 @@ def _are_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
         (counts.doubt.higher, most_two_u),
         (counts.doubt.loss, _MOST_LOSS),
     ]
-    return all(_within(count, most) for count, most in counts_and_limits)
+    are_within = [_is_within(count, most) for count, most in counts_and_limits]
+    return all(are_within)
 
 
-def _within(count: Any, most: int) -> bool:
-    return type(count) is int and 0 <= count <= most
+def _is_within(count: Any, most: int) -> bool:
+    """Return whether a value that was read is a whole number from 0 to ``most``."""
+    is_integer = type(count) is int
+    return is_integer and 0 <= count <= most

@@ -1,4 +1,4 @@
-"""What a circuit search maximises, kept as integers so that ties are ties (paper D.1.2).
+"""The objectives of a circuit search, counted in integers so that ties are ties (paper D.1.2).
 
 ``S_acc`` = share of ID samples classified right, ``S_ood`` = AUROC of an OOD score between ID and OOD samples,
 ``S_avg`` their mean. Beside the paper's three: ``nll`` and ``brier``, minus the mean loss over ID samples.
@@ -7,9 +7,9 @@ With several tasks (each an ID set and perhaps an OOD set), every score is the w
 pairs then count more than once (:class:`Share`), so often that all tasks have as many: the ratios of the counts are
 those means, exactly, and all that follows is as for one task.
 
-Processors, versions of torch and numbers of threads add up in orders of their own, so that logits differ in their last
-digits. That decides nothing where a sample is far from being classified otherwise, and everything where two logits are
-the same but for rounding. So an evaluation says, beside what it counted, how far another machine may count otherwise
+Processors, versions of torch and numbers of threads add up in different orders, so that logits differ in their last
+digits. That decides nothing where a sample is far from being classified differently, and everything where two logits
+are the same but for rounding. So an evaluation says, beside what it counted, how differently another machine may count
 (:class:`Doubt`).
 
 Everything here is arithmetic on integers. ``counting.py`` makes them from logits, ``winners.py`` decides by them.
@@ -47,7 +47,7 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
     """
     id_sizes = [max(1, n_id) for n_id, _ in sizes]
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
-    # Samples are repeated as often as makes all tasks of one size.
+    # Samples are repeated as often as makes all tasks equally large.
     common_id = math.lcm(*id_sizes)
     common_ood = math.lcm(*ood_sizes)
     total_weight = sum(weights)
@@ -55,13 +55,12 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
     for task, weight in enumerate(weights):
         times_id = weight * common_id // id_sizes[task]
         times_ood = common_ood // ood_sizes[task]
-        shares.append(
-            Share(
-                inside=times_id,
-                outside=weight * times_ood,
-                pairs=total_weight * times_id * times_ood,
-            )
+        share = Share(
+            inside=times_id,
+            outside=weight * times_ood,
+            pairs=total_weight * times_id * times_ood,
         )
+        shares.append(share)
     return shares
 
 
@@ -84,7 +83,7 @@ class Doubt(NamedTuple):
     loss: int = 0
 
     def plus(self, times: int, other: Doubt) -> Doubt:
-        """Return the sum of this and ``times`` as much as another."""
+        """Return the sum of this doubt and ``times`` another one."""
         return Doubt(
             self.fewer + times * other.fewer,
             self.more + times * other.more,
@@ -99,11 +98,12 @@ class EvaluationCounts:
     """The counts of one evaluation, perhaps over a part of the data; with several tasks weighted by :class:`Share`.
 
     Attributes:
-        correct: ID samples classified right, of ``n_id``.
+        correct: how many of the ``n_id`` ID samples were classified right.
+        n_id, n_ood: how many ID and OOD samples were counted.
         two_u: twice the Mann-Whitney U of OOD scoring above ID, ties counted one half; None where it was not measured.
         nll: the sum over ID samples of -log p of the label, each rounded to units of :data:`LOSS_UNIT` nats.
         brier: the sum over ID samples of the squared distance of p from the label, in the same units.
-        doubt: how far another machine may count otherwise.
+        doubt: how differently another machine may count.
     """
 
     correct: int
@@ -116,17 +116,21 @@ class EvaluationCounts:
 
     @property
     def least(self) -> EvaluationCounts:
-        """The same with every sample that rounding leaves undecided counted against it."""
-        return self._moved(by_correct=-self.doubt.fewer, by_two_u=-self.doubt.lower, by_loss=self.doubt.loss)
+        """The same counts, with every sample that rounding leaves undecided counted against the model."""
+        doubt = self.doubt
+        return self._moved(by_correct=-doubt.fewer, by_two_u=-doubt.lower, by_loss=doubt.loss)
 
     @property
     def most(self) -> EvaluationCounts:
-        """The same with every such sample counted in its favour."""
-        return self._moved(by_correct=self.doubt.more, by_two_u=self.doubt.higher, by_loss=-self.doubt.loss)
+        """The same counts, with every such sample counted in the model's favour."""
+        doubt = self.doubt
+        return self._moved(by_correct=doubt.more, by_two_u=doubt.higher, by_loss=-doubt.loss)
 
     def _moved(self, *, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
-        """Return other counts over the same data, beyond doubt."""
-        two_u = None if self.two_u is None else self.two_u + by_two_u
+        """Return the counts changed by these amounts, without a doubt of their own."""
+        two_u = self.two_u
+        if two_u is not None:
+            two_u += by_two_u
         return EvaluationCounts(
             correct=self.correct + by_correct,
             n_id=self.n_id,
@@ -137,27 +141,31 @@ class EvaluationCounts:
         )
 
     def read_by(self, objective: str) -> EvaluationCounts:
-        """Return the counts without those of OOD samples, where the objective reads none."""
-        if OBJECTIVE_BY_NAME[objective].needs_ood:
+        """Return the counts that an objective reads: without those of OOD samples, where it reads none."""
+        rule = OBJECTIVE_BY_NAME[objective]
+        if rule.needs_ood:
             return self
         doubt_without_ood = self.doubt._replace(lower=0, higher=0)
         return replace(self, two_u=None, n_ood=0, doubt=doubt_without_ood)
 
     def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> EvaluationCounts:
-        """Return the most that the whole data can still give: every unseen sample right, certain, and on its side.
+        """Return the best counts that the whole data can still give.
+
+        Every sample that was not seen is then classified right, without loss, and each of its pairs is in order.
 
         Args:
-            n_id, n_ood: samples of the whole data.
-            seen_pairs: pairs of ID and OOD samples that were counted; None: all pairs of the samples that were.
+            n_id, n_ood: how many ID and OOD samples the whole data have.
+            seen_pairs: how many pairs of an ID and an OOD sample were counted; None: all pairs of the samples seen.
         """
         if seen_pairs is None:
             seen_pairs = self.n_id * self.n_ood
         unseen_pairs = n_id * n_ood - seen_pairs
         unseen_id = n_id - self.n_id
+        seen_two_u = self.two_u or 0
         return EvaluationCounts(
             correct=self.correct + unseen_id,
             n_id=n_id,
-            two_u=(self.two_u or 0) + 2 * unseen_pairs,
+            two_u=seen_two_u + 2 * unseen_pairs,
             n_ood=n_ood,
             nll=self.nll,
             brier=self.brier,
@@ -165,11 +173,13 @@ class EvaluationCounts:
 
     def key(self, objective: str) -> int:
         """Return an integer that orders evaluations of the same data exactly as the objective does."""
-        return OBJECTIVE_BY_NAME[objective].key(self)
+        rule = OBJECTIVE_BY_NAME[objective]
+        return rule.key(self)
 
     def score(self, objective: str) -> float:
         """Return the objective as a number: a fraction in [0, 1], or minus a mean loss."""
-        return OBJECTIVE_BY_NAME[objective].score(self)
+        rule = OBJECTIVE_BY_NAME[objective]
+        return rule.score(self)
 
 
 # --- objectives -------------------------------------------------------------------------------------------------------
@@ -183,7 +193,7 @@ class ObjectiveRule:
         needs_ood: whether it reads OOD samples.
         key: an integer that grows with the score over the same data, and with any of correct, two_u, -nll, -brier.
         score: the score as a number.
-        scale: by how much the key grows where the score grows by 1, from the numbers of ID and OOD samples.
+        scale: a function of the numbers of ID and OOD samples: by how much the key grows where the score grows by 1.
     """
 
     needs_ood: bool
@@ -202,12 +212,14 @@ def _two_u(counts: EvaluationCounts) -> int:
 
 
 def _auroc(counts: EvaluationCounts) -> float:
-    return _two_u(counts) / (2 * counts.n_id * counts.n_ood)
+    most_two_u = 2 * counts.n_id * counts.n_ood
+    return _two_u(counts) / most_two_u
 
 
 def _average_key(counts: EvaluationCounts) -> int:
     # correct / n_id + two_u / (2 n_id n_ood), on the common denominator
-    return counts.correct * 2 * counts.n_ood + _two_u(counts)
+    correct_on_denominator = counts.correct * 2 * counts.n_ood
+    return correct_on_denominator + _two_u(counts)
 
 
 def _loss_units(n_id: int, n_ood: int) -> int:
@@ -250,7 +262,8 @@ OBJECTIVE_BY_NAME: dict[str, ObjectiveRule] = {
 
 def reads_ood(objectives: Iterable[str]) -> bool:
     """Return whether any of some objectives reads OOD samples."""
-    return any(OBJECTIVE_BY_NAME[objective].needs_ood for objective in objectives)
+    rules = [OBJECTIVE_BY_NAME[objective] for objective in objectives]
+    return any(rule.needs_ood for rule in rules)
 
 
 # --- constraints ------------------------------------------------------------------------------------------------------
@@ -267,16 +280,23 @@ def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict
         base: the counts of the model before the first removal.
     """
     limits: dict[str, int] = {}
-    for objective, number, below_base in constraints:
+    for constraint in constraints:
+        objective = constraint.key
+        rule = OBJECTIVE_BY_NAME[objective]
         # A fraction, so that nothing is rounded before the one ceil.
-        exact_key = number * OBJECTIVE_BY_NAME[objective].scale(base.n_id, base.n_ood)
-        if below_base:
+        exact_key = constraint.number * rule.scale(base.n_id, base.n_ood)
+        if constraint.below_base:
             exact_key = base.key(objective) - exact_key
         lowest = math.ceil(exact_key)
-        limits[objective] = max(lowest, limits.get(objective, lowest))
+        strictest = limits.get(objective, lowest)
+        limits[objective] = max(lowest, strictest)
     return limits
 
 
 def allowed(counts: EvaluationCounts, limits: Limits) -> bool:
     """Return whether the counts keep every limit."""
-    return all(counts.key(objective) >= lowest for objective, lowest in limits.items())
+    for objective, lowest in limits.items():
+        key = counts.key(objective)
+        if key < lowest:
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""What a search will cost, before it starts, and what it did cost."""
+"""The cost of a search: planned before it starts, and told when it has run."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class PlanDocument(TypedDict):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What a search by Algorithm 1 takes.
+    """The cost of a search by Algorithm 1.
 
     Attributes:
-        evaluations_per_objective: of the whole data, at most.
+        evaluations_per_objective: how often the whole data are evaluated, at most.
         sample_blocks_naive: sample-block evaluations of the plain algorithm, one objective after another.
-        sample_blocks: about those of an exact search without bounds and without what objectives have in common, the
-            removed heads taken evenly from all sites; of an approximate one, those that were seen to be usual.
+        sample_blocks: an estimate of those of this search. An exact one is taken without bounds, without evaluations
+            that objectives share, and with the removed heads taken evenly from all sites; an approximate one as usual.
         seconds: about how long that takes.
-        memory_bytes: of what is kept between evaluations.
+        memory_bytes: how much is kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
     """
 
@@ -76,7 +76,7 @@ def plan_search(
     sizes: Mapping[str, int],
     processes: int,
 ) -> SearchPlan:
-    """Count what is to be done, and measure on one batch how long it takes.
+    """Count the evaluations of a search, and measure on one batch how long they take.
 
     Args:
         evaluator: of the whole model, with all of the data or a part.
@@ -89,6 +89,8 @@ def plan_search(
     sites = [site for site, _ in heads]
     asked_at_most = asked_by_lazy(options)
     is_headmap = options.algorithm == "headmap"
+
+    # Evaluations of the whole data.
     naive_count = len(heads)
     if not is_headmap:
         naive_count = evaluations(len(heads), budget)
@@ -97,6 +99,7 @@ def plan_search(
         asked_by_step = [min(asked_at_most, len(heads) - step) for step in range(budget)]
         count = sum(asked_by_step)
 
+    # Sample-block evaluations.
     constrained = [parse_constraint(text).key for text in options.subject_to]
     naive_work = 0.0
     work = 0.0
@@ -111,18 +114,19 @@ def plan_search(
             rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
         for planned in rounds:
             price_of_model = evaluator.price(None, samples, planned.present)
-            price_of_candidates = sum(evaluator.price(site, samples, planned.present) for site in sites)
+            prices = [evaluator.price(site, samples, planned.present) for site in sites]
             work += planned.passes * price_of_model
-            work += planned.tried * price_of_candidates
+            work += planned.tried * sum(prices)
 
     seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
     samples_of_all_sets = sum(sizes.values())
+    memory_bytes = evaluator.memory_bytes * samples_of_all_sets / evaluator.size
     return SearchPlan(
         evaluations_per_objective=count,
         sample_blocks_naive=round(naive_work),
         sample_blocks=round(work),
         seconds=seconds,
-        memory_bytes=round(evaluator.memory_bytes * samples_of_all_sets / evaluator.size),
+        memory_bytes=round(memory_bytes),
         chunks=len(evaluator.chunks),
     )
 
@@ -131,17 +135,18 @@ def asked_by_lazy(options: SearchOptions) -> int | None:
     """Return how many candidates a step of ``--approx lazy:N`` evaluates at most; None for an exact search."""
     if options.approx is None:
         return None
-    return int(options.approx.removeprefix("lazy:"))
+    count = options.approx.removeprefix("lazy:")
+    return int(count)
 
 
 @dataclass(frozen=True)
 class _PlannedRound:
-    """What one round of a search is expected to run.
+    """The expected evaluations of one round of a search.
 
     Attributes:
-        present: the share of the heads that is present.
-        tried: the share of the candidates that is evaluated.
-        passes: how often the model itself runs.
+        present: the share of the model's heads that is present.
+        tried: the share of all candidates that is evaluated.
+        passes: how often the model itself runs over the data.
     """
 
     present: float
@@ -152,7 +157,8 @@ class _PlannedRound:
 def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
     """Return a round for each site, in which the heads of that site alone are evaluated."""
     rounds = len(set(sites))
-    return [_PlannedRound(present=1.0, tried=1 / rounds, passes=1.0)] * rounds
+    same_for_each = _PlannedRound(present=1.0, tried=1 / rounds, passes=1.0)
+    return [same_for_each] * rounds
 
 
 def _rounds_of_elimination(
@@ -164,7 +170,7 @@ def _rounds_of_elimination(
         evaluator: of the whole model.
         heads: how many candidates there are.
         budget: how many of them are removed.
-        asked_at_most: as of :func:`asked_by_lazy`.
+        asked_at_most: how many candidates a step evaluates at most; None: all that are left.
     """
     heads_of_model = sum(len(kept) for kept in evaluator.samples.full)
     rounds = []
@@ -173,8 +179,9 @@ def _rounds_of_elimination(
         tried = (heads - step) / heads
         passes = 1.0
         if asked_at_most is not None:
+            asked = min(asked_at_most, USUALLY_ASKED)
+            tried = min(tried, asked / heads)
             # The model itself runs for slopes only (once forward, about twice backward): its states come from a trial.
-            tried = min(tried, asked_at_most / heads, USUALLY_ASKED / heads)
             passes = 3 / SLOPES_EVERY
         rounds.append(_PlannedRound(present, tried, passes))
     return rounds
@@ -183,62 +190,79 @@ def _rounds_of_elimination(
 def with_memory(
     plan: SearchPlan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False
 ) -> SearchPlan:
-    """Return the plan under a limit of memory in bytes, laid out as :class:`Evaluator` does with batches of one size.
+    """Return the plan under a limit of memory, laid out as :class:`Evaluator` does with batches of one size.
 
     Args:
         plan: made with one batch of each set.
-        batches: how many there are in all.
-        blocks: of the model.
+        batches: how many batches there are in all.
+        blocks: how many blocks the model has.
         lanes: how many models with different heads removed are searched in turn.
-        limit: in bytes.
+        limit: the memory in bytes.
         tried: whether the states of as many models are kept beside them.
     """
+    # The plan was made without a limit: it counts the stems and the traces of all lanes.
     states_of_trace = 3 * blocks + 1  # each as large as a stem
     if tried:
         states_of_trace *= 2
     stem_bytes = plan.memory_bytes // (1 + lanes * states_of_trace)
     trace_bytes = stem_bytes * states_of_trace
-    kept_stem_bytes = stem_bytes if stem_bytes <= limit // 4 else 0
+
+    kept_stem_bytes = 0
+    if stem_bytes <= limit // 4:
+        kept_stem_bytes = stem_bytes
     left_bytes = limit - kept_stem_bytes
+
+    # All batches in one chunk, for as many lanes as fit.
     if trace_bytes <= left_bytes:
-        traces = max(1, min(lanes, left_bytes // max(1, trace_bytes)))
-        return replace(plan, memory_bytes=kept_stem_bytes + traces * trace_bytes, chunks=1)
-    batches_at_a_time = max(1, left_bytes * batches // max(1, trace_bytes))
+        traces_that_fit = left_bytes // max(1, trace_bytes)
+        traces = max(1, min(lanes, traces_that_fit))
+        memory_bytes = kept_stem_bytes + traces * trace_bytes
+        return replace(plan, memory_bytes=memory_bytes, chunks=1)
+
+    # Several chunks, for one lane.
+    batches_that_fit = left_bytes * batches // max(1, trace_bytes)
+    batches_at_a_time = max(1, batches_that_fit)
     chunk_bytes = trace_bytes * batches_at_a_time // batches
     chunks = math.ceil(batches / batches_at_a_time)
     return replace(plan, memory_bytes=kept_stem_bytes + chunk_bytes, chunks=chunks)
 
 
 def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
-    """Return the time of a sample-block evaluation, counting included, from one candidate on one batch."""
+    """Return the seconds of a sample-block evaluation, counting included, from one candidate on one ID batch."""
     site, position = head
-    id_batches = [number for number, batch in enumerate(evaluator.batches) if batch.labels is not None]
-    batch = id_batches[0]
+    batch = 0
+    while evaluator.batches[batch].labels is None:
+        batch += 1
+
+    # The second call is timed: in the first one of a shape, libraries prepare themselves.
     evaluator.begin([])
     evaluator.current(batch)
-    # The second call is timed: in the first one of a shape, libraries prepare themselves.
     evaluator.without_each(batch, site, [position])
     evaluator.begin([])
     work_before = evaluator.work
     start = time.perf_counter()
     evaluator.without_each(batch, site, [position])
     elapsed = time.perf_counter() - start
-    return elapsed / max(evaluator.work - work_before, 1e-9)
+    work = evaluator.work - work_before
+    return elapsed / max(work, 1e-9)
 
 
 def free_memory(device: torch.device) -> int:
-    """Return how many bytes of memory are free on a device, as far as the machine says."""
+    """Return how many bytes of memory are free on a device; half of all, where the machine does not say."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    with contextlib.suppress(OSError, ValueError):  # only Linux has this file
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        for line in text.splitlines():
             if line.startswith("MemAvailable:"):
                 kilobytes = line.split()[1]
                 return int(kilobytes) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    all_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return all_bytes // 2
 
 
-# --- as it is told ----------------------------------------------------------------------------------------------------
+# --- messages for the user --------------------------------------------------------------------------------------------
 
 
 def tell_plan(log: Log, plan: SearchPlan, bounds: bool) -> None:
@@ -257,8 +281,9 @@ def tell_work(log: Log, plan: SearchPlan, evaluations: int, work: float, process
     if not evaluations:
         log.info("nothing was left to evaluate: the journal has the whole search")
         return
-    mine = " by this process" if processes > 1 else ""
+    by_whom = " by this process" if processes > 1 else ""
+    share_of_naive = work / plan.sample_blocks_naive
     log.info(
-        f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
-        f"{work / plan.sample_blocks_naive:.3f} of the naive {plan.sample_blocks_naive:,}"
+        f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{by_whom}: "
+        f"{share_of_naive:.3f} of the naive {plan.sample_blocks_naive:,}"
     )

@@ -3,12 +3,11 @@
 A candidate is given up as soon as the best case of the samples it has not seen, every one of them right and on its
 side, cannot reach what another candidate has already reached on all of them. The counts are integers, so the winner is
 exactly that of evaluating everything. A candidate that could win on a machine that rounds otherwise is not given up.
-Who is out of reach of whom is said by ``winners.py``; here it is decided who runs next, on which batch.
+``winners.py`` says who is out of reach of whom; here it is decided who runs next, on which batch.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,10 +21,10 @@ from hydractl.circuit.winners import CandidateHead, Standing, SureLeads, Trial, 
 from hydractl.metrics.ood import two_u
 
 _MOST_PAIRED = 64
-"""Up to how many batches on a side the batches are ordered anew at every step."""
+"""Up to this many ID or OOD batches, the batches are ordered anew at every step; the cost grows with the square."""
 
 _AHEAD = 0.3
-"""The share of the samples from which on the candidate in front goes on to the end."""
+"""The candidate in front runs to the end once it has seen this share of the batches."""
 
 
 @dataclass
@@ -38,7 +37,7 @@ class RacingHead:
         best_case: the most that it can still reach, with rounding in its favour.
         counted_for: those of the open objectives that it has all counts for.
         tally: its counts so far.
-        known: its counts, where they come from a journal or are all there.
+        known: its counts once it is done, or where they come from a journal; None while it runs.
     """
 
     head: CandidateHead
@@ -59,7 +58,8 @@ class RacingHead:
 
     def still_runs_for(self, objective: str) -> bool:
         """Return whether it may still win an objective, and has not all counts for it."""
-        return objective in self.open_for and objective not in self.counted_for
+        still_counts_for = self.open_for - self.counted_for
+        return objective in still_counts_for
 
 
 class Race:
@@ -98,7 +98,8 @@ class Race:
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 
-        best_case_of_nothing = EvaluationCounts(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
+        nothing_counted = EvaluationCounts(correct=0, n_id=0, two_u=None, n_ood=0)
+        best_case_of_nothing = nothing_counted.best_case(evaluator.n_id, evaluator.n_ood)
         for head in heads:
             contestant = RacingHead(
                 head,
@@ -112,13 +113,14 @@ class Race:
                 self._contestants.append(contestant)
 
     def _enter_known(self, contestant: RacingHead, evaluation: HeadEvaluation) -> None:
+        """Enter a candidate that a journal knows: it does not run, and counts for what it was not given up for."""
         contestant.known = evaluation.counts
         contestant.open_for.difference_update(evaluation.given_up)
         for objective in contestant.open_for:
             self._note_counted(contestant, objective)
 
     def run(self) -> dict[str, list[Trial]]:
-        """Run the race: for each objective the candidates that were not given up, the winner among them."""
+        """Run the race, and return for each objective the candidates that were not given up, the winner among them."""
         all_in_memory = len(self.evaluator.chunks) == 1
         if self.bounds and all_in_memory:
             for objective in self.objectives:
@@ -126,9 +128,12 @@ class Race:
         else:
             self._run_chunks()
 
-        trials = {}
+        trials: dict[str, list[Trial]] = {}
         for objective, contestants in self._counted.items():
-            trials[objective] = [Trial(contestant.head, contestant.counts) for contestant in contestants]
+            trials[objective] = []
+            for contestant in contestants:
+                trial = Trial(contestant.head, contestant.counts)
+                trials[objective].append(trial)
         return trials
 
     def tally_of(self, head: CandidateHead) -> Tally:
@@ -155,10 +160,11 @@ class Race:
             if not running:
                 return
             leader = max(running, key=lambda contestant: contestant.hope(objective))
-            unseen = [batch for batch in order if batch not in leader.tally.seen]
-            batches_seen = len(order) - len(unseen)
+            next_batches = [batch for batch in order if batch not in leader.tally.seen]
+            batches_seen = len(order) - len(next_batches)
             goes_to_the_end = batches_seen >= _AHEAD * len(order)
-            next_batches = unseen if goes_to_the_end else unseen[:1]
+            if not goes_to_the_end:
+                next_batches = next_batches[:1]
             for batch in next_batches:
                 if objective in leader.open_for:
                     company = self._company(leader, running, batch, objective)
@@ -167,26 +173,36 @@ class Race:
     def _company(
         self, leader: RacingHead, running: Sequence[RacingHead], batch: int, objective: str
     ) -> list[RacingHead]:
-        """Return who runs together with the candidate in front: the most hopeful of its site."""
-        site = leader.head.site
+        """Return who runs a batch together with the candidate in front: the most hopeful of its site."""
+
+        def hope(contestant: RacingHead) -> Standing:
+            return contestant.hope(objective)
+
         others = []
         for contestant in running:
-            if contestant is leader or contestant.head.site != site:
+            if contestant is leader:
+                continue
+            if contestant.head.site != leader.head.site:
                 continue
             if batch not in contestant.tally.seen:
                 others.append(contestant)
-        others.sort(key=lambda contestant: contestant.hope(objective), reverse=True)
-        return others[: self.at_once - 1]
+        others.sort(key=hope, reverse=True)
+        places_left = self.at_once - 1
+        return others[:places_left]
 
     def _order(self, objective: str) -> list[int]:
-        """Return the batches that an objective needs, those first that the model as it is loses most on."""
+        """Return the batches that an objective needs, first those on which the model as it is loses most."""
         needed = self._needed([objective])
-        batches_of_side = Counter(self.evaluator.batches[batch].labels is None for batch in needed)
-        if max(batches_of_side.values()) > _MOST_PAIRED:
+        id_batches = [batch for batch in needed if self.evaluator.batches[batch].labels is not None]
+        ood_count = len(needed) - len(id_batches)
+        if max(len(id_batches), ood_count) > _MOST_PAIRED:
             return needed
+
         values = [self.evaluator.current(batch) for batch in needed]
-        alone = np.array([_loss_alone(value, {objective, *self.limits}) for value in values])
+        measured = {objective, *self.limits}
+        alone = np.array([_loss_alone(values_of_batch, measured) for values_of_batch in values])
         paired = _paired_losses(values)
+
         # Both kinds of loss as shares of their totals. Each pair stands in the matrix twice.
         share_alone = alone / max(alone.sum(), 1e-9)
         share_paired = paired / max(paired.sum() / 2, 1e-9)
@@ -202,13 +218,14 @@ class Race:
         return needed
 
     def _reads(self, objective: str, batch: int) -> bool:
-        """Return whether an objective, or a limit, reads a batch: all of them read ID samples."""
+        """Return whether an objective, or a limit, reads a batch; all of them read every ID batch."""
         is_id = self.evaluator.batches[batch].labels is not None
         return is_id or self._needs_ood(objective)
 
     def _needs_ood(self, objective: str) -> bool:
         """Return whether an objective, or any of the limits, reads OOD samples."""
-        return reads_ood((objective, *self.limits))
+        measured = (objective, *self.limits)
+        return reads_ood(measured)
 
     # --- one candidate after another ----------------------------------------------------------------------------------
 
@@ -238,14 +255,20 @@ class Race:
         return parts
 
     def _run_part(self, unit: Sequence[RacingHead], part: Sequence[int]) -> None:
+        """Run some candidates of one site on the batches of one part."""
         for batch in part:
             self._advance(unit, batch)
 
     def _units(self) -> list[list[RacingHead]]:
         """Return the candidates that are not done, those that run together in one list; the most hopeful first."""
+        first_objective = self.objectives[0]
 
         def hope(contestant: RacingHead) -> Standing:
-            return contestant.hope(self.objectives[0])
+            return contestant.hope(first_objective)
+
+        def hope_of_unit(unit: list[RacingHead]) -> Standing:
+            most_hopeful = unit[0]
+            return hope(most_hopeful)
 
         running = [contestant for contestant in self._contestants if contestant.known is None]
         by_site: dict[int, list[RacingHead]] = {}
@@ -256,7 +279,7 @@ class Race:
         for contestants_of_site in by_site.values():
             for start in range(0, len(contestants_of_site), self.at_once):
                 units.append(contestants_of_site[start : start + self.at_once])
-        return sorted(units, key=lambda unit: hope(unit[0]), reverse=True)
+        return sorted(units, key=hope_of_unit, reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -264,37 +287,45 @@ class Race:
         """Evaluate some candidates of one site on one batch, if one of them may win and has not seen it."""
         if not any(self._wants(contestant, batch) for contestant in unit):
             return
+
+        # Always the same number of candidates at once, since another number would round differently: the last one is
+        # repeated, and the results of the repetitions are not read.
         site = unit[0].head.site
         positions = [contestant.head.position for contestant in unit]
-        # Always the same number of candidates at once, since results of another number round in another way: the last
-        # one is repeated, and what comes of that is left over.
-        padding = positions[-1:] * (self.at_once - len(positions))
+        repetitions = self.at_once - len(positions)
+        padding = [positions[-1]] * repetitions
         values_of_positions = self.evaluator.without_each(batch, site, positions + padding)
         for contestant, values in zip(unit, values_of_positions, strict=False):
-            # Asked again: what another candidate of the unit has just reached may have put this one out.
+            # Asked again: another candidate of the unit may just have put this one out of reach.
             if self._wants(contestant, batch):
                 contestant.tally.add(batch, values)
                 self._note_batch(contestant)
 
     def _wants(self, contestant: RacingHead, batch: int) -> bool:
-        """Return whether a batch can still tell something of a candidate."""
-        if contestant.known is not None or batch in contestant.tally.seen:
+        """Return whether a batch can still tell something about a candidate."""
+        is_done = contestant.known is not None
+        if is_done or batch in contestant.tally.seen:
             return False
         return any(self._reads(objective, batch) for objective in contestant.open_for)
 
     def _note_batch(self, contestant: RacingHead) -> None:
-        """Note that a candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
+        """Note that a candidate has seen one more batch.
+
+        It may now be out of reach of the lead, or have all counts that an objective needs.
+        """
         n_id = self.evaluator.n_id
         n_ood = self.evaluator.n_ood
         counts = contestant.tally.counts()
         contestant.best_case = counts.most.best_case(n_id, n_ood, contestant.tally.seen_pairs)
         self._give_up(contestant)
+
         has_all_id = counts.n_id == n_id
         has_all_ood = counts.n_ood == n_ood
         for objective in self.objectives:
             if not contestant.still_runs_for(objective):
                 continue
-            if has_all_id and (has_all_ood or not self._needs_ood(objective)):
+            lacks_ood = self._needs_ood(objective) and not has_all_ood
+            if has_all_id and not lacks_ood:
                 self._note_counted(contestant, objective)
         self._finish(contestant)
 
@@ -302,7 +333,8 @@ class Race:
         """Note that a candidate has all its counts: it may be the best so far, which may put others out."""
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
-        if not self._leads.raised_by(objective, Trial(contestant.head, contestant.counts)):
+        trial = Trial(contestant.head, contestant.counts)
+        if not self._leads.raised_by(objective, trial):
             return
         for other in self._contestants:
             if other is not contestant:
@@ -313,13 +345,17 @@ class Race:
         """Drop the objectives that the candidate can no longer win."""
         if not self.bounds:
             return
-        for objective in contestant.open_for - contestant.counted_for:
+        still_counts_for = contestant.open_for - contestant.counted_for
+        for objective in still_counts_for:
             if self._leads.out_of_reach(objective, contestant.head, contestant.best_case):
                 contestant.open_for.discard(objective)
 
     def _finish(self, contestant: RacingHead) -> None:
         """Note as done a candidate that has nothing left to win or to count."""
-        if contestant.known is None and contestant.open_for <= contestant.counted_for:
+        if contestant.known is not None:
+            return
+        has_nothing_to_count = contestant.open_for <= contestant.counted_for
+        if has_nothing_to_count:
             contestant.known = contestant.tally.counts()
             self.finished(contestant)
 
@@ -328,44 +364,49 @@ class Race:
 
 
 def _loss_alone(values: Values, objectives: set[str]) -> float:
-    """Return the loss on one batch of the objectives that read ID samples one by one; 0 for OOD samples and others."""
+    """Return the loss on one batch of the objectives that read ID samples one by one.
+
+    It is 0 for OOD samples, and for objectives that read pairs of samples only.
+    """
     if not values.labelled:
         return 0.0
     wrong = float(len(values.scores) - values.correct)
     loss_of_objective = {"acc": wrong, "avg": wrong, "nll": float(values.nll), "brier": float(values.brier)}
-    return sum(loss_of_objective.get(objective, 0.0) for objective in objectives)
+    losses = [loss_of_objective.get(objective, 0.0) for objective in objectives]
+    return sum(losses)
 
 
 def _paired_losses(values: Sequence[Values]) -> np.ndarray:
-    """Return the loss by the pairs of samples of each two batches, ``[batches, batches]``: of ID and OOD samples."""
+    """Return the loss by the pairs of an ID and an OOD sample of each two batches, symmetric ``[batches, batches]``."""
     losses = np.zeros((len(values), len(values)))
-    for row, inside in enumerate(values):
+    for id_batch, inside in enumerate(values):
         if not inside.labelled:
             continue
-        for column, outside in enumerate(values):
-            common_tasks = set(inside.tasks) & set(outside.tasks)
-            if not outside.labelled and common_tasks:
+        for ood_batch, outside in enumerate(values):
+            if outside.labelled:
+                continue
+            common_tasks = set(inside.tasks).intersection(outside.tasks)
+            if common_tasks:
                 loss = _inverted(inside, outside)
-                losses[row, column] = loss
-                losses[column, row] = loss
+                losses[id_batch, ood_batch] = loss
+                losses[ood_batch, id_batch] = loss
     return losses
 
 
 def _inverted(inside: Values, outside: Values) -> int:
-    """Count twice the pairs of two batches in which the OOD sample does not score above the ID one."""
+    """Return twice the number of pairs in which the OOD sample does not score above the ID one, ties counted half."""
     pairs = len(inside.scores) * len(outside.scores)
     return 2 * pairs - two_u(inside.scores, outside.scores)
 
 
 def _greedy_order(alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Order batches: each time the one that adds most to the loss on those so far.
-
-    A batch counts a little for its pairs with all others, so that the first one is chosen with some foresight.
+    """Return batches in order, each time the one that adds most to the loss on those so far.
 
     Args:
         alone: the loss on each batch by itself, ``[batches]``.
         paired: the loss by the pairs of each two batches, ``[batches, batches]``.
     """
+    # A batch counts a little for its pairs with all others, so that the first one is chosen with some foresight.
     gain = alone + 0.1 * paired.sum(axis=1)
     order: list[int] = []
     for _ in range(len(gain)):

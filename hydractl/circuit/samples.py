@@ -17,10 +17,10 @@ from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.model.runtime import HydraModel, move
 
 _STRATA = 4
-"""Into how many parts texts are cut by how undecided they are, before each part is sorted by length."""
+"""The number of parts that texts are divided into, the most undecided first, before each part is sorted by length."""
 
 ClassRange = tuple[int, int | None]
-"""Classes of a model: from the first number to before the second."""
+"""A range of a model's classes: from the first number up to but without the second; None: to the last class."""
 
 ALL_CLASSES: ClassRange = (0, None)
 
@@ -30,11 +30,11 @@ class SearchBatch:
     """One batch of the search data.
 
     Attributes:
-        read: its inputs, on the model's device.
+        read: returns its inputs, on the model's device.
         labels: int64 ``[B]``; None for OOD samples.
-        size: number of samples.
-        tasks: the tasks it belongs to.
-        columns: from which to which the classes of those tasks are among the model's.
+        size: the number of samples, B.
+        tasks: the numbers of the tasks it belongs to.
+        columns: where the classes of those tasks are among the model's.
     """
 
     read: Callable[[], Any]
@@ -48,9 +48,16 @@ class SampleSet:
     """One data set in an order, in batches.
 
     Args:
-        order: the indices of its samples.
+        dataset: the set.
+        order: the indices of its samples, perhaps not of all.
+        model: whose preprocessing, device and type the inputs take.
+        batch_size: how many samples a batch has.
+        workers: how many processes read ahead in :meth:`stream`.
         labelled: whether it is an ID set.
         tasks, columns: as of :class:`SearchBatch`.
+
+    Attributes:
+        batches: the batches, whose inputs are read when they are asked for.
     """
 
     def __init__(
@@ -81,7 +88,8 @@ class SampleSet:
         """Return the batch of some samples, whose inputs are read when they are asked for."""
         labels = None
         if self._labels is not None:
-            labels = np.asarray(self._labels)[indices]
+            labels_of_set = np.asarray(self._labels)
+            labels = labels_of_set[indices]
 
         def read() -> Any:
             return next(self._inputs(indices, workers=0))
@@ -94,23 +102,23 @@ class SampleSet:
 
     def _inputs(self, indices: list[int], workers: int) -> Iterator[Any]:
         """Yield the inputs of some samples in batches, on the model's device."""
-        parameter = next(self._model.parameters())
-        read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=workers, indices=indices)
-        for batch in read:
+        model = self._model
+        parameter = next(model.parameters())
+        for batch in batches(self._dataset, model.preprocess, self._batch_size, workers=workers, indices=indices):
             yield move(batch.inputs, parameter.device, parameter.dtype)
 
 
-# --- an order that shows early what a candidate loses -----------------------------------------------------------------
+# --- an order in which a losing candidate is seen early ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Certainty:
-    """What the model says of every sample of one set before anything is removed, in the order of the data set.
+    """The scores of every sample of one set before anything is removed, in the order of the data set.
 
     Attributes:
-        scores: the OOD scores.
-        margin: log p of the label minus the highest log p of another class; None for OOD samples.
-        loss: -log p of the label; None for OOD samples.
+        scores: the OOD scores ``[N]``.
+        margin: log p of the label minus the highest log p of another class ``[N]``; None for OOD samples.
+        loss: -log p of the label ``[N]``; None for OOD samples.
     """
 
     scores: Floats
@@ -121,47 +129,62 @@ class Certainty:
 def undecided_first(
     inside: Certainty, outside: Certainty | None, objectives: Sequence[str], lengths: Mapping[str, Sequence[int] | None]
 ) -> dict[str, list[int]]:
-    """Return an order that shows early what a candidate loses: the indices of each set, those that decide first.
+    """Return an order of the samples in which a losing candidate is seen early: those that decide come first.
 
     ID samples that are wrong, nearly wrong, or look like OOD ones come first, and OOD samples that look like ID ones.
     Any order gives the same result; this one lets a losing candidate stop early. Where lengths matter, samples of about
     the same hazard are sorted by length, so that little is padded.
 
     Args:
-        inside, outside: what the model says of the ID and the OOD samples.
+        inside, outside: the scores of the ID and of the OOD samples under the whole model.
         objectives: what is searched for.
         lengths: of the samples of ``id`` and ``ood`` in tokens; None where they do not matter.
+
+    Returns:
+        The indices of the samples of ``id``, and of ``ood`` where there are any.
     """
-    assert inside.margin is not None and inside.loss is not None
+    assert inside.margin is not None
+    assert inside.loss is not None
+    reads_margin = "acc" in objectives or "avg" in objectives
+    reads_loss = "nll" in objectives or "brier" in objectives
+    reads_scores = "ood" in objectives or "avg" in objectives
+
     hazards = np.zeros(len(inside.scores))
-    if "acc" in objectives or "avg" in objectives:
+    if reads_margin:
         hazards += _relative_rank(-inside.margin)
-    if "nll" in objectives or "brier" in objectives:
+    if reads_loss:
         hazards += _relative_rank(inside.loss)
-    if outside is not None and ("ood" in objectives or "avg" in objectives):
+    if reads_scores and outside is not None:
         hazards += _relative_rank(inside.scores)
     order = {"id": _by_hazard(hazards, lengths["id"])}
     if outside is not None:
-        order["ood"] = _by_hazard(_relative_rank(-outside.scores), lengths["ood"])
+        ood_hazards = _relative_rank(-outside.scores)
+        order["ood"] = _by_hazard(ood_hazards, lengths["ood"])
     return order
 
 
 def _relative_rank(values: Floats) -> Floats:
-    """Return the position of each value among them, from 0 to 1."""
+    """Return the rank of each value among all, from 0 for the lowest to 1 for the highest: ``[N]``."""
+    count = len(values)
     order = np.argsort(values, kind="stable")
-    ranks = np.empty(len(values))
-    ranks[order] = np.arange(len(values))
-    return ranks / max(1, len(values) - 1)
+    ranks = np.empty(count)
+    ranks[order] = np.arange(count)
+    last_rank = max(1, count - 1)
+    return ranks / last_rank
 
 
 def _by_hazard(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
-    """Return the indices of samples, the highest hazard first; where lengths matter, by length within each part."""
+    """Return the indices of samples, the highest hazard first.
+
+    Where lengths matter, they are cut into parts of about the same hazard, each with the longest samples first.
+    """
     order: list[int] = np.argsort(-hazards, kind="stable").tolist()
     if lengths is None:
         return order
     by_length: list[int] = []
     for stratum in np.array_split(order, _STRATA):
-        by_length += sorted(stratum.tolist(), key=lambda index: -lengths[index])
+        longest_first = sorted(stratum.tolist(), key=lambda index: -lengths[index])
+        by_length += longest_first
     return by_length
 
 
@@ -175,21 +198,37 @@ def measure_certainty(
     advance: Callable[[int], None] = lambda samples: None,
     columns: ClassRange = ALL_CLASSES,
 ) -> Certainty:
-    """Run the whole model once over one set; ``advance`` is called with the number of samples of each batch."""
-    classes = slice(*columns)
-    logits = logits_of(dataset, model, batch_size, workers, advance)[:, classes]
-    all_labels = np.asarray(dataset.labels) if labelled else None
+    """Run the whole model once over one set, and return the scores of its samples.
+
+    Args:
+        dataset: the set.
+        model: with one member.
+        batch_size, workers: how the samples are read.
+        ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
+        labelled: whether it is an ID set.
+        advance: called with the number of samples of each batch.
+        columns: where the classes of the set are among the model's.
+    """
+    first, end = columns
+    logits = logits_of(dataset, model, batch_size, workers, advance)[:, first:end]  # [N, classes]
+    all_labels = None
+    if labelled:
+        all_labels = np.asarray(dataset.labels)
+
     scores = []
     margins_of_batches = []
     losses = []
     for start in range(0, len(logits), batch_size):
         samples = slice(start, start + batch_size)
+        logits_of_batch = logits[samples]  # [B, classes]
         labels = None if all_labels is None else all_labels[samples]
-        scores.append(values_of(logits[samples], labels, ood_score).scores)
+        values = values_of(logits_of_batch, labels, ood_score)
+        scores.append(values.scores)
         if labels is not None:
-            log_p = pooled_log_probs(one_member(logits[samples]))  # [B, classes]
+            log_p = pooled_log_probs(one_member(logits_of_batch))  # [B, classes]
+            log_p_of_label = log_p[np.arange(len(labels)), labels]
             margins_of_batches.append(margins(log_p, labels))
-            losses.append(-log_p[np.arange(len(labels)), labels])
+            losses.append(-log_p_of_label)
     if not labelled:
         return Certainty(np.concatenate(scores))
     return Certainty(np.concatenate(scores), np.concatenate(margins_of_batches), np.concatenate(losses))
@@ -209,7 +248,8 @@ def logits_of(
     with torch.inference_mode():
         for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            parts.append(model.member_logits(inputs)[0].cpu())
+            logits = model.member_logits(inputs)  # [1, B, classes]
+            parts.append(logits[0].cpu())
             indices += batch.indices
             advance(len(batch.indices))
     in_order_of_set = np.argsort(indices)

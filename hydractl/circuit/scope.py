@@ -1,4 +1,4 @@
-"""Which heads a search may remove, how many, and what the model costs without them."""
+"""The heads that a search may remove, how many of them, and what it begins with."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hydractl.model.source import Source, pruned
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search, each as the option of this name; None is "not given".
+    """The options of a search, each the command-line option of this name; None is "not given".
 
-    ``val`` and ``ood_val`` are SPECs; of ``val_weights`` there is one for each of ``val``, or none. Neither ``keep``
+    ``val`` and ``ood_val`` are SPECs. ``val_weights`` has a weight for each of ``val``, or is empty. Neither ``keep``
     nor ``budget`` is given where a constraint ends the search.
     """
 
@@ -58,7 +58,7 @@ class SearchOptions:
 
 
 class ScopeDetails(TypedDict, total=False):
-    """What the provenance of a circuit says of the heads that were searched."""
+    """The part of a circuit's provenance that is about the heads that were searched."""
 
     share_sites: int | None
     allow_other_base: bool
@@ -75,9 +75,9 @@ class Scope:
         sites: the paths of the sites whose heads are candidates, in model order.
         budget: how many of them to remove, at most.
         total: the budget as it was asked for: with the heads that are gone at the beginning.
-        details: what the provenance says of it.
+        details: the part of the provenance that is about the scope.
         seen: the samples that the masks and circuits it begins with have seen.
-        kept: of Headmap, how many heads are kept at each of these sites.
+        kept: how many heads Headmap keeps at each of these sites; None for other searches.
     """
 
     source: Source
@@ -91,33 +91,42 @@ class Scope:
     @property
     def heads(self) -> list[Head]:
         """The candidates, in model order."""
-        return self.source.description.mask.at(self.sites).kept_heads
+        mask = self.source.description.mask
+        return mask.at(self.sites).kept_heads
 
 
 def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     """Return where a search begins and how far it goes.
 
     Raises:
-        UsageError: for a budget, sites or shares outside what the model has, with the range.
+        UsageError: for a budget, sites or shares outside the model's range, which the message names.
         InputError: for a mask or a circuit that does not fit the model, or was made from other weights.
     """
     check_members([source])
     sites_of_tower = sites_of(source, options.tower)
-    before = source.description.mask.at(site.path for site in sites_of_tower)
+    paths_of_tower = [site.path for site in sites_of_tower]
+    before = source.description.mask.at(paths_of_tower)
     is_headmap = options.algorithm == "headmap"
     total = None
     if not is_headmap:
         total = _total(options, before)
+
+    # The sites whose heads may go.
     listed_paths = [site.path for site in source.sites]
     if options.sites:
         listed_paths = _numbered(options.sites, source.sites)
     start = _start(source, options, sites_of_tower, before, log)
     after = start.mask.at(before.heads)
     removed_before = len(before.kept_heads) - len(after.kept_heads)
-    sites = [path for path in after.heads if path in listed_paths and path not in start.leading]
+    sites = []
+    for path in after.heads:
+        is_decided_by_circuit = path in start.leading
+        if path in listed_paths and not is_decided_by_circuit:
+            sites.append(path)
     if not sites:
         raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
 
+    # How many of them go.
     kept = None
     candidates = start.mask.at(sites).kept_heads
     if is_headmap:
@@ -129,8 +138,8 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         budget = len(candidates) - sum(kept.values())
     else:
         if total is None:
-            most = min(len(candidates), len(after.kept_heads) - 1)
-            total = removed_before + most
+            all_but_one = len(after.kept_heads) - 1
+            total = removed_before + min(len(candidates), all_but_one)
         budget = total - removed_before
         _check_budget(budget, total, options, before, after, candidates)
     return Scope(
@@ -154,7 +163,7 @@ def _total(options: SearchOptions, before: HeadMask) -> int | None:
 def _check_budget(
     budget: int, total: int, options: SearchOptions, before: HeadMask, after: HeadMask, candidates: Sequence[Head]
 ) -> None:
-    """Refuse a budget that removes nothing, everything, or more than the sites that are meant have.
+    """Refuse a budget that removes nothing, everything, or more than the searched sites have.
 
     Args:
         budget: how many heads the search removes.
@@ -162,6 +171,9 @@ def _check_budget(
         options: of the search.
         before, after: the heads of the model, and those that the search begins with.
         candidates: the heads that it may remove.
+
+    Raises:
+        UsageError: for such a budget.
     """
     option = "--keep" if options.budget is None else "--budget"
     removed_before = total - budget
@@ -170,9 +182,8 @@ def _check_budget(
     if budget < 1:
         raise UsageError(f"{option} removes no head")
     if budget >= len(after.kept_heads):
-        span = ""
-        if option == "--budget":
-            span = f", so the range is 1..{len(before.kept_heads) - 1}"
+        highest = len(before.kept_heads) - 1
+        span = f", so the range is 1..{highest}" if option == "--budget" else ""
         raise UsageError(f"{option} removes all {total} heads: at least one must be left{span}")
     if budget > len(candidates):
         raise UsageError(
@@ -182,7 +193,7 @@ def _check_budget(
 
 
 def _details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None) -> ScopeDetails:
-    """Return what the provenance says of the scope."""
+    """Return the part of the provenance that is about the scope."""
     details: ScopeDetails = {}
     if leading:
         details["share_sites"] = options.share_sites
@@ -217,12 +228,15 @@ def _start(
     mask = source.description.mask
     leading: list[str] = []
     seen: list[Entry] = []
+
     if options.start_mask is not None:
         path = options.start_mask
         document = read_json_file(path)
-        mask = mask.intersect(mask_from_json(document, source.sites, path, source.description.arch))
+        start_mask = mask_from_json(document, source.sites, path, source.description.arch)
+        mask = mask.intersect(start_mask)
         check_base(document, path, source, allow_other=options.allow_other_base, log=log)
         seen += seen_in(document, path)
+
     if options.share_from is not None and options.share_sites is not None:
         path = options.share_from
         leading, fewest = leading_sites(sites_of_tower, options.share_sites)
@@ -233,13 +247,20 @@ def _start(
         ranking = ranking_from_json(document, source.sites, path)
         check_base(document, path, source, allow_other=options.allow_other_base, log=log)
         seen += seen_in(document, path)
-        removed = _first_removed(ranking, total, source, path)
-        mask = mask.without(head for head in removed if head[0] in leading)
+        removed_at_leading = []
+        for site, head in _first_removed(ranking, total, source, path):
+            if site in leading:
+                removed_at_leading.append((site, head))
+        mask = mask.without(removed_at_leading)
     return _Start(mask, leading, seen)
 
 
 def _first_removed(ranking: Ranking, total: int, source: Source, path: str) -> list[Head]:
-    """Return the heads of the model that a circuit has removed when so many are gone in all."""
+    """Return the heads of the model that a circuit has removed by the time that ``total`` heads are gone.
+
+    Raises:
+        InputError: the circuit is shorter, or ends within a group of heads that share keys.
+    """
     removed_at_start = set(ranking.start) & set(source.description.mask.kept_heads)
     longest = len(removed_at_start) + len(ranking.removed)
     if longest < total:
@@ -261,16 +282,17 @@ def _without(source: Source, mask: HeadMask) -> Source:
 
 
 def _numbered(text: str, sites: Sequence[Site]) -> list[str]:
-    """Return the paths of the sites that ``3-5,8`` lists."""
+    """Return the paths of the sites that a text such as ``3-5,8`` lists, in model order."""
+    last_number = len(sites) - 1
     numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         low = int(first)
-        high = int(last or first)
-        if low > high or high >= len(sites):
-            raise UsageError(f"--sites {text}: {part} is outside 0..{len(sites) - 1}, the sites of the model")
+        high = int(last or first)  # "8" is "8-8"
+        if low > high or high > last_number:
+            raise UsageError(f"--sites {text}: {part} is outside 0..{last_number}, the sites of the model")
         numbers.update(range(low, high + 1))
-    return [site.path for index, site in enumerate(sites) if index in numbers]
+    return [sites[number].path for number in sorted(numbers)]
 
 
 def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -> dict[str, int]:
@@ -281,10 +303,15 @@ def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -
         keep: how many are kept at each site; all where there are fewer.
         budget: where ``keep`` is None, how many are removed in all, the same number at every site.
 
+    Returns:
+        The number of heads by the path of the site.
+
     Raises:
         UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.
     """
     counts = Counter(site for site, _ in heads)
+
+    # The same number is kept at each site.
     if keep is not None:
         most = max(counts.values())
         if not 0 <= keep < most:
@@ -293,15 +320,17 @@ def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -
             )
         return {site: min(keep, count) for site, count in counts.items()}
 
+    # The same number is removed at each site.
     assert budget is not None
     sites = len(counts)
-    largest = sites * min(counts.values())
+    fewest = min(counts.values())
+    largest = sites * fewest
     if not 1 <= budget <= largest:
         raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")
     removed_at_each, rest = divmod(budget, sites)
     if rest:
-        multiples = [removed_at_each * sites, (removed_at_each + 1) * sites]
-        possible = [str(multiple) for multiple in multiples if 0 < multiple <= largest]
+        lower = removed_at_each * sites
+        possible = [str(multiple) for multiple in (lower, lower + sites) if 0 < multiple <= largest]
         raise UsageError(
             f"--budget {budget} cannot be shared evenly by {sites} sites",
             hint=f"headmap removes as many heads at each: --budget {' or '.join(possible)}",

@@ -34,9 +34,9 @@ class ObjectiveRanking:
     """The ranking of one objective.
 
     Attributes:
-        base: what the model gave before the first removal.
-        steps: the removals.
-        ended: the option that ended them before the budget did.
+        base: the counts of the model before the first removal.
+        steps: the removals, each with the counts without its head.
+        ended: the option that ended them before the budget did; None where none did.
     """
 
     base: EvaluationCounts
@@ -54,7 +54,7 @@ def _tell_nobody(objective: str, step: int, removal: Trial) -> None:
 
 
 class SearchKeywords(TypedDict, total=False):
-    """What every search can be given; see :class:`GreedySearch`."""
+    """The keyword arguments that every search takes; see :class:`GreedySearch`."""
 
     bounds: bool
     at_once: int
@@ -73,12 +73,16 @@ class GreedySearch:
         evaluator: what is to be searched.
         heads: the candidates in model order, each by the number of its site and its position there.
         bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
-        constraints: what every removal has to keep; the search ends where none does.
-        max_drop: the search ends before the first step that takes accuracy further below that of the model.
+        constraints: the scores that every removal has to keep; a ranking ends where no candidate keeps them.
+        max_drop: a ranking ends before the first step that takes accuracy further below that of the model.
         journal: where evaluations are kept and found again.
-        processes: who shares the candidates.
-        progress: of the evaluations.
-        on_removal: called with each removal: the objective, the number of the step, and what went.
+        processes: the processes that share the candidates.
+        progress: where the number of evaluations is shown.
+        on_removal: called with each removal: the objective, the number of the step, and the winner's trial.
+
+    Attributes:
+        rankings: the ranking of each objective so far.
+        evaluations: how many candidates this process has evaluated.
     """
 
     def __init__(
@@ -107,21 +111,27 @@ class GreedySearch:
         self.on_removal = on_removal
         self.evaluations = 0
         self.rankings: dict[str, ObjectiveRanking] = {}
-        # What every removal has to keep, and what a winner has to keep beside that for its ranking to go on.
+        # Every removal keeps the first; a winner that does not keep the second as well ends its ranking.
         self._limits: Limits = {}
         self._end_limits: Limits = {}
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
-        """Remove ``budget`` heads one after another, for each objective, or fewer where a constraint ends it."""
+        """Remove ``budget`` heads one after another for each objective, or fewer where a constraint ends the ranking.
+
+        Returns:
+            The ranking of each objective.
+        """
         base = self._base()
         self._limits = limits_of(self.constraints, base)
         if self.max_drop is not None:
             highest_drop = Constraint("acc", self.max_drop, below_base=True)
             self._end_limits = limits_of([highest_drop], base)
+
         self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
         for step in range(1, budget + 1):
             groups = same_model(self._removed_by_running())
-            self._expect(len(groups) * self.to_come(step, budget))
+            evaluations_of_group = self.to_come(step, budget)
+            self._expect(len(groups) * evaluations_of_group)
             for removed, group in groups.items():
                 winners = self._remembered(group, step)
                 if winners is None:
@@ -151,20 +161,27 @@ class GreedySearch:
 
     def to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations there may be from a step on, for objectives that have removed the same heads."""
-        return evaluations(len(self.heads) - step + 1, budget - step + 1)
+        removed = step - 1
+        return evaluations(len(self.heads) - removed, budget - removed)
 
     def _base(self) -> EvaluationCounts:
-        """Return what the model gives before the first removal."""
+        """Return the counts of the model before the first removal."""
         known = self.memory.base()
         if known is not None:
             return known
         self.evaluator.begin([])
-        base = self._over_all(Tally(self.evaluator.shares), self.evaluator.current)
+        empty_tally = Tally(self.evaluator.shares)
+        base = self._over_all(empty_tally, self.evaluator.current)
         self.memory.keep_base(base)
         return base
 
     def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> EvaluationCounts:
-        """Return the counts over everything: what has been counted, and the values of the other batches."""
+        """Add the batches that a tally has not seen yet, and return the counts over all data.
+
+        Args:
+            tally: the counts of some batches.
+            values: returns the results of a batch, by its number.
+        """
         for chunk in self.evaluator.chunks:
             for batch in chunk:
                 if batch not in tally.seen:
@@ -173,17 +190,24 @@ class GreedySearch:
         return tally.counts()
 
     def _run_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
-        """Remove one head for objectives that have removed the same heads."""
+        """Choose the head to remove for objectives that have removed the same heads, and keep it in the journal.
+
+        Args:
+            group: the objectives.
+            step: the number of the step.
+            removed: the heads they have removed.
+
+        Returns:
+            The winner of each objective, without the objectives for which no candidate is allowed.
+        """
         self.evaluator.begin(removed)
-        winners = self.choose(group, step, self._left(removed))
+        left = [head for head in self.heads if head not in removed]
+        winners = self.choose(group, step, left)
         for objective in group:
-            self.memory.keep_removal(objective, step, winners.get(objective))
+            winner = winners.get(objective)
+            self.memory.keep_removal(objective, step, winner)
         self.memory.sync()
         return winners
-
-    def _left(self, removed: Sequence[CandidateHead]) -> list[CandidateHead]:
-        """Return the candidates of a step."""
-        return [head for head in self.heads if head not in removed]
 
     def choose(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
         """Choose the best of the candidates left, for each objective that has one.
@@ -191,8 +215,9 @@ class GreedySearch:
         The evaluator must be at the model of the step.
         """
         race = self._race(group, step, left, self.bounds)
+        trials = race.run()
         winners = {}
-        for objective, winner in self._winners_of_all(race.run()).items():
+        for objective, winner in self._winners_of_all(trials).items():
             counted_here = race.tally_of(winner.head)
             winners[objective] = self._complete(winner, counted_here)
         return winners
@@ -225,19 +250,22 @@ class GreedySearch:
 
     def _expect(self, evaluations: int) -> None:
         """Tell the progress how many evaluations are left, in all processes together."""
-        self.progress.set_total(self.evaluations + evaluations // self.processes.size)
+        left_here = evaluations // self.processes.size
+        self.progress.set_total(self.evaluations + left_here)
 
     def _complete(self, winner: Trial, tally: Tally) -> Trial:
-        """Count what the winner's objective did not need, so that each step says how the whole data fares."""
+        """Count the winner on the data that its objective did not need, so that each step has counts over all data."""
         if winner.counts.n_ood == self.evaluator.n_ood:
             return winner
         site, position = winner.head
-        positions = [position] * self.at_once  # another number would round otherwise
+        positions = [position] * self.at_once  # another number would round differently
 
         def without_winner(batch: int) -> Values:
-            return self.evaluator.without_each(batch, site, positions)[0]
+            values = self.evaluator.without_each(batch, site, positions)
+            return values[0]
 
-        return replace(winner, counts=self._over_all(tally, without_winner))
+        counts = self._over_all(tally, without_winner)
+        return replace(winner, counts=counts)
 
     def _remembered(self, group: list[str], step: int) -> dict[str, Trial] | None:
         """Return the winners of a step if a journal has all of them; without the objectives that ended there."""
@@ -246,11 +274,15 @@ class GreedySearch:
     # --- several processes --------------------------------------------------------------------------------------------
 
     def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
-        """Return the candidates of this process: the dearest are dealt first, each to the process with least to do."""
+        """Return the candidates of this process, in model order.
+
+        The most expensive ones are dealt first, each to the process that has least to do so far.
+        """
         samples = self.evaluator.size
         sites = {site for site, _ in left}
         price_of_site = {site: self.evaluator.price(site, samples) for site in sites}
-        dearest_first = sorted(left, key=lambda head: (-price_of_site[head.site], head))
+        in_model_order = sorted(left)
+        dearest_first = sorted(in_model_order, key=lambda head: -price_of_site[head.site])
         loads = [0.0] * self.processes.size
         dealt_here = []
         for head in dearest_first:
@@ -263,8 +295,13 @@ class GreedySearch:
     def _winners_of_all(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
         """Choose the best candidate of all processes for each objective, with those that could have won elsewhere.
 
-        An objective for which no candidate is allowed is left out.
+        Args:
+            trials: for each objective the trials of this process.
+
+        Returns:
+            The winner of each objective, without the objectives for which no candidate is allowed.
         """
+        # Only those that could win are told to the other processes.
         records_here: dict[str, list[TrialRecord]] = {}
         for objective, trials_of_objective in trials.items():
             could_win = contenders(objective, trials_of_objective, self._limits)
@@ -275,16 +312,18 @@ class GreedySearch:
         for objective in trials:
             trials_of_all: list[Trial] = []
             for records in records_by_process:
-                trials_of_all += map(trial_from_record, records.get(objective, []))
+                records_of_objective = records.get(objective, [])
+                trials_of_all += map(trial_from_record, records_of_objective)
             winner = winner_of(objective, trials_of_all, self._limits)
             if winner is not None:
                 winners[objective] = winner
         return winners
 
     def _trials_of_all(self, trials_here: Sequence[Trial]) -> list[Trial]:
-        """Gather, in every process, what any of them has counted of some candidates."""
+        """Return the trials of all processes, in every process."""
+        records_here = [record_of_trial(trial) for trial in trials_here]
         trials_of_all: list[Trial] = []
-        for records in self.processes.gather([record_of_trial(trial) for trial in trials_here]):
+        for records in self.processes.gather(records_here):
             trials_of_all += map(trial_from_record, records)
         return trials_of_all
 
@@ -299,6 +338,6 @@ def same_model(removed: Mapping[str, Sequence[CandidateHead]]) -> dict[tuple[Can
 
 
 def evaluations(heads: int, budget: int) -> int:
-    """Count the evaluations of the whole data that Algorithm 1 needs: 5,784 to remove 48 of 144 heads."""
+    """Return how many evaluations of the whole data Algorithm 1 needs: 5,784 to remove 48 of 144 heads."""
     candidates_by_step = [heads - step for step in range(budget)]
     return sum(candidates_by_step)

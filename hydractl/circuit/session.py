@@ -1,4 +1,4 @@
-"""One search from its options to its documents: data, journal, processes and what is said on the way."""
+"""One search from its options to its documents: data, journal, processes and messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hydractl.circuit.plan import (
     tell_work,
     with_memory,
 )
-from hydractl.circuit.samples import Certainty, SampleSet, measure_certainty, undecided_first
+from hydractl.circuit.samples import Certainty, ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
 from hydractl.circuit.tasks import doubts_of_sets, open_tasks, role_of, set_runs, whole_of, with_classes_of_data
@@ -59,12 +59,15 @@ from hydractl.report.texts import number
 _TOKENS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
 
+_MOST_AT_ONCE = 8
+"""Candidates that run together at most, however few tokens they have."""
+
 _BYTES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 """The units of ``--memory``."""
 
 
 class SearchEnvironment(TypedDict):
-    """What may change the rounding, and so in rare cases the result."""
+    """Facts that may change the rounding, and so in rare cases the result."""
 
     threads: int
     torch: str
@@ -80,6 +83,12 @@ class _ExactCircuit(NamedTuple):
 
 class Session:
     """The model and the data of one search.
+
+    Args:
+        scope: the heads that may be removed, and how many.
+        options: of the search.
+        log: where the user is told.
+        team: the processes that share the search.
 
     Raises:
         InputError: for data that do not fit the model.
@@ -124,11 +133,13 @@ class Session:
         text = self.options.memory
         if text is not None:
             bytes_of_unit = _BYTES.get(text[-1], 1)
-            return int(float(text.rstrip("KMGT")) * bytes_of_unit)
+            count = float(text.rstrip("KMGT"))
+            return int(count * bytes_of_unit)
         free = free_memory(self._device)
+        sharing = 1
         if self._device.type == "cpu":  # whose memory all processes share
-            return free // (2 * self.team.size)
-        return free // 2
+            sharing = self.team.size
+        return free // (2 * sharing)
 
     def _read_exact(self, path: str) -> _ExactCircuit:
         """Read the circuit of ``--check-against``."""
@@ -140,50 +151,58 @@ class Session:
     @property
     def _bounds(self) -> bool:
         """Whether candidates are given up early, which only an exact search does."""
-        is_exact = self.options.algorithm == "greedy" and self.options.approx is None
-        return is_exact and self.options.bounds
+        options = self.options
+        is_exact = options.algorithm == "greedy" and options.approx is None
+        return is_exact and options.bounds
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def _order(self, journal: Journal) -> dict[str, list[int]]:
-        """Return the order of the samples: found once, kept by the journal, the same in all processes."""
+        """Return for each set the order of its samples: found once, kept by the journal, the same in all processes."""
         if journal.order is not None:
             return journal.order
         if self._bounds:
             order = self._order_by_certainty()
         else:
             order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
+
+        # That of rank 0 counts: those of other processes may differ by rounding.
         is_first = self.team.rank == 0
         orders = self.team.gather(order if is_first else None)
-        order = orders[0]
+        order_of_first = orders[0]
         if is_first:
-            journal.set_order(order)
+            journal.set_order(order_of_first)
         self.team.gather(None)  # nobody appends before the order is kept
-        return order
+        return order_of_first
 
     def _order_by_certainty(self) -> dict[str, list[int]]:
-        """Return the order in which a losing candidate is given up early."""
+        """Return for each set the order in which a losing candidate is given up early."""
         certainty = self._certainty()
         order: dict[str, list[int]] = {}
         for task in self.tasks:
+            inside = certainty[task.data]
             outside = None
             lengths = {"id": self.sets[task.data].lengths()}
             if task.ood is not None:
                 outside = certainty[task.ood]
                 lengths["ood"] = self.sets[task.ood].lengths()
-            of_task = undecided_first(certainty[task.data], outside, self.options.objective, lengths)
-            order[task.data] = of_task["id"]
+            order_of_task = undecided_first(inside, outside, self.options.objective, lengths)
+            order[task.data] = order_of_task["id"]
             if task.ood is not None:
-                order[task.ood] = of_task["ood"]
+                order[task.ood] = order_of_task["ood"]
         return order
 
     def _certainty(self) -> dict[str, Certainty]:
-        """Return what the whole model says of every sample of every set."""
+        """Return for each set the scores of its samples under the whole model."""
+        first_columns: dict[str, ClassRange] = {}  # of the first task of each set
+        for task in self.tasks:
+            for name in task.sets:
+                first_columns.setdefault(name, task.columns)
+
         certainty = {}
         total = sum(self._sizes.values())
         with self.log.progress("finding what is undecided", total, "samples") as progress:
             for name, dataset in self.sets.items():
-                first_task = next(task for task in self.tasks if name in task.sets)
                 certainty[name] = measure_certainty(
                     dataset,
                     self.model,
@@ -192,15 +211,15 @@ class Session:
                     self.options.ood_score,
                     labelled=role_of(name) == "id",
                     advance=progress.advance,
-                    columns=first_task.columns,
+                    columns=first_columns[name],
                 )
         return certainty
 
     def _evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:
-        """Put the samples into the model in an order.
+        """Return an evaluator of the model on the samples in an order.
 
         Args:
-            order: of each set the indices of its samples, perhaps not of all.
+            order: for each set the indices of its samples, perhaps not of all.
             memory_bytes: how much the states may take.
         """
         parts = []
@@ -230,7 +249,9 @@ class Session:
 
     def _stream(self, parts: Sequence[SampleSet]) -> Iterator[Any]:
         """Yield the inputs of all batches in turn, and show how far the reading is."""
-        total = sum(batch.size for part in parts for batch in part.batches)
+        total = 0
+        for part in parts:
+            total += sum(batch.size for batch in part.batches)
         with self.log.progress("reading", total, "samples") as progress:
             for part in parts:
                 for batch, inputs in zip(part.batches, part.stream(), strict=True):
@@ -240,18 +261,19 @@ class Session:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def probe(self) -> SearchPlan:
-        """Plan the search, judging by one batch of each set."""
+        """Return the plan of the search, judging by one batch of each set."""
         batch_size = self.options.batch_size
-        one_batch = {}
+        middle_batches = {}
         for name, dataset in self.sets.items():
             order = longest_first(dataset)
-            middle = max(0, (len(order) - batch_size) // 2)  # texts are sorted by length
-            one_batch[name] = order[middle : middle + batch_size]
-        plan = self._plan(self._evaluator(one_batch, sys.maxsize))
-        batches = sum(math.ceil(size / batch_size) for size in self._sizes.values())
+            start = max(0, (len(order) - batch_size) // 2)  # texts are sorted by length: of medium ones
+            middle_batches[name] = order[start : start + batch_size]
+        evaluator = self._evaluator(middle_batches, sys.maxsize)
+        plan = self._plan(evaluator)
+        batches_of_sets = [math.ceil(size / batch_size) for size in self._sizes.values()]
         return with_memory(
             plan,
-            batches,
+            sum(batches_of_sets),
             blocks=len(self.model.sites),
             lanes=len(self.options.objective),
             limit=self._memory,
@@ -259,16 +281,22 @@ class Session:
         )
 
     def _plan(self, evaluator: Evaluator) -> SearchPlan:
-        """Plan the search on an evaluator that may have a part of the data."""
+        """Return the plan of the search, timed on an evaluator that may have a part of the data."""
         sizes = {"id": 0, "ood": 0}
         for run in set_runs(self.tasks):
-            sizes[role_of(run.name)] += self._sizes[run.name]
-        return plan_search(evaluator, list(self.names), self.scope.budget, self.options, sizes, self.team.size)
+            role = role_of(run.name)
+            sizes[role] += self._sizes[run.name]
+        candidates = list(self.names)
+        return plan_search(evaluator, candidates, self.scope.budget, self.options, sizes, self.team.size)
 
     # --- searching ----------------------------------------------------------------------------------------------------
 
     def search(self, journal_path: Path | None) -> dict[str, CircuitDocument]:
-        """Search, and return the circuit document of each objective."""
+        """Search, and return the circuit document of each objective.
+
+        Args:
+            journal_path: where measurements are kept; None: nowhere.
+        """
         with self._journal(journal_path) as journal:
             order = self._order(journal)
             evaluator = self._evaluator(order, self._memory)
@@ -278,7 +306,8 @@ class Session:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             work_before = evaluator.work
             rankings, evaluations = self._run(evaluator, journal, plan)
-            tell_work(self.log, plan, evaluations, evaluator.work - work_before, self.team.size)
+            work = evaluator.work - work_before
+            tell_work(self.log, plan, evaluations, work, self.team.size)
         return self._documents(rankings)
 
     def _run(self, evaluator: Evaluator, journal: Journal, plan: SearchPlan) -> tuple[dict[str, ObjectiveRanking], int]:
@@ -301,7 +330,8 @@ class Session:
         heads = list(self.names)
 
         def show_removal(objective: str, step: int, removal: Trial) -> None:
-            progress.row(self._row(objective, step, removal))
+            cells = self._row(objective, step, removal)
+            progress.row(cells)
 
         keywords: SearchKeywords = {
             "at_once": self._candidates_at_once(evaluator),
@@ -329,22 +359,23 @@ class Session:
         auroc = ""
         if counts.two_u is not None:
             auroc = number(counts.score("ood"))
+        score = number(counts.score(objective))
+        accuracy = number(counts.score("acc"))
         cells = [f"{step}/{self.scope.budget}"]
         if self._several_objectives:
             cells.append(objective)
-        cells += [site, str(head)]
-        cells += [number(counts.score(objective)), number(counts.score("acc")), auroc]
-        return cells
+        return [*cells, site, str(head), score, accuracy, auroc]
 
     def _candidates_at_once(self, evaluator: Evaluator) -> int:
         """Return how many candidates run together: on a CPU a batch of one is enough work."""
         if self._device.type != "cuda":
             return 1
-        most_by_tokens = _TOKENS_AT_ONCE // max(1, evaluator.largest_batch_tokens)
-        return max(1, min(8, most_by_tokens))
+        tokens_of_candidate = max(1, evaluator.largest_batch_tokens)
+        most_by_tokens = _TOKENS_AT_ONCE // tokens_of_candidate
+        return max(1, min(_MOST_AT_ONCE, most_by_tokens))
 
     def _kept_by_index(self) -> dict[int, int]:
-        """Return how many heads Headmap keeps at each site, by its index."""
+        """Return how many heads Headmap keeps at each site, by the index of the site."""
         kept_by_path = self.scope.kept or {}
         kept_by_index = {}
         for index, site in enumerate(self.model.sites):
@@ -356,7 +387,11 @@ class Session:
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
-        """Open the journal of this process, in turn with the other processes; one that keeps nothing without a path."""
+        """Open the journal of this process, in turn with the other processes, and check its records.
+
+        Args:
+            path: of the journal of rank 0; None: nothing is kept.
+        """
         if path is None:
             yield NoJournal()
             return
@@ -372,19 +407,26 @@ class Session:
             log=self.log,
             rank=self.team.rank,
         )
+
+        # Every process meets the others as often, whatever its rank.
         with journal:
             whole = whole_of(self.tasks, self._sizes)
             check_records(path, journal, self._sizes, self.names, self.options.objective, whole)
             if is_first:
-                self.team.gather(None)
+                self.team.gather(None)  # the others may open theirs now
             self.team.gather(None)  # none may append before all have read
             yield journal
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that decides the result: a journal of another search is of no use."""
+        """Return all settings that decide the result, under the names that messages show.
+
+        The records of a journal are of use only to a search with the same settings.
+        """
         options = self.options
         scope = self.scope
         source = scope.source
+
+        # The model and the candidates.
         removed_heads = source.description.mask.removed_heads
         removed_text = "none"
         if removed_heads:
@@ -395,10 +437,14 @@ class Session:
             "heads already removed": removed_text,
             "candidates": f"{len(candidates)}, {_digest(candidates)}",
         }
+
+        # The data.
         for name, dataset in self.sets.items():
             settings[name] = dataset.fingerprint()
         if len(self.tasks) > 1:
             settings["tasks"] = [[task.data, task.ood, task.weight, task.columns] for task in self.tasks]
+
+        # The search.
         settings["objective"] = list(options.objective)
         settings["ood_score"] = options.ood_score
         settings["algorithm"] = options.algorithm
@@ -407,6 +453,8 @@ class Session:
             settings["subject_to"] = list(options.subject_to)
         if scope.kept is not None:
             settings["kept"] = list(scope.kept.values())
+
+        # How the model runs.
         settings["batch_size"] = options.batch_size
         settings["dtype"] = options.dtype
         settings["device"] = self._device.type
@@ -415,13 +463,17 @@ class Session:
         return settings
 
     def environment(self) -> SearchEnvironment:
-        """Return what may change the rounding, and so in rare cases the result."""
-        return {"threads": torch.get_num_threads(), "torch": torch.__version__, "hydractl": __version__}
+        """Return the facts that may change the rounding, and so in rare cases the result."""
+        return {
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "hydractl": __version__,
+        }
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
     def _documents(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitDocument]:
-        """Make the document of each ranking, and say what their user should know."""
+        """Return the document of each ranking, and tell the user what to know about them."""
         writer = CircuitWriter(self.scope, self.options, self.names, self.sets, self.tasks, self.doubts)
         documents = {}
         for objective, ranking in rankings.items():
@@ -434,7 +486,7 @@ class Session:
         return documents
 
     def _tell(self, document: CircuitDocument) -> None:
-        """Say what is to be known of one circuit."""
+        """Tell the user what to know about one circuit."""
         if "ended" in document:
             self.log.warn(ended_text(document))
         if "agreement" in document:
@@ -447,7 +499,7 @@ class Session:
                 self.log.info(gain_text(document))
 
     def _tell_of_all(self, documents: Mapping[str, CircuitDocument]) -> None:
-        """Say what is to be known of the circuits of one search together."""
+        """Tell the user what to know about the circuits of one search together."""
         warnings = [tied_text(document) for document in documents.values()]
         warnings.append(repeated_text(documents))
         warnings.append(rounding_text(documents))
@@ -459,4 +511,5 @@ class Session:
 def _digest(value: Any) -> str:
     """Return the first 16 digits of the SHA-256 of a JSON value."""
     text = canonical_json({"of": value})
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:16]

@@ -1,8 +1,7 @@
-"""The tasks of a search: which ID set is measured against which OOD set, in which classes, with which weight."""
+"""The tasks of a search: each an ID set and the OOD set it is measured against, with its classes and its weight."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,9 +25,10 @@ class Task:
     """One ID set, and the OOD set it is measured against.
 
     Attributes:
-        data, ood: their names: ``id`` and ``ood``, further ones with a number; None for no OOD set.
-        weight: in the mean over tasks.
-        columns: the classes of the ID set among the model's.
+        data: the name of the ID set: ``id``, ``id2`` and so on.
+        ood: the name of the OOD set: ``ood``, ``ood2`` and so on; None for no OOD set.
+        weight: the weight in the mean over tasks.
+        columns: where the classes of the ID set are among the model's.
     """
 
     data: str
@@ -50,9 +50,10 @@ def role_of(name: str) -> str:
 
 
 def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source, list[list[str]]]:
-    """Return the source with the classes of all ID sets, one set's after another's, and the classes of each set.
+    """Return the source with the classes of all ID sets, and the classes of each set.
 
-    The second is empty where all sets have the same classes, as all have with a classifier.
+    Where the sets have different classes, the source gets those of one set after those of another. The list of classes
+    is empty where all sets have the same classes, which is always so with a classifier.
     """
     if source.classes is not None:
         return source, []
@@ -64,7 +65,8 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
         classes_by_set.append(classes)
         all_classes += classes
     first = classes_by_set[0]
-    if all(classes == first for classes in classes_by_set):
+    have_same_classes = all(classes == first for classes in classes_by_set)
+    if have_same_classes:
         return with_labels(source, first), []
     return with_labels(source, all_classes), classes_by_set
 
@@ -72,37 +74,39 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
 def open_tasks(
     source: Source, classes: Sequence[Sequence[str]], options: SearchOptions, log: Log
 ) -> tuple[dict[str, Dataset], list[Task]]:
-    """Open all sets by name, ID sets first, and make the tasks.
+    """Open all sets, and make the tasks.
 
-    Tasks are every pair of an ID and an OOD set, or those given together.
+    Tasks are every pair of an ID and an OOD set, or with ``--paired`` the first of both, the second of both and so on.
 
     Args:
         source, classes: as :func:`with_classes_of_data` returns them.
         options: of the search.
         log: where doubts about the data go.
 
+    Returns:
+        The sets by name, ID sets first, and the tasks.
+
     Raises:
         InputError: for data that do not fit the model.
     """
     id_sets = _open_id_sets(source, classes, options, log)
+    columns_by_set = _columns_by_set(classes)
     ood_sets: dict[str, Dataset] = {}
     tasks = []
-    sizes = [len(classes_of_set) for classes_of_set in classes]
-    first_columns = [0, *itertools.accumulate(sizes)]
-    for number, (data, dataset) in enumerate(id_sets.items()):
-        columns = ALL_CLASSES
-        if classes:
-            columns = (first_columns[number], first_columns[number + 1])
+    for number, data in enumerate(id_sets):
+        columns = columns_by_set[number] if classes else ALL_CLASSES
         weight = options.val_weights[number] if options.val_weights else 1
+
+        # The OOD sets that this ID set is measured against; those not opened yet are opened.
         ood_names: list[str | None] = []
         for index, spec in enumerate(options.ood_val):
             if options.paired and index != number:
                 continue
             name = _name("ood", index)
-            if spec == AUTO and number:
+            if spec == AUTO and number > 0:  # made of each ID set anew
                 name += f" of {data}"
             if name not in ood_sets:
-                ood_sets[name] = _open_ood_set(spec, dataset, source, options)
+                ood_sets[name] = _open_ood_set(spec, id_sets[data], source, options)
             ood_names.append(name)
         if not ood_names:
             ood_names = [None]
@@ -110,10 +114,21 @@ def open_tasks(
     return {**id_sets, **ood_sets}, tasks
 
 
+def _columns_by_set(classes: Sequence[Sequence[str]]) -> list[ClassRange]:
+    """Return where the classes of each set are among the model's, which has those of one set after another."""
+    columns: list[ClassRange] = []
+    first = 0
+    for classes_of_set in classes:
+        end = first + len(classes_of_set)
+        columns.append((first, end))
+        first = end
+    return columns
+
+
 def _open_id_sets(
     source: Source, classes: Sequence[Sequence[str]], options: SearchOptions, log: Log
 ) -> dict[str, Dataset]:
-    """Open the ID sets by name; see :func:`open_tasks`."""
+    """Open the ID sets, and return them by name; see :func:`open_tasks`."""
     sets = {}
     for index, spec in enumerate(options.val):
         labels: Sequence[str] = source.description.labels or []  # [], not None: names are never taken by position
@@ -156,16 +171,18 @@ def _name(role: str, index: int) -> str:
 
 
 def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
-    """Return what is odd about the sets of a search, each and in comparison.
+    """Return warnings about the sets of a search, about each one and about what they share.
 
     Raises:
         InputError: two of them share more than half of their samples.
     """
-    findings = compare_sets([GivenSet(dataset.where, dataset) for dataset in sets.values()])
+    given_sets = [GivenSet(dataset.where, dataset) for dataset in sets.values()]
+    findings = compare_sets(given_sets)
     findings.refuse("give OOD validation data that hold none of --val, and each set once")
     doubts = list(findings.warnings)
     for dataset in sets.values():
-        if not isinstance(dataset, PseudoOod):
+        is_made_of_id_samples = isinstance(dataset, PseudoOod)
+        if not is_made_of_id_samples:
             doubts += sample_doubts(dataset)
     return doubts
 
@@ -175,8 +192,8 @@ class SetRun:
     """One set as the model runs it: for all tasks with the same classes at once.
 
     Attributes:
-        name: of the set.
-        columns: the classes of the tasks.
+        name: the name of the set.
+        columns: where the classes of the tasks are among the model's.
         tasks: the numbers of the tasks.
     """
 
@@ -186,12 +203,13 @@ class SetRun:
 
 
 def set_runs(tasks: Sequence[Task]) -> list[SetRun]:
-    """List what is run: each set once for all tasks with the same classes, ID sets first."""
+    """Return the runs over sets: each set once for all tasks with the same classes, ID sets first."""
     runs: dict[tuple[str, ClassRange], SetRun] = {}
 
     def add(name: str, number: int) -> None:
         columns = tasks[number].columns
-        run = runs.setdefault((name, columns), SetRun(name, columns, []))
+        new_run = SetRun(name, columns, [])
+        run = runs.setdefault((name, columns), new_run)
         run.tasks.append(number)
 
     for number, task in enumerate(tasks):
@@ -203,11 +221,11 @@ def set_runs(tasks: Sequence[Task]) -> list[SetRun]:
 
 
 def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
-    """Count the ID and OOD samples of all tasks; of several tasks, each sample as often as it counts.
+    """Return how much all tasks can count: with several tasks, each sample as often as it counts.
 
     Args:
-        tasks: all of them.
-        sizes: of the sets, by name.
+        tasks: all tasks of the search.
+        sizes: the number of samples of each set, by name.
     """
     if len(tasks) == 1:
         return WholeData(sizes["id"], sizes.get("ood", 0))
@@ -215,7 +233,9 @@ def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
     for task in tasks:
         ood_samples = 0 if task.ood is None else sizes[task.ood]
         task_sizes.append((sizes[task.data], ood_samples))
-    shares = shares_of(task_sizes, [task.weight for task in tasks])
+
+    weights = [task.weight for task in tasks]
+    shares = shares_of(task_sizes, weights)
     n_id = 0
     n_ood = 0
     for share, (id_samples, ood_samples) in zip(shares, task_sizes, strict=True):

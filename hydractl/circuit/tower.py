@@ -1,8 +1,8 @@
-"""One tower during a search: what its blocks gave is kept, so that a candidate re-runs only what follows its head.
+"""One tower during a search: the results of its blocks are kept, so that a candidate runs only what follows its head.
 
-What a candidate gives is a function of the removed heads and the batch alone, whatever was computed before it or
-beside it: removed heads are sliced away, blocks run on whole batches, and what a head adds to the output of its
-attention is taken from that output.
+The result of a candidate is a function of the removed heads and the batch alone, whatever was computed before it or
+beside it: removed heads are sliced away, blocks run on whole batches, and the part that a head adds to the output of
+its attention is subtracted from that output.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Trace:
         kept: the heads that were present.
         before: the state before each block; before the last one only the tokens that are read out.
         last: the whole state before the last block.
-        joined: the joined heads of each attention, ``[B, q, heads * head_dim]``.
-        output: the output of each attention, ``[B, q, d_model]``.
+        joined: the concatenated outputs of the heads of each attention, ``[B, queries, heads * head_dim]``.
+        output: the output of each attention, ``[B, queries, d_model]``.
         read: what the tower reads out, ``[B, ...]``.
     """
 
@@ -51,38 +51,45 @@ class SearchedTower:
     """A tower of a model with one member, some of its heads sliced away.
 
     Attributes:
-        sites: as in :class:`hydractl.model.chain.Chain`.
-        full: the heads of the model.
+        sites: the indices of its attention sites, as in :class:`hydractl.model.chain.Chain`.
+        full: the positions of the heads of the model at each site.
         kept: those that are present now.
-        work: block evaluations of samples so far, in mult-adds as fractions of a block with all heads and tokens.
+        work: block evaluations of samples so far; each counts the share of its mult-adds in those of a block with all
+            heads and tokens.
     """
 
     def __init__(self, model: HydraModel, chain: Chain) -> None:
         self.chain = chain
         self.sites = chain.sites
         self._unpruned = [attention.only for attention in chain.attentions]
-        blocks = [model.networks[0].get_submodule(path) for path in chain.block_paths]
-        spans = chain.spans or [(1.0, 1)] * len(blocks)
-        self.costs = []
-        for block, attention, span in zip(blocks, chain.attentions, spans, strict=True):
-            self.costs.append(BlockCost.measured(block, attention, span))
-        self.full: Kept = tuple(tuple(range(projections.heads)) for projections in self._unpruned)
+        all_positions = [tuple(range(projections.heads)) for projections in self._unpruned]
+        self.full: Kept = tuple(all_positions)
         self.kept = self.full
         self.work = 0.0
 
+        network = model.networks[0]
+        all_tokens_at_once = (1.0, 1)
+        spans = chain.spans or [all_tokens_at_once] * len(chain.block_paths)
+        self.costs = []
+        for index, path in enumerate(chain.block_paths):
+            block = network.get_submodule(path)
+            cost = BlockCost.measured(block, chain.attentions[index], spans[index])
+            self.costs.append(cost)
+
     def remove(self, removed: Sequence[CandidateHead]) -> None:
-        """Slice exactly these heads of this tower away."""
+        """Slice exactly these heads away; those of other towers are ignored."""
         to_remove = set(removed)
         kept = []
         for index, site in enumerate(self.sites):
-            kept_here = tuple(head for head in self.full[index] if (site, head) not in to_remove)
+            heads_left = [head for head in self.full[index] if (site, head) not in to_remove]
+            kept_here = tuple(heads_left)
             if kept_here != self.kept[index]:
                 self._install(index, kept_here)
             kept.append(kept_here)
         self.kept = tuple(kept)
 
     def _install(self, index: int, kept_here: tuple[int, ...]) -> None:
-        """Give one site these of its heads."""
+        """Give the attention of one site these heads of the model."""
         unpruned = self._unpruned[index]
         projections = unpruned
         if len(kept_here) < unpruned.heads:
@@ -94,7 +101,12 @@ class SearchedTower:
         self.chain.attentions[index].members[0] = projections
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
-        """Run one batch through the current model; leading blocks that ``known`` has already are not run again."""
+        """Run one batch through the current model.
+
+        Args:
+            stem: the state of the batch before the first block.
+            known: a trace of the same batch; its leading blocks with the same heads are not run again.
+        """
         count = len(self.kept)
         first = 0
         state = stem
@@ -126,25 +138,31 @@ class SearchedTower:
 
     def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
         """Return what the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
+        # The block of the site, for all candidates at once: only what follows the attention is computed anew.
         first = site - self.sites.start
         times = len(heads)
         outputs = self._outputs_without_each(trace, first, heads)
-        attended = outputs[0] if times == 1 else torch.cat(outputs)
+        attended = outputs[0] if times == 1 else torch.cat(outputs)  # [len(heads) * B, queries, d_model]
         before = trace.before[first]
-        state = self.chain.block(site, self.chain.repeated(before, times), attended=attended)
+        repeated = self.chain.repeated(before, times)
+        state = self.chain.block(site, repeated, attended=attended)
 
+        # Its work, in tokens of the stem.
+        cost = self.costs[first]
         samples = len(before.hidden)
         tokens = trace.last.hidden.shape[1] / self.costs[-1].share
-        queries = before.hidden.shape[1] / self.costs[first].share
-        self._add_work(times * samples * self.costs[first].without_attention(queries), tokens)
+        queries = before.hidden.shape[1] / cost.share
+        self._add_work(times * samples * cost.without_attention(queries), tokens)
 
+        # The blocks that follow.
         for index in range(first + 1, len(self.kept)):
             state = self._run(index, state)
         read = self.chain.readout(state)[0]  # [len(heads) * B, ...]
-        return read.unflatten(0, (times, len(read) // times))
+        batch_size = len(read) // times
+        return read.unflatten(0, (times, batch_size))
 
     def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
-        """Return the output ``[B, q, d_model]`` of one attention with each of some of its heads removed."""
+        """Return the output ``[B, queries, d_model]`` of one attention with each of some of its heads removed."""
         projections = self.chain.attentions[index].only
         present = self.kept[index]
         joined = trace.joined[index]
@@ -154,15 +172,18 @@ class SearchedTower:
             return [projections.bias_only(output)] * len(heads)
         outputs = []
         for head in heads:
-            share_of_head = projections.share(joined, present.index(head))
-            outputs.append(output - share_of_head)
+            position = present.index(head)
+            part_of_head = projections.share(joined, position)
+            outputs.append(output - part_of_head)
         return outputs
 
     def gated(self, stem: State, gates: Sequence[Tensor]) -> Tensor:
-        """Return what the tower reads out of a batch with each head's output scaled, as a function of the scales.
+        """Return what the tower reads out of a batch with the output of each head scaled by a gate.
+
+        Gradients flow to the gates.
 
         Args:
-            stem: not made in inference mode.
+            stem: the state before the first block, not made in inference mode.
             gates: for each site ``[1 or B, heads present]``.
         """
         state = stem
@@ -175,12 +196,19 @@ class SearchedTower:
                 attention.head_gate = None
         return self.chain.readout(state)[0]
 
-    def count_backward(self, rows: int, tokens: int, queries: int) -> None:
-        """Count the work of one backward pass through :meth:`gated`; ``queries`` of the tokens are read out."""
+    def count_backward(self, samples: int, tokens: int, queries: int) -> None:
+        """Count the work of one backward pass through :meth:`gated`.
+
+        Args:
+            samples: how many samples the batch has.
+            tokens: how many tokens each of them has.
+            queries: how many of these tokens are read out.
+        """
         queries_by_block = self._queries_by_block(tokens, queries)
         for index, cost in enumerate(self.costs):
-            macs = cost.backward(tokens, queries_by_block[index], len(self.kept[index]))
-            self._add_work(rows * macs, tokens)
+            heads = len(self.kept[index])
+            macs = cost.backward(tokens, queries_by_block[index], heads)
+            self._add_work(samples * macs, tokens)
 
     def _queries_by_block(self, tokens: int, queries: int) -> list[int]:
         """Return how many tokens leave each block: all of them, and from the last block those that are read out."""
@@ -188,12 +216,20 @@ class SearchedTower:
         return [tokens] * blocks_before_last + [queries]
 
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
-        """Run one block: the state after it, its joined heads, and the output of its attention."""
+        """Run one block of the current model, and watch its attention.
+
+        Returns:
+            The state after the block, and as in :class:`Trace` the joined heads and the output of the attention.
+        """
         attention = self.chain.attentions[index]
         joined: list[Tensor] = []
         outputs: list[Tensor] = []
+
+        def keep_output(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            outputs.append(output)
+
         attention.observer = joined.append
-        hook = attention.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        hook = attention.register_forward_hook(keep_output)
         try:
             state = self._run(index, state)
         finally:
@@ -202,27 +238,37 @@ class SearchedTower:
         return state, joined[0], outputs[0]
 
     def _run(self, index: int, state: State) -> State:
-        """Run one block of the current model; the last one only for the tokens that are read out."""
-        rows = len(state.hidden)
+        """Run one block of the current model, and count its work; the last one only for the tokens that are read out.
+
+        Args:
+            index: of the block in this tower.
+            state: before the block.
+
+        Returns:
+            The state after the block.
+        """
+        samples = len(state.hidden)
         cost = self.costs[index]
         tokens = state.hidden.shape[1] / cost.share
-        if index < len(self.kept) - 1:
-            queries = tokens
-            state = self.chain.block(self.sites.start + index, state)
-        else:
+        is_last = index == len(self.kept) - 1
+        if is_last:
             state = self.chain.last_block(state)
             queries = state.hidden.shape[1] / cost.share
-        macs = cost.block(tokens, queries, len(self.kept[index]))
-        self._add_work(rows * macs, tokens)
+        else:
+            state = self.chain.block(self.sites.start + index, state)
+            queries = tokens
+        heads = len(self.kept[index])
+        macs = cost.block(tokens, queries, heads)
+        self._add_work(samples * macs, tokens)
         return state
 
     def price(self, site: int | None, tokens: int, queries: int, share: float | None) -> float:
         """Return the block evaluations of one sample for a candidate of a site.
 
         Args:
-            site: its index; None: the whole tower runs.
-            tokens: of the sample.
-            queries: those of them that are read out.
+            site: the index of the site; None: the whole tower runs.
+            tokens: how many tokens the sample has.
+            queries: how many of them are read out.
             share: the share of the heads that is present at each site; None: as many as now.
         """
         queries_by_block = self._queries_by_block(tokens, queries)
@@ -230,6 +276,7 @@ class SearchedTower:
             heads_by_block: list[float] = [len(kept_here) for kept_here in self.kept]
         else:
             heads_by_block = [share * len(all_here) for all_here in self.full]
+
         first = 0
         macs = 0.0
         if site is not None:
@@ -242,27 +289,31 @@ class SearchedTower:
 
     def _add_work(self, macs: float, tokens: float) -> None:
         """Add mult-adds to the work, for samples of so many tokens."""
-        self.work += macs / self.unit(tokens)
+        whole_block = self.unit(tokens)
+        self.work += macs / whole_block
 
     def unit(self, tokens: float) -> float:
         """Return the mult-adds of one sample of ``tokens`` in a block with all its heads, averaged over the blocks."""
         macs_of_blocks = []
         for cost, heads in zip(self.costs, self.full, strict=True):
-            macs_of_blocks.append(cost.block(tokens, tokens, len(heads)))
+            macs = cost.block(tokens, tokens, len(heads))
+            macs_of_blocks.append(macs)
         return sum(macs_of_blocks) / len(macs_of_blocks)
 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Mult-adds of one block for one sample, by formula (matrix products only), from tokens of the stem.
+    """The sizes of one block, from which formulas give its mult-adds for one sample (matrix products only).
+
+    The formulas take numbers of tokens of the stem, of which a block may have fewer.
 
     Attributes:
-        d_model, head_dim: widths of a token and of a head.
-        keys: heads of keys and values in all.
+        d_model, head_dim: the widths of a token and of a head.
+        keys: how many key and value heads the model has.
         gated: whether attention has a gate.
-        per_token: of all linear layers outside attention.
-        share: tokens of the block for each token of the stem.
-        windows: how many windows the tokens attend in.
+        per_token: the mult-adds of all linear layers outside attention, for each token.
+        share: how many tokens the block has for each token of the stem.
+        windows: how many windows the tokens are divided into, which attend by themselves.
     """
 
     d_model: int
@@ -280,9 +331,12 @@ class BlockCost:
         Args:
             block: the block.
             attention: the attention in it.
-            span: its share of the stem's tokens, and the windows that they attend in.
+            span: its share of the stem's tokens, and the number of windows that they attend in.
         """
         bank = attention.only.bank
+        keys = bank.packing.keys
+        if keys is None:  # each head has keys of its own
+            keys = bank.heads
         per_token = 0
         for module in block.modules():
             if is_linear(module) and module is not bank.features:
@@ -292,7 +346,7 @@ class BlockCost:
         return cls(
             d_model=bank.out.shape[0],
             head_dim=bank.head_dim,
-            keys=bank.heads if bank.packing.keys is None else bank.packing.keys,
+            keys=keys,
             gated=bank.gate is not None,
             per_token=per_token,
             share=share,
@@ -300,32 +354,44 @@ class BlockCost:
         )
 
     def block(self, tokens: float, queries: float, heads: float) -> float:
-        """Return the mult-adds with keys and values of all ``tokens``, where ``queries`` of them ask and leave."""
+        """Return the mult-adds of the whole block.
+
+        Args:
+            tokens: how many tokens of the stem have keys and values.
+            queries: how many of these tokens are queries, and leave the block.
+            heads: how many heads are present.
+        """
         tokens = tokens * self.share
         queries = queries * self.share
         width = heads * self.head_dim
-        key_width = min(heads, self.keys) * self.head_dim  # heads that share keys have no more than there are
-        query_projections = (2 + self.gated) * queries * self.d_model * width  # queries, outputs and gates
+        key_heads = min(heads, self.keys)  # heads that share keys have no more than there are
+        key_width = key_heads * self.head_dim
+
+        weights_of_queries = 2 + self.gated  # queries, outputs, and gates where there are any
+        query_projections = weights_of_queries * queries * self.d_model * width
         key_projections = 2 * tokens * self.d_model * key_width  # keys and values
         attention_products = 2 * queries * tokens / self.windows * width
-        return query_projections + key_projections + attention_products + queries * self.per_token
+        other_layers = queries * self.per_token
+        return query_projections + key_projections + attention_products + other_layers
 
     def backward(self, tokens: float, queries: float, heads: float) -> float:
-        """Return the mult-adds of the gradients of activations only.
+        """Return the mult-adds of the gradients of activations only; arguments as of :meth:`block`.
 
-        That is one product for each product with weights, and two for each product of two activations.
+        Each product with weights takes one product, and each product of two activations takes two.
         """
-        products = 2 * self.share**2 * queries * tokens / self.windows * heads * self.head_dim
-        return self.block(tokens, queries, heads) + products
+        forward = self.block(tokens, queries, heads)
+        second_products = 2 * self.share**2 * queries * tokens / self.windows * heads * self.head_dim
+        return forward + second_products
 
     def without_attention(self, queries: float) -> float:
-        """Return the mult-adds of the output of one head and of all that follows attention."""
-        return queries * self.share * (self.d_model * self.head_dim + self.per_token)
+        """Return the mult-adds of the output projection of one head and of all layers that follow attention."""
+        output_projection = self.d_model * self.head_dim
+        return queries * self.share * (output_projection + self.per_token)
 
 
-def agreeing(a: Kept, b: Kept) -> int:
-    """Return how many leading sites have the same heads."""
-    for index, (heads, other_heads) in enumerate(zip(a, b, strict=True)):
-        if heads != other_heads:
+def agreeing(kept: Kept, other: Kept) -> int:
+    """Return at how many leading sites two towers have the same heads."""
+    for index, heads in enumerate(kept):
+        if heads != other[index]:
             return index
-    return len(a)
+    return len(kept)

@@ -1,4 +1,4 @@
-"""Who wins a round of a search, decided exactly: integers, ties, and what rounding leaves open.
+"""The winner of a round of a search, decided exactly: integers, ties, and what rounding leaves open.
 
 A round is one step of a search: each candidate is a head, and its *trial* is what was counted without it. Three rules
 decide every round, whichever search it is of:
@@ -6,8 +6,9 @@ decide every round, whichever search it is of:
 * The highest key of the objective wins. Keys are integers (``objective.py``), so that two trials which fare equally
   well have equal keys.
 * Of equal keys the lowest site wins, then the lowest head.
-* Who might win on a machine that rounds otherwise is a rival of the winner: everybody whose counts at the most are not
-  below what another one has at the least. So rivals depend on the counts alone, and not on the order of counting.
+* A candidate that might win on a machine that rounds differently is a rival of the winner: every one whose highest
+  possible counts are not below the lowest possible counts of another. So rivals depend on the counts alone, and not on
+  the order of counting.
 
 Nothing here reads a file, a tensor or a clock.
 """
@@ -34,8 +35,8 @@ class Trial:
 
     Attributes:
         head: the head that was left out.
-        counts: what the model gave without it.
-        rivals: of a winner, the trials that could have won on a machine that rounds otherwise, the best first.
+        counts: the counts of the model without it.
+        rivals: of a winner, the trials that could have won on a machine that rounds differently, the best first.
     """
 
     head: CandidateHead
@@ -58,23 +59,30 @@ def standing(objective: str, head: CandidateHead, counts: EvaluationCounts) -> S
 
 
 def surest_standing(objective: str, trial: Trial) -> Standing:
-    """Return the standing that a trial has wherever it is counted: rounding is taken against it."""
-    return standing(objective, trial.head, trial.counts.least)
+    """Return the standing that a trial has at least on every machine: rounding is taken against it."""
+    least = trial.counts.least
+    return standing(objective, trial.head, least)
 
 
 def highest_standing(objective: str, trial: Trial) -> Standing:
-    """Return the highest standing that a trial may have elsewhere: rounding is taken in its favour."""
-    return standing(objective, trial.head, trial.counts.most)
+    """Return the highest standing that a trial may have on another machine: rounding is taken in its favour."""
+    most = trial.counts.most
+    return standing(objective, trial.head, most)
 
 
 def best_first(objective: str, trials: Iterable[Trial]) -> list[Trial]:
-    """Sort trials by score, the highest first; of equal ones the lowest site, then the lowest head."""
-    return sorted(trials, key=lambda trial: standing(objective, trial.head, trial.counts), reverse=True)
+    """Return trials sorted by score, the highest first; of equal ones the lowest site, then the lowest head."""
+
+    def standing_here(trial: Trial) -> Standing:
+        return standing(objective, trial.head, trial.counts)
+
+    return sorted(trials, key=standing_here, reverse=True)
 
 
 def first_of_highest(heads: Iterable[CandidateHead], value: Callable[[CandidateHead], float]) -> CandidateHead:
     """Return the head with the highest value; of equal ones the lowest site, then the lowest head."""
-    return max(heads, key=lambda head: (value(head), -head.site, -head.position))
+    in_model_order = sorted(heads)
+    return max(in_model_order, key=value)  # the first of equal ones
 
 
 def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
@@ -94,14 +102,15 @@ def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
 def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[Trial]:
     """Return the winner, and after it those that could have won on another machine, the best first.
 
-    With ``limits``, the winner is the best trial that keeps them. They too may be kept or not as rounding has it, so
-    one that perhaps keeps them contends. Where none keeps them here there is no winner: the first trial of the list is
-    then not allowed.
+    With ``limits``, the winner is the best trial that keeps them. Rounding may also decide whether a limit is kept, so
+    a trial that perhaps keeps them is listed too. Where no trial keeps them here there is no winner: the first trial of
+    the list is then not allowed.
     """
     perhaps_allowed = [trial for trial in trials if allowed(trial.counts.most, limits)]
     allowed_here = [trial for trial in perhaps_allowed if allowed(trial.counts, limits)]
     surely_allowed = [trial for trial in perhaps_allowed if allowed(trial.counts.least, limits)]
 
+    # Who cannot reach what another one surely has cannot win on any machine.
     could_win = perhaps_allowed
     if surely_allowed:
         surest = max(surely_allowed, key=lambda trial: surest_standing(objective, trial))
@@ -110,6 +119,7 @@ def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[
             if trial is surest or could_beat(objective, trial, surest):
                 could_win.append(trial)
 
+    # The winner here may be behind one that only perhaps keeps the limits.
     in_order = best_first(objective, could_win)
     if not allowed_here:
         return in_order
@@ -125,12 +135,15 @@ def winner_of(objective: str, trials: Sequence[Trial], limits: Limits) -> Trial 
     on what else was searched for.
     """
     in_order = contenders(objective, trials, limits)
-    if not in_order or not allowed(in_order[0].counts, limits):
+    if not in_order:
         return None
     winner, *others = in_order
+    if not allowed(winner.counts, limits):
+        return None
     rivals = []
     for other in others:
-        rivals.append(replace(other, counts=other.counts.read_by(objective)))
+        counts = other.counts.read_by(objective)
+        rivals.append(replace(other, counts=counts))
     return replace(winner, rivals=tuple(rivals))
 
 
@@ -143,16 +156,16 @@ def lowest_chosen(objective: str, trials: Sequence[Trial], count: int) -> tuple[
         count: how many to choose; all where there are fewer.
 
     Returns:
-        The chosen trials, and the others, each with those chosen in its place that rounding may have put there. Both
-        begin with the highest score.
+        The chosen trials, and the others. Both begin with the highest score. The rivals of a trial that was not chosen
+        are the chosen ones that another machine may put before it.
     """
     in_order = best_first(objective, trials)
     count_left_over = max(0, len(in_order) - count)
     chosen = in_order[count_left_over:]
     left_over = []
     for trial in in_order[:count_left_over]:
-        rivals = tuple(rival for rival in chosen if could_beat(objective, rival, trial))
-        left_over.append(replace(trial, rivals=rivals))
+        rivals = [rival for rival in chosen if could_beat(objective, rival, trial)]
+        left_over.append(replace(trial, rivals=tuple(rivals)))
     return chosen, left_over
 
 
@@ -162,11 +175,12 @@ def lowest_chosen(objective: str, trials: Sequence[Trial], count: int) -> tuple[
 class SureLeads:
     """The highest standing that any candidate of a round surely has, for each objective.
 
-    Who cannot reach it even if all that is not yet counted falls on its side need not be counted to the end. As the
-    lead is taken at the least and the best case at the most, nobody is given up who could win on another machine.
+    A candidate that cannot reach it, even if everything not yet counted falls on its side, need not be counted to the
+    end. The lead is taken with rounding against it and the best case with rounding in its favour, so no candidate is
+    given up that could win on another machine.
 
     Args:
-        limits: what a winner has to keep.
+        limits: the keys that a winner has to keep.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -188,11 +202,13 @@ class SureLeads:
         """Return whether a candidate can no longer win.
 
         Args:
-            objective: what for.
+            objective: the objective that it could win.
             head: the candidate.
             best_case: the most that it can still reach, with rounding in its favour.
         """
         if not allowed(best_case, self._limits):
             return True
         lead = self._leads.get(objective)
-        return lead is not None and standing(objective, head, best_case) < lead
+        if lead is None:
+            return False
+        return standing(objective, head, best_case) < lead
