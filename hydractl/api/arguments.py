@@ -248,7 +248,7 @@ class ExportArguments(OpensModels, total=False):
     batch_size: int
 
 
-class Predicting(InBatches, total=False):
+class ProbabilityArguments(InBatches, total=False):
     """Arguments of verbs that need the probabilities and OOD scores of a model: ``eval`` and ``calibrate``."""
 
     whole_last_block: bool
@@ -267,7 +267,7 @@ class Predicting(InBatches, total=False):
     reuse: Path | Sequence[Path]
 
 
-class EvalArguments(Predicting, total=False):
+class EvalArguments(ProbabilityArguments, total=False):
     """Arguments of :func:`hydractl.evaluate`."""
 
     test: Data | None
@@ -287,7 +287,7 @@ class EvalArguments(Predicting, total=False):
     passes: int | None
 
 
-class CalibrateArguments(Predicting, total=False):
+class CalibrateArguments(ProbabilityArguments, total=False):
     """Arguments of :func:`hydractl.calibrate`."""
 
     note: str | None

@@ -181,12 +181,10 @@ class SearchMemory:
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
-            objective_removed = record.get("removed")
-            objective_ended = record.get("ended")
-            if objective_removed in objectives:
-                winner_of_objective[objective_removed] = trial_from_record(record)
-            if objective_ended in objectives:
-                ended_objectives.add(objective_ended)
+            if record.get("removed") in objectives:
+                winner_of_objective[record["removed"]] = trial_from_record(record)
+            if record.get("ended") in objectives:
+                ended_objectives.add(record["ended"])
         known_objectives = len(winner_of_objective) + len(ended_objectives)
         if known_objectives < len(objectives):
             return None

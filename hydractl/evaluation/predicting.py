@@ -15,8 +15,8 @@ from hydractl.errors import InputError, NonFiniteError
 from hydractl.files.predict_answer import (
     FlaggedRecord,
     PredictAnswer,
-    PredictedClass,
-    PredictedModel,
+    PredictedClassRecord,
+    PredictingModelRecord,
     SkippedRecord,
 )
 from hydractl.metrics.confidence import share_interval
@@ -261,7 +261,7 @@ def _of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list
 
 
 @dataclass
-class Tally:
+class PredictionTally:
     """Counts predictions as they come, and makes the summary of them.
 
     Attributes:
@@ -286,7 +286,7 @@ class Tally:
             self._confidence += row["confidence"]
             self._classes[row["predicted"]] += 1
 
-    def answer(self, model: PredictedModel, output: str | None) -> PredictAnswer:
+    def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
         """Return the summary.
 
         Args:
@@ -301,7 +301,7 @@ class Tally:
             mean_confidence = self._confidence / self.predicted
         classes = []
         for label, count in self._classes.most_common():
-            classes.append(PredictedClass(label=label, n=count))
+            classes.append(PredictedClassRecord(label=label, n=count))
         return PredictAnswer(
             model=model,
             n=self.predicted,

@@ -12,7 +12,7 @@ PREDICT_SCHEMA: Literal["hydractl.predict/1"] = "hydractl.predict/1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictedModel(Record):
+class PredictingModelRecord(Record, form="PredictingModel"):
     """The model that predicted, and what its checkpoint holds for it."""
 
     name: str = needed("Its name.")
@@ -25,7 +25,7 @@ class PredictedModel(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlaggedRecord(Record):
+class FlaggedRecord(Record, form="Flagged"):
     """The samples that are flagged as OOD."""
 
     n: Count = needed("How many.")
@@ -34,7 +34,7 @@ class FlaggedRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictedClass(Record):
+class PredictedClassRecord(Record, form="PredictedClass"):
     """A class, and how often it was predicted."""
 
     label: str | int = needed("Its name, or its number where it has none.")
@@ -42,7 +42,7 @@ class PredictedClass(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkippedRecord(Record):
+class SkippedRecord(Record, form="Skipped"):
     """The samples that could not be read."""
 
     n: Count = needed("How many.")
@@ -54,12 +54,12 @@ class PredictAnswer(Record):
     """What `hydractl predict` found, over all samples."""
 
     schema: Literal["hydractl.predict/1"] = needed(SCHEMA_TEXT, PREDICT_SCHEMA)
-    model: PredictedModel = needed("The model.")
+    model: PredictingModelRecord = needed("The model.")
     part: str | None = described("Which part of the inputs it is, as `I/N`.")
     n: Count = needed("Number of samples that were predicted.")
     confidence: Number = needed("Their mean confidence; null without samples.")
     ood: FlaggedRecord | None = described("The samples that are flagged, where there is a threshold.")
-    classes: Sequence[PredictedClass] = needed("The predicted classes, the most frequent first.")
+    classes: Sequence[PredictedClassRecord] = needed("The predicted classes, the most frequent first.")
     skipped: SkippedRecord | None = described("The samples that could not be read, where there are some.")
     output: str | None = described("The file that has a line for each sample; null where they were printed.")
     first: Sequence[Mapping[str, Any]] | None = described("The first samples; only a printed table has them.")

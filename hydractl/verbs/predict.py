@@ -13,12 +13,26 @@ from hydractl.data import Dataset
 from hydractl.data.base import report_skipped
 from hydractl.data.joined import open_inputs
 from hydractl.errors import InputError, Interrupted, UsageError
-from hydractl.evaluation.predicting import LineForm, Part, Predicting, Tally, Window, rows_of_part, window_size
+from hydractl.evaluation.predicting import (
+    LineForm,
+    Part,
+    Predicting,
+    PredictionTally,
+    Window,
+    rows_of_part,
+    window_size,
+)
 from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, unfinished_path
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
-from hydractl.files.predict_answer import PREDICT_SCHEMA, REQUIRABLE, PlannedPredictions, PredictAnswer, PredictedModel
+from hydractl.files.predict_answer import (
+    PREDICT_SCHEMA,
+    REQUIRABLE,
+    PlannedPredictions,
+    PredictAnswer,
+    PredictingModelRecord,
+)
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
 from hydractl.model.loading import build_model, find_models, resolve_device
@@ -180,7 +194,7 @@ def _lines(
     """Yield a row for each sample as it is predicted, and complete the outcome behind the last one."""
     with ExitStack() as stack:
         report_output = _claimed(report, settings, stack)
-        tally = Tally()
+        tally = PredictionTally()
         for window in _windows(plan, plan.samples.start, settings, log):
             tally.add(window)
             yield from window.rows
@@ -213,7 +227,7 @@ def _into_file(plan: _Plan, path: Path, report: Path | None, settings: PredictSe
         if plan.samples and not unfinished.predicted:
             unfinished.remove()
             raise _nothing_readable(plan)
-        tally = Tally()
+        tally = PredictionTally()
         write_rows(output, _counted(unfinished.windows(), tally.add), plan.fields)
         unfinished.remove()
         answer = _finished(plan, tally, path, report_output, settings, log)
@@ -268,7 +282,7 @@ def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
 
 
 def _finished(
-    plan: _Plan, tally: Tally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
+    plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
 ) -> PredictAnswer:
     """Sum up, say it, and write it where that is asked for."""
     answer = tally.answer(_model_record(plan), None if path is None else str(path))
@@ -280,10 +294,10 @@ def _finished(
     return answer
 
 
-def _model_record(plan: _Plan) -> PredictedModel:
+def _model_record(plan: _Plan) -> PredictingModelRecord:
     """Return what the summary says of the model."""
     chosen = plan.chosen
-    return PredictedModel(
+    return PredictingModelRecord(
         name=plan.source.name,
         sha256=plan.source.sha256,
         members=len(plan.source.description.masks),
