@@ -14,8 +14,8 @@ from hydractl.settings.option import ends_in, option
 
 predict_option = partial(option, "Predicting")
 
-LINE_FILES = (".jsonl", ".csv")
-"""The endings of files that predictions are written to, a line for each sample."""
+LINE_FILES = (".jsonl", ".csv", ".parquet")
+"""The endings of files that predictions are written to, a line or a row for each sample."""
 
 _PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 
@@ -51,9 +51,7 @@ def _lines_or_report_on_stdout(settings: PredictSettings) -> list[str]:
         return []
     if settings.output.lower().endswith(LINE_FILES):
         return []
-    return [
-        f"--output {settings.output}: predictions are written to {' or '.join(LINE_FILES)}{settings.where('output')}"
-    ]
+    return [f"--output {settings.output}: predictions are written to {', '.join(LINE_FILES)}{settings.where('output')}"]
 
 
 def _file_to_resume(settings: PredictSettings) -> list[str]:
@@ -82,8 +80,8 @@ class PredictSettings(Requiring, Measured, Batched):
     lacks: ClassVar[tuple[str, ...]] = ("tower",)
 
     output: str | None = file_option(
-        "File of the predictions, .jsonl or .csv, a line for each sample [default: lines on standard output, on a "
-        "terminal a table of the first]",
+        "File of the predictions, .jsonl, .csv or .parquet, a line for each sample [default: lines on standard "
+        "output, on a terminal a table of the first]",
         metavar="FILE",
         short="-o",
         writes=True,

@@ -190,7 +190,7 @@ VERBS: dict[str, Verb] = {
     "predict": Verb(
         settings="hydractl.settings.predicting:PredictSettings",
         summary="Predict inputs, and flag those the model was not made for",
-        usage="MODEL [INPUT...] [-o F.jsonl|.csv] [options]",
+        usage="MODEL [INPUT...] [-o FILE] [options]",
         about="Predict inputs without labels: a line for each with its class, confidence and OOD score, whether it is "
         "flagged as OOD, and its prediction set, by what calibrate chose. One forward pass, in memory that does not "
         "grow; JSON lines into a pipe, a table for a person.",

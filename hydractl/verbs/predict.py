@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hydractl.data import Dataset
 from hydractl.data.base import report_skipped
 from hydractl.data.joined import open_inputs
-from hydractl.errors import InputError, Interrupted, UsageError
+from hydractl.errors import InputError, Interrupted, UsageError, install_hint
 from hydractl.evaluation.predicting import (
     LineForm,
     Part,
@@ -85,6 +86,8 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
     if settings.output is not None and settings.output != "-":
         path = file_path(settings.output)
     report = None if settings.report is None else file_path(settings.report)
+    if path is not None and path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+        raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow"))
     plan = _plan_of(settings)
     check_known(settings.requirements(), [plan.source.name], REQUIRABLE, skip_first=False)
     if plan.chosen.threshold is None:
@@ -228,7 +231,8 @@ def _into_file(plan: _Plan, path: Path, report: Path | None, settings: PredictSe
             unfinished.remove()
             raise _nothing_readable(plan)
         tally = PredictionTally()
-        write_rows(output, _counted(unfinished.windows(), tally.add), plan.fields)
+        rows = _counted(unfinished.windows(), tally.add)
+        write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
         unfinished.remove()
         answer = _finished(plan, tally, path, report_output, settings, log)
     files = [file for file in (path, report) if file is not None]

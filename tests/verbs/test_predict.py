@@ -227,6 +227,19 @@ def test_csv_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert json.loads(row["top"]) == expected["top"]
 
 
+@pytest.mark.parametrize("labels", [True, False])
+def test_parquet_holds_the_same(labels: bool) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    model = "cal.st" if labels else BASE
+    inputs = [images("a", 3)[0], TEST]  # the first sample has no label, the others do
+    options = ["--limit", "6", "--top", "2", "--members", "--device", "cpu"]
+    run("predict", model, *inputs, *options, "-o", "p.parquet")
+    run("predict", model, *inputs, *options, "-o", "p.jsonl")
+    rows = parquet.read_table("p.parquet").to_pylist()
+    assert len(rows) == 7
+    assert rows == lines("p.jsonl")
+
+
 def test_lines_into_a_pipe_and_a_requirement(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     whole = predict(TEST, "--limit", "8")
     capsysbinary.readouterr()
@@ -248,7 +261,7 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
         ([], "needs an INPUT"),
         (["-", "-"], "given twice"),
         ([TEST, "--data", TEST], "give only one of INPUT, --data"),
-        ([TEST, "-o", "p.txt"], "written to .jsonl or .csv"),
+        ([TEST, "-o", "p.txt"], "written to .jsonl, .csv, .parquet"),
         ([TEST, "--resume"], "--resume needs --output"),
         ([TEST, "--part", "3/2"], "must be I/N"),
         (["nowhere/"], "no such file or folder"),

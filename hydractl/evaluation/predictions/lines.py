@@ -1,9 +1,10 @@
-"""Predictions as lines, one sample each: ``.jsonl``, or ``.csv`` with a line of names first."""
+"""Predictions one sample each: ``.jsonl``, ``.csv`` with a line of names first, or the rows of a ``.parquet``."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,18 +47,24 @@ def write_lines(
     return write_rows(output, rows, fields)
 
 
-def write_rows(output: Output, rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> Path:
-    """Write rows as they come: as CSV where the file has that ending, else as JSON lines.
+def write_rows(
+    output: Output, rows: Iterable[Mapping[str, Any]], fields: Sequence[str], *, named_classes: bool = True
+) -> Path:
+    """Write rows as they come: as CSV or Parquet where the file has that ending, else as JSON lines.
 
     Args:
         output: the file.
         rows: the value of every field, one mapping for each sample.
         fields: their names, in the order of the columns.
+        named_classes: whether classes are names; else they are numbers.
     """
+    suffix = output.path.suffix.lower()
 
     def write(handle: IO[bytes]) -> None:
-        if output.path.suffix.lower() == ".csv":
+        if suffix == ".csv":
             _write_csv(handle, rows, fields)
+        elif suffix == ".parquet":
+            _write_parquet(handle, rows, fields, named_classes)
         else:
             _write_json_lines(handle, rows)
 
@@ -112,6 +119,40 @@ def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, Any]], names: Sequ
             cells[name] = _cell(value)
         writer.writerow(cells)
     text.detach()
+
+
+_ROWS_OF_A_GROUP = 10_000
+"""Rows of Parquet that are written together; so many are in memory."""
+
+
+def _write_parquet(
+    handle: IO[bytes], rows: Iterable[Mapping[str, Any]], names: Sequence[str], named_classes: bool
+) -> None:
+    """Write rows as Parquet, whose columns have the same types whatever the first rows hold."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    label = pa.string() if named_classes else pa.int64()
+    types = {
+        "id": pa.string(),
+        "label": label,
+        "predicted": label,
+        FLAG: pa.bool_(),
+        "set": pa.list_(label),
+        "top": pa.list_(pa.struct([("label", label), ("p", pa.float64())])),
+        "members": pa.list_(pa.struct([("predicted", label), ("confidence", pa.float64())])),
+    }
+    schema = pa.schema([(name, types.get(name, pa.float64())) for name in names])
+    with pq.ParquetWriter(handle, schema) as writer:
+        for group in _in_groups(rows, _ROWS_OF_A_GROUP):
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
+
+
+def _in_groups(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield lists of ``size`` rows; the last one may be shorter."""
+    left = iter(rows)
+    while group := list(itertools.islice(left, size)):
+        yield group
 
 
 def _cell(value: Any) -> LineValue:
