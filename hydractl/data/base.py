@@ -213,7 +213,7 @@ class Dataset(ABC):
         return self._fingerprints
 
     def _sample_fingerprint(self, i: int) -> str:
-        """Return the fingerprint of sample ``i``; of one that cannot be read, where such are skipped, that of its id."""
+        """Return the fingerprint of sample ``i``, or of its id where unreadable samples are skipped and it is one."""
         try:
             return _sha256(self._content(i))
         except UnreadableSample:

@@ -477,7 +477,7 @@ def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
     return weights / weights.sum()
 
 
-def _nearest_integers(values: Pixels) -> npt.NDArray[np.int_]:
+def _nearest_integers(values: npt.NDArray[Any]) -> npt.NDArray[np.int_]:
     """Round to the nearest integers, halves downwards."""
     return np.ceil(values - 0.5).astype(int)
 
