@@ -80,7 +80,9 @@ class Argument:
         Raises:
             ValueError: it is not a finite number of the type, or out of range.
         """
-        if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
+        if isinstance(value, bool):  # bool is a subclass of int
+            raise self._wrong_type(value)
+        if not isinstance(value, (int, float, Fraction)):
             raise self._wrong_type(value)
         if self.type is int and not isinstance(value, int):
             raise self._wrong_type(value)

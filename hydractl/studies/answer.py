@@ -422,7 +422,7 @@ class Study:
         """Return the metrics of the verdict on the test data and on their resamples."""
         title = f"intervals of {rung.row}, {rung.score}"
         with self._log.progress(title, self._rounds, "resamples") as progress:
-            return measured.resampled(rung.score, self._rounds, self._seed, progress.advance)
+            return measured.resampled(rung.score, self._rounds, self._seed, advance=progress.advance)
 
     def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
         """Return the findings for the differences of some figures to others, by metric."""

@@ -265,7 +265,8 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
             admissible.append(row)
 
     def price(row: str) -> tuple[float, int]:
-        return evidence.candidates[compared[row]].price
+        place = compared[row]
+        return evidence.candidates[place].price
 
     admissible.sort(key=price)  # stable: rows of one price stay in the order of the table
 

@@ -63,6 +63,7 @@ class Met:
             return None
 
         def lower_end(score: str) -> float:
+            """Return the lower end of the interval against a rival."""
             low, _ = self.rivals[score].ci
             return low
 
@@ -78,6 +79,7 @@ class Met:
                 ahead.append(score)
 
         def value_of(score: str) -> float:
+            """Return the difference to a score."""
             return self.others[score].value
 
         ahead.sort(key=value_of)  # the most negative difference is the largest lead

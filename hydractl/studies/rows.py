@@ -145,7 +145,9 @@ class Workshop:
     @cached_property
     def late_circuit(self) -> Step:
         """The search for a circuit in the late sites alone."""
-        late_heads = sum(self.heads[site] for site in self.late)
+        late_heads = 0
+        for site in self.late:
+            late_heads += self.heads[site]
         removable = late_heads - 1  # a head must stay
         budget = min(self.share(1 / 6), removable)
         site_numbers = [str(site) for site in self.late]

@@ -42,6 +42,7 @@ class RankOne(nn.Module):
                 factor.copy_(1 + std * noise)
 
     def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight ``[rows, columns]`` multiplied by the factors."""
         product = torch.outer(self.s, self.r)  # [rows, columns]
         return weight * product
 
@@ -54,6 +55,7 @@ class RankOneProjections(RankOne):
         self.packing = packing
 
     def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight of queries, keys and values multiplied by the factors of each."""
         s_of_projections = self.s.split(self.packing.rows)
         r_of_projections = self.r.chunk(3)
         products = []

@@ -89,7 +89,8 @@ class Curvature:
 
     def posterior(self, prior: float, count: float) -> Posterior:
         """Return the posterior of the weights."""
-        variances = 1 / self.precision(prior, count)
+        precision = self.precision(prior, count)
+        variances = 1 / precision
         return Posterior(self.basis, variances, self.outer)
 
     def evidence(self, prior: float, count: float) -> float:
@@ -256,6 +257,7 @@ def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer:
     x = torch.cat(inputs_of_batches)  # [N, d]
 
     def scaled(posteriors: Sequence[Posterior]) -> Tensor:
+        """Return the logits under the one posterior."""
         posterior = posteriors[0]  # a classifier has one layer
         return posterior.scaled(logits, x)
 
@@ -335,8 +337,9 @@ def _curvatures_of_towers(
 
     def curvature_of(layer: LastLayer, entering: Tensor, features: Tensor, others: Tensor) -> Curvature:
         """Compute the curvature of the projection of one tower, whose features are compared with the others."""
-        x = entering.cpu().double()
-        a = x.T @ x / x.shape[0]
+        x = entering.cpu().double()  # [N, d]
+        samples = x.shape[0]
+        a = x.T @ x / samples
         b = compared_factor(features, others, float(scale), float(bias), each_alone)
         return Curvature.from_factors(a, b, layer)
 
@@ -408,6 +411,7 @@ def _compared_logits(
     network = model.networks[member]
 
     def logits_of(posteriors: Sequence[Posterior]) -> Tensor:
+        """Return the logits ``[B, classes]`` under the posteriors of both projections."""
         on_device = [posterior.to(inputs[0]) for posterior in posteriors]
         features = []
         for tower, layer in enumerate(layers):

@@ -45,6 +45,7 @@ class LowRank(nn.Module):
             self.a.copy_(drawn)
 
     def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight ``[rows, columns]`` plus the scaled product of the matrices."""
         product = self.scale * (self.b @ self.a)  # [1, rows, columns]
         return weight + product[0]
 
@@ -64,6 +65,7 @@ class LowRankProjections(LowRank):
             self.b = nn.Parameter(weight.new_zeros((rows, rank)))
 
     def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight of queries, keys and values plus the scaled product of the matrices of each."""
         b_of_projections: Iterable[Tensor] = self.b
         if self.packing.keys is not None:
             b_of_projections = self.b.split(self.packing.rows)

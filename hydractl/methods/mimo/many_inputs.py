@@ -90,12 +90,16 @@ class ManyInputs(OneBody):
         super().__init__(model, drawn)
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"
-        drawn_weights = torch.stack([tensors[self._stem] for tensors in drawn])  # [M, ...]
-        weights = drawn_weights / self.members**0.5
+
+        # The weights of the embeddings.
+        drawn_weights = [tensors[self._stem] for tensors in drawn]
+        weights = torch.stack(drawn_weights) / self.members**0.5  # [M, d, C, p, p] or [M, words, d]
         if not scratch:
             pretrained = model.networks[0].get_parameter(self._stem).detach().cpu()
             weights = weights - weights.mean(0) + pretrained / self.members
-        layer = replace_parameter(model, self._stem, weights)  # [M, d, C, p, p] or [M, words, d]
+
+        # The layer that embeds and sums.
+        layer = replace_parameter(model, self._stem, weights)
         layer.dealt = None  # the inputs of the current batch, set by answers() and read by _embedded()
         layer.forward = partial(_embedded, layer)
         self._layer = [layer]  # in a list, so that it is not registered as a second submodule

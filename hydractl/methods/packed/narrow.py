@@ -71,7 +71,8 @@ class Packed:
 
     def _with_groups(self, narrow: Source, tensors: dict[str, Tensor]) -> Description:
         """Return the description of a member with groups, which declares zeros so that trainings leave them zero."""
-        sparse = {"groups": self.gamma, "params_nonzero": nonzero_parameters(DictTensors(tensors))}
+        nonzero = nonzero_parameters(DictTensors(tensors))
+        sparse = {"groups": self.gamma, "params_nonzero": nonzero}
         return replace(narrow.description, extra={"sparse": sparse})
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
@@ -251,8 +252,10 @@ def _zero_between_heads(field: str, tensor: Tensor, gamma: int) -> Tensor:
 
 def _same_group(rows: int, columns: int, gamma: int) -> Tensor:
     """Return whether a row and a column belong to one group, bool ``[rows, columns]``."""
-    group_of_row = torch.arange(rows) * gamma // rows
-    group_of_column = torch.arange(columns) * gamma // columns
+    row_numbers = torch.arange(rows)
+    column_numbers = torch.arange(columns)
+    group_of_row = row_numbers * gamma // rows
+    group_of_column = column_numbers * gamma // columns
     return group_of_row[:, None] == group_of_column
 
 

@@ -218,19 +218,23 @@ class Moments:
         """
         generator = torch.Generator().manual_seed(seed)
         for _ in range(members):
-            low_rank_noise = torch.randn(self.rank, generator=generator, dtype=torch.float64)
-            factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))  # [K], one for each deviation
-            drawn = {}
-            for name in sorted(self.mean):  # after resuming, the dictionary has the order of a file
-                mean = self.mean[name]
-                diagonal_noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
-                std = (self.squares[name] / (2 * self.count)).sqrt()  # the root of half the variance
-                value = mean + std * diagonal_noise
-                for factor, deviation in zip(factors.tolist(), self.deviations, strict=True):
-                    value += factor * deviation[name]
-                dtype = self.deviations[0][name].dtype
-                drawn[name] = value.to(dtype)
-            yield drawn
+            yield self._draw(generator)
+
+    def _draw(self, generator: torch.Generator) -> Weights:
+        """Draw the weights of one member, in the dtype of the collected weights."""
+        low_rank_noise = torch.randn(self.rank, generator=generator, dtype=torch.float64)
+        factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))  # [K], one for each deviation
+        drawn = {}
+        for name in sorted(self.mean):  # after resuming, the dictionary has the order of a file
+            mean = self.mean[name]
+            diagonal_noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+            std = (self.squares[name] / (2 * self.count)).sqrt()  # the root of half the variance
+            value = mean + std * diagonal_noise
+            for factor, deviation in zip(factors.tolist(), self.deviations, strict=True):
+                value += factor * deviation[name]
+            dtype = self.deviations[0][name].dtype
+            drawn[name] = value.to(dtype)
+        return drawn
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
