@@ -238,7 +238,7 @@ def _not_found(spec: Spec, path: Path) -> InputError:
         hint = f"did you mean builtin:{spec.path}?"
     elif not folder.is_dir():
         # The last one of the parents is the root, or the folder that the program runs in.
-        existing = next(above for above in folder.parents if above.is_dir())
+        existing = next((above for above in folder.parents if above.is_dir()), Path("/"))
         hint = f"the path exists up to {existing}/"
     else:
         near = difflib.get_close_matches(path.name, _names_in(folder), n=3, cutoff=0.5)

@@ -312,7 +312,9 @@ def without_places(spec: str, places: Iterable[int]) -> str:
                 left_out.add(place)
             number += 1
         place += 1
-    return spec.replace(f"without={before}", f"without={_spans_text(left_out)}")
+    # By its key and not by its value, which the SPEC may spell in another way: %2C for a comma.
+    wanted = f"without={_spans_text(left_out)}"
+    return re.sub(r"(?<=[?&])without=[^&]*", lambda _: wanted, spec, count=1)
 
 
 def _spans_text(places: Iterable[int]) -> str:

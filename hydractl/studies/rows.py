@@ -310,6 +310,10 @@ class Scale:
     cut: Sequence[str] = ()
 
 
+_FEWEST_SAMPLES = 150
+"""Samples of each set that the smallest search takes."""
+
+
 def smaller(scale: Scale) -> Iterator[Scale]:
     """Yield the scale that was asked for, then ever smaller ones, each with one more cut."""
     yield scale
@@ -335,10 +339,9 @@ def smaller(scale: Scale) -> Iterator[Scale]:
         yield scale
 
     # The fewest samples.
-    fewest = 150
-    if scale.samples:
-        fewest = min(scale.samples, fewest)
-    yield replace(scale, samples=fewest, cut=[*scale.cut, "the search takes 150 samples"])
+    if scale.samples is None or scale.samples > _FEWEST_SAMPLES:
+        text = f"the search takes {_FEWEST_SAMPLES} samples"
+        yield replace(scale, samples=_FEWEST_SAMPLES, cut=[*scale.cut, text])
 
 
 NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}

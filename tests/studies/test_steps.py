@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.studies.rows import Workshop
+from hydractl.studies.rows import Scale, Workshop, smaller
 from hydractl.studies.steps import Step, in_order, script
 
 
@@ -44,3 +44,14 @@ def test_the_script_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> 
 def test_a_share_of_the_heads_is_at_least_one_and_never_all(part: float, count: int) -> None:
     workshop = Workshop("vit.st", {0: 4, 1: 4, 2: 4}, [2], None, "val", "ood", Path("out"))
     assert workshop.share(part) == count
+
+
+@pytest.mark.parametrize("asked", [None, 5000, 700, 150, 90])
+def test_each_smaller_study_says_what_is_left_out_and_nothing_else(asked: int | None) -> None:
+    scales = list(smaller(Scale(rows=["whole-avg"], approx=None, samples=asked)))
+    for before, after in zip(scales, scales[1:], strict=False):
+        assert len(after.cut) == len(before.cut) + 1
+        assert (before.rows, before.approx, before.samples) != (after.rows, after.approx, after.samples)
+        if after.samples != before.samples:
+            assert f"takes {after.samples} samples" in after.cut[-1]
+    assert scales[-1].samples == min(asked or 150, 150)
