@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_a_share_of_the_heads_is_at_least_one_and_never_all(part: float, count: 
 @pytest.mark.parametrize("asked", [None, 5000, 700, 150, 90])
 def test_each_smaller_study_says_what_is_left_out_and_nothing_else(asked: int | None) -> None:
     scales = list(smaller(Scale(rows=["whole-avg"], approx=None, samples=asked)))
-    for before, after in zip(scales, scales[1:], strict=False):
+    for before, after in itertools.pairwise(scales):
         assert len(after.cut) == len(before.cut) + 1
         assert (before.rows, before.approx, before.samples) != (after.rows, after.approx, after.samples)
         if after.samples != before.samples:
