@@ -51,7 +51,11 @@ _LOGGER = logging.getLogger("hydractl")
 
 def arguments_of(verb: str) -> dict[str, Option]:
     """Return the options of a verb that its function takes, by argument."""
-    return {option.name: option for option in options_of(SETTINGS[verb]) if option.name not in OF_A_TERMINAL}
+    taken = {}
+    for option in options_of(SETTINGS[verb]):
+        if option.name not in OF_A_TERMINAL:
+            taken[option.name] = option
+    return taken
 
 
 def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcome:
@@ -93,7 +97,9 @@ def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcom
 
 
 def _is_left_out(value: object) -> bool:
-    return value is None or (isinstance(value, list | tuple) and not value)
+    if isinstance(value, list | tuple):
+        return not value
+    return value is None
 
 
 class _PythonLog(ShowsProgress):
@@ -190,8 +196,12 @@ def _prepared(option: Option, value: object, specs: Mapping[str, str]) -> object
 def _prepared_sets(option: Option, value: object, specs: Mapping[str, str]) -> object:
     if isinstance(value, Mapping):
         by_name = {name: specs[f"{option.name}.{name}"] for name in value}
-        return by_name if option.names else list(by_name.values())
-    texts = [value] if isinstance(value, str) else value
+        if option.names:
+            return by_name
+        return list(by_name.values())
+    texts = value
+    if isinstance(value, str):
+        texts = [value]
     if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
         return value
     raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")

@@ -46,7 +46,9 @@ class Document(dict[str, Any]):
     @property
     def rows(self) -> list[Row]:
         """The rows, one for each model or step; the document itself where it has none."""
-        return [self] if self.rows_key is None else list(self[self.rows_key])
+        if self.rows_key is None:
+            return [self]
+        return list(self[self.rows_key])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary that shares nothing with this document."""
@@ -123,7 +125,8 @@ class Circuits(Document):
         return [Circuit(circuit) for circuit in self["circuits"]]
 
     def _summary(self) -> str:
-        return ", ".join(str(circuit.get("objective")) for circuit in self["circuits"])
+        objectives = [str(circuit.get("objective")) for circuit in self["circuits"]]
+        return ", ".join(objectives)
 
 
 class Exports(Document):
@@ -132,7 +135,8 @@ class Exports(Document):
     rows_key = "exports"
 
     def _summary(self) -> str:
-        return ", ".join(str(row["path"]) for row in self.rows)
+        paths = [str(row["path"]) for row in self.rows]
+        return ", ".join(paths)
 
 
 class _ByModel(Document):
@@ -143,7 +147,8 @@ class _ByModel(Document):
     @property
     def names(self) -> list[str]:
         """The names of the rows, in order, each once."""
-        return list(dict.fromkeys(str(row[self.name_key]) for row in self.rows))
+        names = [str(row[self.name_key]) for row in self.rows]
+        return list(dict.fromkeys(names))
 
     def row(self, name: str) -> Row:
         """Return the first row of this name.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydractl.errors import HydraError
@@ -33,20 +33,32 @@ class Wording:
         self, verb: str, function: str, options: Iterable[Option], values: Mapping[str, Any], specs: Mapping[str, str]
     ) -> None:
         self._help = {f"hydractl {verb} --help": f"help(hydractl.{function})"}
-        self._names = {option.flag: option.name for option in options}
+        self._names: dict[str, str] = {}  # of arguments, by flag
+        flags: dict[str, str] = {}  # by name of the argument
+        for option in options:
+            self._names[option.flag] = option.name
+            flags[option.name] = option.flag
+
+        # What messages say of a value, and what the call says.
         self._values: dict[str, str] = {}
         for option in options:
             for value in _shown_values(option, values.get(option.name)):
                 self._values[f"{option.flag} {value}"] = f"{option.name}={value!r}"
+
+        # What they say of samples in memory.
         self._held: dict[str, str] = {}
         for called, spec in specs.items():
             if not spec.startswith(_IN_MEMORY):
                 continue
-            name, _, inner = called.partition(".")
-            flag = next((option.flag for option in options if option.name == name), f"--{name}")
+            name, _, key = called.partition(".")
+            flag = flags.get(name, f"--{name}")
+            held = name
             self._held[f"{flag} {spec}"] = name
-            self._held[f"{flag} {inner.partition(':')[0]} {spec}"] = f"{name}[{inner!r}]"
-            self._held[spec] = f"{name}[{inner!r}]" if inner else name
+            if key:
+                held = f"{name}[{key!r}]"
+                set_name = key.partition(":")[0]
+                self._held[f"{flag} {set_name} {spec}"] = held
+            self._held[spec] = held  # last: the texts before hold this one
 
     def translate(self, error: HydraError) -> None:
         """Change the message, the hint and the problems of an error."""
@@ -74,7 +86,9 @@ class Wording:
 
 def _shown_values(option: Option, value: Any) -> list[str | float]:
     """Return the texts and numbers of an argument, which messages may show behind its flag; no samples in memory."""
-    items = value if option.many and isinstance(value, list | tuple) else [value]
+    items: Sequence[Any] = [value]
+    if option.many and isinstance(value, list | tuple):
+        items = value
     shown: list[str | float] = []
     for item in items:
         if isinstance(item, str | int | float) and not isinstance(item, bool):

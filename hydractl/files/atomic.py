@@ -72,9 +72,11 @@ def file_path(text: str) -> Path:
 
 def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
     """Name one of several outputs: with the mark 1 ``a.st`` is ``a.1.st``; ``vit.taylor-8`` and a folder end in it."""
-    has_suffix = path.suffix[1:].isalpha() and not folder
-    suffix = path.suffix if has_suffix else ""
-    return path.with_name(f"{path.name.removesuffix(suffix)}.{mark}{suffix}")
+    suffix = path.suffix
+    if folder or not suffix[1:].isalpha():
+        suffix = ""
+    name = path.name.removesuffix(suffix)
+    return path.with_name(f"{name}.{mark}{suffix}")
 
 
 class Output:

@@ -87,7 +87,11 @@ class FileTensors:
 
     def names(self) -> list[str]:
         """Return all tensor names but those of :data:`BESIDE`, sorted."""
-        return sorted(name for name in self.header.tensors if not name.startswith(BESIDE))
+        names = []
+        for name in self.header.tensors:
+            if not name.startswith(BESIDE):
+                names.append(name)
+        return sorted(names)
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype and shape of one tensor."""
@@ -118,7 +122,8 @@ class FileTensors:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return self.header.data_start + max(info.end for info in self.header.tensors.values())
+        ends = [info.end for info in self.header.tensors.values()]
+        return self.header.data_start + max(ends)
 
     def sha256(self) -> str:
         """Return the SHA-256 of the whole file, as hex."""
@@ -215,8 +220,12 @@ class DictTensors(MappedTensors):
     """Tensors that are already in memory."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-        infos = {name: tensor_info(tensor) for name, tensor in self.tensors.items()}
+        self.tensors = {}
+        infos = {}
+        for name, tensor in tensors.items():
+            on_cpu = tensor.detach().cpu()
+            self.tensors[name] = on_cpu
+            infos[name] = tensor_info(on_cpu)
         super().__init__(infos, self.tensors.__getitem__)
 
 
@@ -287,13 +296,21 @@ def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]
     """Return the tensors that lie beside the weights in a file, those whose names start so."""
     if not isinstance(source, FileTensors):
         return {}
-    return {name: source.read(name) for name in source.header.tensors if name.startswith(start)}
+    tensors = {}
+    for name in source.header.tensors:
+        if name.startswith(start):
+            tensors[name] = source.read(name)
+    return tensors
 
 
 def shapes_only(source: TensorSource) -> MappedTensors:
     """Return the tensors of a source as meta tensors, which have dtypes and shapes and no numbers."""
     infos = {name: source.info(name) for name in source.names()}
-    return MappedTensors(infos, lambda name: meta_tensor(source.info(name)))
+
+    def read(name: str) -> torch.Tensor:
+        return meta_tensor(infos[name])
+
+    return MappedTensors(infos, read)
 
 
 def page_buffer(count: int) -> torch.Tensor:

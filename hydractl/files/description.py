@@ -104,7 +104,9 @@ class Description:
     @property
     def reads(self) -> str:
         """The kind of sample that the model reads: ``image`` or ``text``."""
-        return "text" if self.preprocess.get("kind") == "text" else "image"
+        if self.preprocess.get("kind") == "text":
+            return "text"
+        return "image"
 
     @property
     def params_nonzero(self) -> int | None:
@@ -113,7 +115,9 @@ class Description:
         if not isinstance(sparse, Mapping):
             return None
         count = sparse.get("params_nonzero")
-        return count if type(count) is int else None
+        if type(count) is not int:
+            return None
+        return count
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form ``hydractl.checkpoint/1``."""

@@ -113,8 +113,13 @@ class CurveRecord(Record):
         """Return that the lists differ in length, where they do; there is one more of `edges`."""
         lengths = set()
         for name, entries in values.items():
-            lengths.add(len(entries) - 1 if name == "edges" else len(entries))
-        return "has lists that differ in length" if len(lengths) > 1 else None
+            bins = len(entries)
+            if name == "edges":
+                bins -= 1
+            lengths.add(bins)
+        if len(lengths) > 1:
+            return "has lists that differ in length"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +229,16 @@ class EvalRow(Record, form="Row"):
     @property
     def macs(self) -> int | None:
         """The multiply-adds of one sample; None where they are not known."""
-        return self.cost.macs if self.cost is not None else None
+        if self.cost is None:
+            return None
+        return self.cost.macs
 
     @property
     def single_macs(self) -> int | None:
         """Those of its model with all heads; None where they are not known."""
-        return self.cost.single_macs if self.cost is not None else None
+        if self.cost is None:
+            return None
+        return self.cost.single_macs
 
     @property
     def files(self) -> list[str]:
@@ -288,12 +297,16 @@ class EvalAnswer(Record, form="Eval"):
         """Return the names that two rows have, where there are some."""
         counts = Counter(row.name for row in values["models"])
         twice = [shown(name) for name, count in counts.items() if count > 1]
-        return f"two rows have the name {', '.join(twice)}" if twice else None
+        if not twice:
+            return None
+        return f"two rows have the name {', '.join(twice)}"
 
     def said_of(self, convention: str, row: EvalRow) -> Any:
         """Return what a convention that tells rows apart says of one; None where it says nothing."""
         by_row = self.conventions.get(convention)
-        return by_row.get(row.name) if isinstance(by_row, Mapping) else None
+        if not isinstance(by_row, Mapping):
+            return None
+        return by_row.get(row.name)
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
@@ -320,7 +333,9 @@ def ood_set_place(name: str) -> Place:
 
     def metrics(row: EvalRow) -> Metrics:
         measured = row.detection.ood.get(name)
-        return measured.metrics if measured is not None else {}
+        if measured is None:
+            return {}
+        return measured.metrics
 
     return Place(f"ood.{name}", metrics)
 
@@ -335,7 +350,9 @@ def score_average_place(score: str) -> Place:
 
     def metrics(row: EvalRow) -> Metrics:
         detection = row.scores.get(score)
-        return average_of(detection, "ood_avg") if detection is not None else {}
+        if detection is None:
+            return {}
+        return average_of(detection, "ood_avg")
 
     return Place(f"scores.{score}.ood_avg", metrics)
 
@@ -343,7 +360,9 @@ def score_average_place(score: str) -> Place:
 def average_of(detection: OodDetection, average: OodAverage) -> Metrics:
     """Return the means over some OOD sets; empty where there are none."""
     means: DetectionMetrics | None = getattr(detection, average)
-    return means.metrics if means is not None else {}
+    if means is None:
+        return {}
+    return means.metrics
 
 
 def diversity_place(name: str) -> Place:
@@ -351,7 +370,9 @@ def diversity_place(name: str) -> Place:
 
     def metrics(row: EvalRow) -> Metrics:
         measured = row.diversity.get(name)
-        return measured.metrics if measured is not None else {}
+        if measured is None:
+            return {}
+        return measured.metrics
 
     return Place(f"diversity.{name}", metrics)
 
@@ -361,7 +382,9 @@ def parts_place(key: str) -> Place:
 
     def metrics(row: EvalRow) -> Metrics:
         parts = row.id.metrics.get(key)
-        return parts if isinstance(parts, Mapping) else {}
+        if not isinstance(parts, Mapping):
+            return {}
+        return parts
 
     return Place(f"id.{key}", metrics)
 
@@ -371,7 +394,9 @@ def corruption_place(kind: str, severity: str) -> Place:
 
     def metrics(row: EvalRow) -> Metrics:
         measured = row.corruptions.get(kind, {}).get(severity)
-        return measured.metrics if measured is not None else {}
+        if measured is None:
+            return {}
+        return measured.metrics
 
     return Place(f"corruptions.{kind}.{severity}", metrics)
 
@@ -381,6 +406,8 @@ def severity_place(severity: str) -> Place:
 
     def metrics(row: EvalRow) -> Metrics:
         means = row.corruption_avg.get(severity)
-        return means.metrics if means is not None else {}
+        if means is None:
+            return {}
+        return means.metrics
 
     return Place(f"corruption_avg.{severity}", metrics)

@@ -94,7 +94,9 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
 
 def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
     """Count the samples of a data set that weights were trained on."""
-    return int(marked([use for use in entries if use["as"] == "train"], dataset).sum())
+    trainings = [use for use in entries if use["as"] == "train"]
+    is_seen = marked(trainings, dataset)
+    return int(is_seen.sum())
 
 
 def who_saw(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
@@ -129,8 +131,12 @@ def seen_in(document: Any, origin: str) -> list[Entry]:
     if not isinstance(document, dict):
         return []
     start = document.get("start_mask")
-    before = start.get("seen") if isinstance(start, dict) else None
-    return merged(checked(before, origin), checked(document.get("seen"), origin))
+    before = None
+    if isinstance(start, dict):
+        before = start.get("seen")
+    seen_before = checked(before, origin)
+    seen_since = checked(document.get("seen"), origin)
+    return merged(seen_before, seen_since)
 
 
 def _is_entry(value: Any) -> bool:

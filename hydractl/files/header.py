@@ -70,7 +70,8 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.numel * DTYPES[self.dtype][1]
+        _, bytes_an_element = DTYPES[self.dtype]
+        return self.numel * bytes_an_element
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,10 @@ class Header:
     def description(self) -> dict[str, Any] | None:
         """The ``hydractl`` description of the file, or None in a file of another tool."""
         text = self.metadata.get("hydractl")
-        return None if text is None else json.loads(text)  # checked by read_header
+        if text is None:
+            return None
+        description: dict[str, Any] = json.loads(text)  # checked by read_header
+        return description
 
 
 def read_header(path: str | Path) -> Header:
@@ -122,8 +126,12 @@ def read_header(path: str | Path) -> Header:
 
 
 def _checked_metadata(metadata: Any, path: Path) -> dict[str, str]:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InputError(f"{path} has metadata that is not a map of strings")
+    problem = f"{path} has metadata that is not a map of strings"
+    if not isinstance(metadata, dict):
+        raise InputError(problem)
+    for value in metadata.values():
+        if not isinstance(value, str):
+            raise InputError(problem)
     return metadata
 
 
@@ -231,7 +239,9 @@ def _problem(name: str, entry: Any) -> str | None:
 
 
 def _has_half_characters(name: str) -> bool:
-    return not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name)
+    if name.isascii():
+        return False
+    return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
@@ -250,7 +260,12 @@ def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
 
 def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, TensorInfo]]:
     """Return the tensors of a file as they lie in it; empty ones before what begins at the same place."""
-    return sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end))
+
+    def place(item: tuple[str, TensorInfo]) -> tuple[int, int]:
+        _, info = item
+        return info.start, info.end
+
+    return sorted(tensors.items(), key=place)
 
 
 def _are_counts(values: Any) -> bool:
@@ -265,7 +280,12 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]
     Data is sorted by falling element size, then name, which keeps every tensor aligned; header keys are sorted by
     name. The library's own writer orders several metadata keys at random, hence a writer of our own.
     """
-    order = sorted(infos, key=lambda name: (-DTYPES[infos[name].dtype][1], name))
+
+    def place(name: str) -> tuple[int, str]:
+        _, bytes_an_element = DTYPES[infos[name].dtype]
+        return -bytes_an_element, name
+
+    order = sorted(infos, key=place)
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "hydractl": canonical_json(description)}}
     start = 0
     for name in order:

@@ -33,7 +33,9 @@ class SiteHeadsRecord(Record, form="SiteHeads"):
 
     def kept_by(self, member: int) -> Sequence[int]:
         """Return the heads that one member keeps; none where the site has not so many members."""
-        return self.kept[member] if member < len(self.kept) else ()
+        if member >= len(self.kept):
+            return ()
+        return self.kept[member]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,8 @@ class Registry(Generic[T]):
         Raises:
             InputError: for one of another package that cannot be imported, or is declared under another name.
         """
-        if name not in self._loaded and (name in self._own or name in self._foreign):
+        is_declared = name in self._own or name in self._foreign
+        if is_declared and name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded.get(name)
 
@@ -103,4 +104,6 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 def _origin(point: EntryPoint) -> str:
     """Return the name of the package that an entry point belongs to."""
-    return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    if point.dist is None:
+        return point.value
+    return f"{point.dist.name} {point.dist.version}"

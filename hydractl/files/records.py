@@ -54,8 +54,10 @@ Interval = Annotated[Sequence[Number], Sized(2, 2)]
 
 
 def _rising(edges: Sequence[float], _: Mapping[str, Any]) -> str | None:
-    rises = all(low < high for low, high in pairwise(edges))
-    return None if rises else "does not rise"
+    for low, high in pairwise(edges):
+        if low >= high:
+            return "does not rise"
+    return None
 
 
 Edges = Annotated[Sequence[float], Sized(2), Checked(_rising)]
@@ -243,7 +245,10 @@ class Record:
 
 def _not_of(known: Sequence[JsonField], document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of an object that no field has by its own key."""
-    keys = {field.key for field in known if not field.facts.inline}
+    keys = set()
+    for field in known:
+        if not field.facts.inline:
+            keys.add(field.key)
     return {key: value for key, value in document.items() if key not in keys}
 
 
@@ -306,7 +311,13 @@ def _reader_of_union(arguments: Sequence[Any]) -> Callable[[Any], Any]:
 
 def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return the reader that leaves null alone: a set without any sample has no curve."""
-    return lambda value: None if value is None else read(value)
+
+    def read_unless_null(value: Any) -> Any:
+        if value is None:
+            return None
+        return read(value)
+
+    return read_unless_null
 
 
 def _as_it_is(value: Any) -> Any:

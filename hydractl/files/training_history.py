@@ -147,13 +147,18 @@ def epoch_text(epoch: Mapping[str, Any]) -> str:
     """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
     for key, value in _known(epoch).items():
-        facts.append(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}")
+        shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+        facts.append(f"{key} {shown}")
     return ", ".join(facts)
 
 
 def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of an epoch, and nothing else that a file may say of it."""
-    return {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
+    known = {}
+    for key in ("epoch", "steps", *_NUMBERS):
+        if key in epoch:
+            known[key] = epoch[key]
+    return known
 
 
 def _samples(seen: Iterable[Entry], fingerprint: Any) -> int | None:

@@ -155,7 +155,9 @@ class Common:
     @property
     def to_stdout(self) -> bool:
         """Whether the document that the verb makes goes to standard output instead of a file."""
-        return self.output == "-" or (self.json and self.output is None)
+        if self.output is None:
+            return self.json
+        return self.output == "-"
 
     @property
     def seed_mark(self) -> str:
@@ -213,7 +215,9 @@ class Common:
 
     def given(self, name: str) -> bool:
         """Return whether the option has a value, or was given one that could not be read."""
-        return getattr(self, name) not in (None, []) or name in self.unread
+        if name in self.unread:
+            return True
+        return getattr(self, name) not in (None, [])
 
     def of_this_verb(self, name: str) -> bool:
         """Return whether the option was given to this verb, and not to all verbs at once."""

@@ -263,8 +263,10 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
 
 def _is_flagless(name: str, verb: str) -> bool:
     """Return whether a verb has an option of that name without a flag."""
-    flagless = [option.flag for option in options_of_verb(verb) if option.flagless]
-    return f"--{name}" in flagless
+    for option in options_of_verb(verb):
+        if option.flag == f"--{name}":
+            return option.flagless
+    return False
 
 
 def about_word(word: str, verb: str | None) -> str:
@@ -283,7 +285,9 @@ def about_word(word: str, verb: str | None) -> str:
     if meant:
         return meant
     others = COMMAND_LINE.verbs_with(name)
-    return f"; see {_as_command(_listed(others))}" if others else ""
+    if not others:
+        return ""
+    return f"; see {_as_command(_listed(others))}"
 
 
 def about_key_of_file(key: str) -> str:
@@ -351,7 +355,9 @@ def _longer(word: str, names: Sequence[str]) -> list[str]:
     if len(beginning) < _SHORTEST_BEGINNING:
         return []
     longer = [name for name in names if name.replace("-", "").startswith(beginning)]
-    return longer if len(longer) <= _MOST_NAMES else []
+    if len(longer) > _MOST_NAMES:
+        return []
+    return longer
 
 
 def _by_shared_words(word: str, names: Sequence[str]) -> list[str]:
@@ -367,11 +373,17 @@ def _by_shared_words(word: str, names: Sequence[str]) -> list[str]:
         return []
     largest = max(shares.values())
     nearest_names = [name for name, share in shares.items() if share == largest]
-    return nearest_names if len(nearest_names) <= _MOST_NAMES else []
+    if len(nearest_names) > _MOST_NAMES:
+        return []
+    return nearest_names
 
 
 def _words(name: str) -> set[str]:
-    return {part for part in name.split("-") if len(part) >= _SHORTEST_WORD}
+    words = set()
+    for part in name.split("-"):
+        if len(part) >= _SHORTEST_WORD:
+            words.add(part)
+    return words
 
 
 def _did_you_mean(names: Iterable[str]) -> str:
