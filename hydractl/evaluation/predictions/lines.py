@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from hydractl.data.parquet_rows import write_predictions_parquet
 from hydractl.files.atomic import Output, write_with
 from hydractl.metrics.samples import Samples
 
@@ -64,7 +64,7 @@ def write_rows(
         if suffix == ".csv":
             _write_csv(handle, rows, fields)
         elif suffix == ".parquet":
-            _write_parquet(handle, rows, fields, named_classes)
+            write_predictions_parquet(handle, rows, fields, named_classes=named_classes)
         else:
             _write_json_lines(handle, rows)
 
@@ -119,40 +119,6 @@ def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, Any]], names: Sequ
             cells[name] = _cell(value)
         writer.writerow(cells)
     text.detach()
-
-
-_ROWS_OF_A_GROUP = 10_000
-"""Rows of Parquet that are written together; so many are in memory."""
-
-
-def _write_parquet(
-    handle: IO[bytes], rows: Iterable[Mapping[str, Any]], names: Sequence[str], named_classes: bool
-) -> None:
-    """Write rows as Parquet, whose columns have the same types whatever the first rows hold."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    label = pa.string() if named_classes else pa.int64()
-    types = {
-        "id": pa.string(),
-        "label": label,
-        "predicted": label,
-        FLAG: pa.bool_(),
-        "set": pa.list_(label),
-        "top": pa.list_(pa.struct([("label", label), ("p", pa.float64())])),
-        "members": pa.list_(pa.struct([("predicted", label), ("confidence", pa.float64())])),
-    }
-    schema = pa.schema([(name, types.get(name, pa.float64())) for name in names])
-    with pq.ParquetWriter(handle, schema) as writer:
-        for group in _in_groups(rows, _ROWS_OF_A_GROUP):
-            writer.write_table(pa.Table.from_pylist(group, schema=schema))
-
-
-def _in_groups(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield lists of ``size`` rows; the last one may be shorter."""
-    left = iter(rows)
-    while group := list(itertools.islice(left, size)):
-        yield group
 
 
 def _cell(value: Any) -> LineValue:

@@ -1,0 +1,51 @@
+"""Predictions as the rows of a Parquet file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+_ROWS_OF_A_GROUP = 10_000
+"""Rows that are written together; so many are in memory."""
+
+
+def write_predictions_parquet(
+    handle: IO[bytes], rows: Iterable[Mapping[str, Any]], fields: Sequence[str], *, named_classes: bool
+) -> None:
+    """Write rows whose columns have the same types whatever the first rows hold.
+
+    Args:
+        handle: of the file.
+        rows: the value of every field, one mapping for each sample.
+        fields: their names, in the order of the columns.
+        named_classes: whether classes are names; else they are numbers.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    label = pa.string() if named_classes else pa.int64()
+    types = {
+        "id": pa.string(),
+        "label": label,
+        "predicted": label,
+        "is_ood": pa.bool_(),
+        "set": pa.list_(label),
+        "top": pa.list_(pa.struct([("label", label), ("p", pa.float64())])),
+        "members": pa.list_(pa.struct([("predicted", label), ("confidence", pa.float64())])),
+    }
+    columns = []
+    for field in fields:
+        columns.append((field, types.get(field, pa.float64())))
+    schema = pa.schema(columns)
+    with pq.ParquetWriter(handle, schema) as writer:
+        for group in _in_groups(rows):
+            table = pa.Table.from_pylist(group, schema=schema)
+            writer.write_table(table)
+
+
+def _in_groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield rows in lists; the last one may be shorter."""
+    left = iter(rows)
+    while group := list(itertools.islice(left, _ROWS_OF_A_GROUP)):
+        yield group
