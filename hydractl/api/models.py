@@ -25,7 +25,7 @@ from hydractl.errors import UsageError
 from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, FileTensors, beside, with_tensors, write_checkpoint
-from hydractl.files.description import CHECKPOINT_SCHEMA, Description, provenance
+from hydractl.files.description import CHECKPOINT_SCHEMA, CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.model.laplace import KEY
 from hydractl.model.loading import build_model, load_source
@@ -300,7 +300,7 @@ def save(
 def _source_of(model: HydraModel) -> Source:
     """A module as a source: its weights as they are now."""
     description = model.description
-    for left in ("calibration", "cascade", KEY):
+    for left in (*CHOSEN_BY_CALIBRATE, "cascade", KEY):
         if left in description.extra:
             warnings.warn(f"the {left} is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
     tensors = DictTensors(model.stock_tensors())

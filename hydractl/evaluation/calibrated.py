@@ -13,6 +13,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, fitted_entries
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_checkpoint
+from hydractl.files.description import CHOSEN_BY_CALIBRATE
 from hydractl.files.fingerprints import merged
 from hydractl.metrics.conformal import stored_conformal
 from hydractl.model.laplace import START as POSTERIOR
@@ -40,7 +41,7 @@ def write_calibrated(
     description = source.description
     tensors: TensorSource = with_tensors(source.tensors, beside(source.tensors, POSTERIOR))
     extra = dict(description.extra)
-    for key in ("calibration", "threshold", "ood_score", "conformal"):
+    for key in CHOSEN_BY_CALIBRATE:
         extra.pop(key, None)
     calibration = fitted.calibration_record()
     if calibration is not None:

@@ -308,7 +308,7 @@ def shapes_only(source: TensorSource) -> MappedTensors:
     infos = {name: source.info(name) for name in source.names()}
 
     def read(name: str) -> torch.Tensor:
-        return meta_tensor(infos[name])
+        return meta_tensor(source.info(name))  # also of a tensor that lies beside the weights, which no list has
 
     return MappedTensors(infos, read)
 

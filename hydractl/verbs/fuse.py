@@ -17,7 +17,7 @@ from hydractl.expressions.data_sets import AUTO as MADE
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import TensorSource, write_checkpoint
-from hydractl.files.description import Description, provenance
+from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.fuse_answer import (
     AveragingRecord,
@@ -57,9 +57,6 @@ _UNDECIDED = (
     "whether members are averaged, as here, or kept whole, with at most {} parameters, is decided when weights are read"
 )
 _AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
-
-_FITTED_TO_ALL_MEMBERS = ("calibration", "threshold", "ood_score")
-"""Entries of a description that do not hold for a cascade, whose first member often answers alone."""
 
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
@@ -428,7 +425,8 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
         # Fit the cascade.
-        left_out = [name for name in ("calibration", "threshold") if name in description.extra]
+        # They do not hold for a cascade, whose first member often answers alone.
+        left_out = [name for name in CHOSEN_BY_CALIBRATE if name in description.extra]
         if left_out:
             log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left_out)}; see calibrate")
         cascade = validation.fit(settings, description, source.tensors, log)
@@ -438,7 +436,7 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
             log.warn(warning)
 
         # Write the model with it.
-        extra = {key: value for key, value in description.extra.items() if key not in _FITTED_TO_ALL_MEMBERS}
+        extra = {key: value for key, value in description.extra.items() if key not in left_out}
         extra.update(_cascade_entries(cascade))
         with_cascade = replace(
             validation.with_seen(description),

@@ -115,6 +115,18 @@ def test_a_recalibration_keeps_prediction_sets_only_with_their_probabilities() -
     assert "conformal" not in hydractl.open("other.st").source.description.extra
 
 
+def test_what_changes_the_predictions_drops_the_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    run("calibrate", "base.st", "--val", "builtin:digits/val", "--conformal", "0.1", "-o", "c.st")
+    assert "conformal" in hydractl.open("c.st").source.description.extra
+    run("prune", "c.st", "--method", "magnitude", "--keep", "2", "-o", "p.st")
+    assert main(["laplace", "c.st", "--train", "builtin:digits/train", "--limit", "50", "-o", "l.st"]) == 0
+    assert "left out, as fitted to the logits without the posterior: conformal" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="the conformal is left out"):
+        hydractl.save(hydractl.load("c.st", device="cpu"), "s.st")
+    for changed in ("p.st", "l.st", "s.st"):
+        assert "conformal" not in hydractl.open(changed).source.description.extra
+
+
 def test_top_classes_and_members() -> None:
     predict(TEST, "--limit", "7", "--top", "3", "--members")
     model = hydractl.load("cal.st", device="cpu")
