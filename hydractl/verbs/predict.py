@@ -45,6 +45,8 @@ from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
+_THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
+
 
 @dataclass(frozen=True)
 class _Plan:
@@ -89,11 +91,9 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
     if path is not None and path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow"))
     plan = _plan_of(settings)
-    check_known(settings.requirements(), [plan.source.name], REQUIRABLE, skip_first=False)
+    _check_requirements(plan, settings)
     if plan.chosen.threshold is None:
-        name = plan.source.name
-        hint = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
-        log.info(f"{name} holds no threshold, so no input is flagged; {hint}")
+        log.info(f"{plan.source.name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
     if settings.dry_run:
         return _dry_run(plan, path, report, settings)
     announce_reading([plan.source], log)
@@ -160,6 +160,22 @@ def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: Pred
     check_outputs(files, force=settings.force)
     planned = PlannedPredictions(model=plan.source.name, samples=len(plan.samples), files=[str(file) for file in files])
     return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_json()})
+
+
+def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
+    """Refuse requirements that can never hold.
+
+    Raises:
+        UsageError: of a figure that there is not.
+    """
+    name = plan.source.name
+    requirements = settings.requirements()
+    check_known(requirements, [name], REQUIRABLE, skip_first=False)
+    for requirement in requirements:
+        if requirement.key == "ood_share" and plan.chosen.threshold is None:
+            raise UsageError(
+                f"--require {requirement.text} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT
+            )
 
 
 # --- predicting -------------------------------------------------------------------------------------------------------

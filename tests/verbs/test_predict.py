@@ -264,6 +264,8 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
     assert main(["predict", "hydra.st", TEST, "--limit", "3"]) == 0
     printed = capsys.readouterr()
     assert "hydra holds no threshold, so no input is flagged" in printed.err
+    assert main(["predict", "hydra.st", TEST, "--require", "ood_share<=0.5"]) == 2
+    assert "needs a threshold, and hydra holds none" in capsys.readouterr().err
     assert all("is_ood" not in json.loads(line) for line in printed.out.splitlines())
 
 
