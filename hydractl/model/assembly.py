@@ -54,18 +54,26 @@ class Assembly:
         self._masks = description.masks
         self._sites = family.sites(description.config)
         self._stored_once = sites_stored_once(tensors, family, self._sites)
-        self._views = [MemberTensors(tensors, member) for member in range(len(description.masks))]
+        members = range(len(description.masks))
+        self._views = [MemberTensors(tensors, member) for member in members]
         self._per_member = self._names_per_member()
         self._reader = _Reader(tensors, device, dtype)
-        self._late = LateWeights(tensors, device) if streamed else None
-        self.networks = [family.build(description.config) for _ in self._views]
-        for network, view in zip(self.networks, self._views, strict=True):
+        self._late: LateWeights | None = None
+        if streamed:
+            self._late = LateWeights(tensors, device)
+
+        self.networks: list[nn.Module] = []
+        for view in self._views:
+            network = family.build(description.config)
+            self.networks.append(network)
             self._load(network, view)
+
         self.attentions: list[HeadAttention] = []
         starts = self._starts()
         for start in starts:
             for index in start.sites:
-                self._install(self._sites[index], start, index)
+                self._install(index, start)
+
         self._wrap_modules_per_member()
         if self._late is not None:
             self._late.attach(self.networks)
@@ -74,7 +82,7 @@ class Assembly:
         self.chains = self._make_chains(starts)
 
     def _names_per_member(self) -> set[str]:
-        """Return the stock names of the tensors that every member has for itself."""
+        """Return the stock names of the tensors of which every member has its own."""
         names = set()
         for view in self._views:
             for name, stored in view.stored.items():
@@ -90,28 +98,35 @@ class Assembly:
         for name in parameters:
             if self._is_attention(name):
                 continue
+            stored = view.stored[name]
             if self._late is not None and name in late_names:
-                state[name] = self._late.parameter(view.stored[name])
+                state[name] = self._late.parameter(stored)
             else:
-                state[name] = self._reader.parameter(view.stored[name])
+                state[name] = self._reader.parameter(stored)
         for name in network.state_dict():
             if name not in parameters:  # a buffer, such as a mean of a batch norm
-                state[name] = self._reader.tensor(view.stored[name])
+                stored = view.stored[name]
+                state[name] = self._reader.tensor(stored)
         network.load_state_dict(state, strict=False, assign=True)
 
     def _make_chains(self, starts: Sequence[Start]) -> list[Chain]:
         """Return one chain for each tower."""
-        parts_per_member = {self._family.part(name, self._sites) for name in self._per_member}
+        parts_per_member = {self._part(name) for name in self._per_member}
         merged = "mlp" not in parts_per_member
         chains = []
         for tower, start in enumerate(starts):
-            attentions = self.attentions[start.sites.start : start.sites.stop]
-            chains.append(Chain(self._family, self.networks, tower, attentions, start, merged))
+            attentions = [self.attentions[index] for index in start.sites]
+            chain = Chain(self._family, self.networks, tower, attentions, start, merged)
+            chains.append(chain)
         return chains
+
+    def _part(self, name: str) -> str:
+        """Return the part of the model that a tensor of the library's model belongs to, such as ``mlp`` or ``norm``."""
+        return self._family.part(name, self._sites)
 
     def _is_attention(self, name: str) -> bool:
         """Return whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
-        return self._family.part(name, self._sites) == "attention"
+        return self._part(name) == "attention"
 
     def _late_names(self, network: nn.Module) -> set[str]:
         """Return the parameters that are read only when they run: of blocks, and of tables of a library's own class.
@@ -120,62 +135,82 @@ class Assembly:
         """
         if self._late is None:
             return set()
-        prefixes = [f"{path}." for path in self._block_paths]
+        paths = list(self._block_paths)
         for path, module in network.named_modules():
-            if isinstance(module, nn.Embedding) and type(module) is not nn.Embedding:
-                prefixes.append(f"{path}.")
-        names = [name for name, _ in network.named_parameters()]
-        return {name for name in names if name.startswith(tuple(prefixes))}
+            is_own_class = type(module) is not nn.Embedding
+            if isinstance(module, nn.Embedding) and is_own_class:
+                paths.append(path)
+        inside_late_modules = tuple(f"{path}." for path in paths)
+        late_names = set()
+        for name, _ in network.named_parameters():
+            if name.startswith(inside_late_modules):
+                late_names.add(name)
+        return late_names
 
     # --- what is the same in all members ------------------------------------------------------------------------------
 
     def _starts(self) -> list[Start]:
         """Return how far the members are the same, for each tower."""
         starts = []
-        first = 0
+        first_site = 0
         for stages in self._family.stages(self.networks[0]):
-            sites = range(first, first + len(stages.blocks))
+            blocks = len(stages.blocks)
+            sites = range(first_site, first_site + blocks)
             starts.append(self._start(stages, sites))
-            first = sites.stop
+            first_site = sites.stop
         return starts
 
     def _start(self, stages: Stages, sites: range) -> Start:
         """Return how far the members are the same in one tower, whose sites these are."""
-        if any(name.startswith(stages.stem_prefixes) for name in self._per_member):
+        if self._differing(stages.stem_prefixes):
             return Start(sites, shared_stem=False, blocks=0, pool=False)
         for block, block_path in enumerate(stages.block_paths):
-            site_path = self._sites[sites[block]].path
-            prefixes = stages.prefixes_of(block)
-            differing = [name for name in self._per_member if name.startswith(prefixes)]
-            if not differing and self._same_heads(site_path):
+            site = self._sites[sites[block]]
+            differing = self._differing(stages.prefixes_of(block))
+            if not differing and self._same_heads(site.path):
                 continue
             # All members attend to the same input if nothing before the attention differs: norms, and merging.
-            same_input = not any(self._is_before_attention(name, block_path) for name in differing)
-            pool = same_input and site_path in self._stored_once
+            before_attention = [name for name in differing if self._is_before_attention(name, block_path)]
+            pool = not before_attention and site.path in self._stored_once
             return Start(sites, shared_stem=True, blocks=block, pool=pool)
         return Start(sites, shared_stem=True, blocks=len(sites), pool=False)
 
+    def _differing(self, prefixes: tuple[str, ...]) -> list[str]:
+        """Return the tensors under some prefixes of which every member has its own."""
+        differing = []
+        for name in self._per_member:
+            if name.startswith(prefixes):
+                differing.append(name)
+        return differing
+
     def _same_heads(self, site: str) -> bool:
         """Return whether all members keep the same heads at a site."""
-        first = self._masks[0].kept[site]
-        return all(mask.kept[site] == first for mask in self._masks)
+        different_choices = {mask.kept[site] for mask in self._masks}
+        return len(different_choices) == 1
 
     def _is_before_attention(self, name: str, block: str) -> bool:
         """Return whether a tensor acts before the attention of a block: in a norm, or in the merging of tokens."""
-        merges_tokens = not name.startswith(f"{block}.")
-        return merges_tokens or self._family.part(name, self._sites) == "norm"
+        inside_block = name.startswith(f"{block}.")
+        if not inside_block:  # it merges tokens
+            return True
+        return self._part(name) == "norm"
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
-    def _install(self, site: Site, start: Start, index: int) -> None:
-        """Put one attention for all members in the place of the library's."""
+    def _install(self, index: int, start: Start) -> None:
+        """Put one attention for all members in the place of the library's, at the site of an index."""
+        site = self._sites[index]
         if site.path in self._stored_once:
-            masks = self._masks[:1] if start.once(index) else self._masks
+            masks = self._masks
+            if start.once(index):  # all members have the same heads
+                masks = masks[:1]
             heads_of_members = [mask.kept[site.path] for mask in masks]
             members = self._members_of_one_bank(site, heads_of_members)
         else:
-            banks = [self._bank(site, member) for member in range(len(self.networks))]
-            members = [MemberProjections(bank) for bank in banks]
+            members = []
+            for member in range(len(self.networks)):
+                bank = self._bank(site, member)
+                members.append(MemberProjections(bank))
         attention_dropout, output_dropout = self._family.dropouts(self.networks[0], site)
         attention = HeadAttention(
             members,
@@ -196,22 +231,29 @@ class Assembly:
         """
         stored_heads = union(self._masks, site.path)
         heads_in_bank = neighbours(kept)
-        bank = self._bank(site, 0, [stored_heads.index(head) for head in heads_in_bank])
+        places = [stored_heads.index(head) for head in heads_in_bank]
+        bank = self._bank(site, 0, places)
+        members = []
         by_heads: dict[tuple[int, ...], MemberProjections] = {}
         for heads in kept:
             if heads not in by_heads:
                 positions = [heads_in_bank.index(head) for head in heads]
                 by_heads[heads] = MemberProjections(bank, positions)
-        return [by_heads[heads] for heads in kept]
+            members.append(by_heads[heads])
+        return members
 
     def _weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
         """Return the heads that stand under the names of a member at a site, with their original numbers."""
         view = self._views[member]
-        names = attention_names(self._family, view, self._sites, site)
-        tensors = {name: read(view.stored[name]) for name in names}
-        kept = held_mask(self._masks, member, self._stored_once).kept[site.path]
-        weights = read_heads(self._family, tensors, site, kept)
-        return replace(weights, number=torch.tensor(kept, dtype=torch.long))
+        tensors = {}
+        for name in attention_names(self._family, view, self._sites, site):
+            stored = view.stored[name]
+            tensors[name] = read(stored)
+        held = held_mask(self._masks, member, self._stored_once)
+        heads = held.kept[site.path]
+        weights = read_heads(self._family, tensors, site, heads)
+        original_numbers = torch.tensor(heads, dtype=torch.long)
+        return replace(weights, number=original_numbers)
 
     def _bank(self, site: Site, member: int, places: Sequence[int] | None = None) -> HeadBank:
         """Return a bank of the heads that stand under the names of a member: all of them, or those at some places."""
@@ -226,15 +268,19 @@ class Assembly:
         late = self._late
         if late is None:
             return make_bank(self._reader.tensor, common)
+
+        def make_bank_late() -> HeadBank:
+            return make_bank(late.read, copy.deepcopy(common))
+
         bank = make_bank(late.hollow, common)
-        late.register_bank(bank, lambda: make_bank(late.read, copy.deepcopy(common)))
+        late.register_bank(bank, make_bank_late)
         return bank
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
     @property
     def _block_paths(self) -> list[str]:
-        """The module paths of the blocks of all towers, and of what makes fewer tokens before them."""
+        """The module paths of the blocks of all towers, and of the modules before blocks that merge tokens."""
         paths: list[str] = []
         for stages in self._family.stages(self.networks[0]):
             paths += stages.block_paths
@@ -245,17 +291,19 @@ class Assembly:
         """Wrap, in the blocks of the first member, each module whose weights every member has for itself."""
         blocks = self._block_paths
         inside_blocks = tuple(f"{path}." for path in blocks)
-        names_of_owner: dict[str, list[str]] = {}
+        names_of_owner: dict[str, list[str]] = {}  # by the path of the module that holds them
         for name in sorted(self._per_member):
-            if name.startswith(inside_blocks) and not self._is_attention(name):
-                owner = name.rpartition(".")[0]
-                names_of_owner.setdefault(owner, []).append(name)
+            if not name.startswith(inside_blocks) or self._is_attention(name):
+                continue
+            owner, _, _ = name.rpartition(".")
+            names_of_owner.setdefault(owner, []).append(name)
         for owner, names in sorted(names_of_owner.items()):
             if owner in blocks:
                 self._replace_scales(owner, names)
                 continue
             modules = [network.get_submodule(owner) for network in self.networks]
-            self.networks[0].set_submodule(owner, PerMember(modules))
+            per_member = PerMember(modules)
+            self.networks[0].set_submodule(owner, per_member)
 
     def _replace_scales(self, block: str, names: Sequence[str]) -> None:
         """Replace the vectors that a block holds itself and multiplies by with one for each member."""
@@ -264,7 +312,7 @@ class Assembly:
             scales = [network.get_parameter(name) for network in self.networks]
             if scales[0].dim() != 1:
                 raise InputError(f"weights held by {block} itself cannot be kept per member")
-            leaf = name.rpartition(".")[2]
+            _, _, leaf = name.rpartition(".")
             scale = PerMemberScale(scales)
             delattr(module, leaf)
             scaled_path = self._family.scaled.get(leaf)
@@ -273,12 +321,14 @@ class Assembly:
             else:  # torch.compile cannot trace a module that is multiplied by, so the scale is called before the other
                 setattr(module, leaf, None)
                 scaled_module = module.get_submodule(scaled_path)
-                module.set_submodule(scaled_path, nn.Sequential(scale, scaled_module))
+                scale_and_module = nn.Sequential(scale, scaled_module)
+                module.set_submodule(scaled_path, scale_and_module)
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Remove the blocks: only those of the first member run."""
         for path in self._block_paths:
-            network.set_submodule(path, nn.Identity())
+            nothing = nn.Identity()
+            network.set_submodule(path, nothing)
 
 
 def _bank_of(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
@@ -289,7 +339,9 @@ def _bank_of(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
         common: the modules of the latter, in the order of :data:`COMMON`. They are given their weights.
     """
     for name, module in zip(COMMON, common, strict=True):
-        state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
+        state = {}
+        for leaf, _ in module.named_parameters():
+            state[leaf] = weights.extra[f"{name}.{leaf}"]
         module.load_state_dict(state, assign=True)
     q_norm, k_norm, features = common
     return HeadBank(weights, q_norm, k_norm, features)
@@ -310,14 +362,17 @@ class _Reader:
     def tensor(self, stored: str) -> Tensor:
         """Read a tensor: a copy, unless the source lends its memory."""
         tensor = self._tensors.read(stored)
-        dtype = self._dtype if tensor.is_floating_point() else None
+        dtype = None
+        if tensor.is_floating_point():
+            dtype = self._dtype
         is_lent = isinstance(self._tensors, LentTensors)
         return tensor.to(self._device, dtype, copy=not is_lent)
 
     def parameter(self, stored: str) -> nn.Parameter:
         """Return the parameter of a stored name."""
         if stored not in self._parameters:
-            self._parameters[stored] = nn.Parameter(self.tensor(stored))
+            tensor = self.tensor(stored)
+            self._parameters[stored] = nn.Parameter(tensor)
         return self._parameters[stored]
 
 
@@ -341,11 +396,13 @@ class LateWeights:
 
     def hollow(self, stored: str) -> Tensor:
         """Return a tensor of the stored shape without numbers."""
-        return _hollow(self._tensors.info(stored).shape, self._device)
+        info = self._tensors.info(stored)
+        return _hollow(info.shape, self._device)
 
     def read(self, stored: str) -> Tensor:
         """Read a tensor in float32."""
-        return _widened(self._tensors.read(stored), self._device)
+        tensor = self._tensors.read(stored)
+        return _widened(tensor, self._device)
 
     def parameter(self, stored: str) -> nn.Parameter:
         """Return the parameter of a stored name, without numbers."""
@@ -356,8 +413,9 @@ class LateWeights:
         return self._parameters[stored]
 
     def register_bank(self, bank: HeadBank, make: Callable[[], HeadBank]) -> None:
-        """Empty a bank, which ``make`` makes anew when its attention runs."""
-        _empty(bank.parameters())
+        """Empty a bank and remember ``make``, which makes it anew when its attention runs."""
+        parameters = bank.parameters()
+        _empty(parameters)
         self._make_bank[id(bank)] = make
 
     def attach(self, networks: Iterable[nn.Module]) -> None:
@@ -365,14 +423,17 @@ class LateWeights:
         attached: set[int] = set()
         for network in networks:
             for module in network.modules():
-                if id(module) not in attached:
-                    attached.add(id(module))
-                    self._attach(module)
+                if id(module) in attached:
+                    continue
+                attached.add(id(module))
+                self._attach(module)
 
     def _attach(self, module: nn.Module) -> None:
-        """Add hooks to a module that has such weights."""
-        own_parameters = module.parameters(recurse=False)
-        parameters = [parameter for parameter in own_parameters if id(parameter) in self._stored_names]
+        """Add hooks to a module that holds parameters or banks without numbers; leave any other as it is."""
+        parameters: list[nn.Parameter] = []
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in self._stored_names:
+                parameters.append(parameter)
         # Banks and the projections of members are never called themselves, so hooks of theirs would not run.
         banks: list[HeadBank] = []
         if isinstance(module, HeadAttention):
@@ -384,11 +445,14 @@ class LateWeights:
 
         def give_weights(*_: Any) -> None:
             for parameter in parameters:
-                parameter.data = self.read(self._stored_names[id(parameter)])
+                stored = self._stored_names[id(parameter)]
+                parameter.data = self.read(stored)
             for bank in banks:
-                fresh = self._make_bank[id(bank)]()
-                for parameter, weights in zip(bank.parameters(), fresh.parameters(), strict=True):
-                    parameter.data = weights.data
+                make_bank = self._make_bank[id(bank)]
+                fresh_bank = make_bank()
+                pairs = zip(bank.parameters(), fresh_bank.parameters(), strict=True)
+                for parameter, fresh_parameter in pairs:
+                    parameter.data = fresh_parameter.data
 
         def drop_weights(*_: Any) -> None:
             _empty(parameters)
@@ -402,13 +466,15 @@ class LateWeights:
 def _empty(parameters: Iterable[nn.Parameter]) -> None:
     """Drop the numbers of parameters; they keep their shapes."""
     for parameter in parameters:
-        parameter.data = _hollow(parameter.shape, parameter.device)
+        shape = parameter.shape
+        parameter.data = _hollow(shape, parameter.device)
 
 
 def _hollow(shape: Iterable[int], device: torch.device) -> Tensor:
     """Return a tensor of NaN, which takes the memory of one number."""
-    nan = torch.full((), float("nan"), device=device)
-    return nan.expand(tuple(shape))
+    nan = float("nan")
+    one_number = torch.full((), nan, device=device)
+    return one_number.expand(tuple(shape))
 
 
 def _widened(stored: Tensor, device: torch.device) -> Tensor:
@@ -416,5 +482,6 @@ def _widened(stored: Tensor, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return stored.to(device, torch.float32)
     bytes_of_float32 = 4
-    pages = page_buffer(bytes_of_float32 * stored.numel()).view(torch.float32)
-    return pages.reshape(stored.shape).copy_(stored)
+    pages = page_buffer(bytes_of_float32 * stored.numel())
+    widened = pages.view(torch.float32).reshape(stored.shape)
+    return widened.copy_(stored)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,23 @@ from hydractl.model.context import QueryTokens, RunContext, apart, context_of_ru
 from hydractl.model.projections import MemberProjections, cat_parts
 from hydractl.model.stacking import StackedProjections
 
+_Part = TypeVar("_Part", Tensor, Rotary, Relative)
+"""A part of a :class:`_Meeting`."""
+
+
+def _changed(part: _Part | None, change: Callable[[_Part], _Part]) -> _Part | None:
+    """Return ``change(part)`` of a part that a meeting may be without; None for None."""
+    if part is None:
+        return None
+    return change(part)
+
 
 @dataclass(frozen=True)
 class _Meeting:
-    """The way queries meet keys.
+    """The way queries meet keys. Each part but ``is_causal`` may be None: then it does nothing.
 
     Attributes:
-        mask: broadcastable to ``[B, heads, q, T]``, or None.
+        mask: broadcastable to ``[B, heads, q, T]``.
         is_causal: whether a token sees only itself and those before it.
         query_rotary, key_rotary: turn queries and keys by their positions.
         relative: adds to the scores by the distances of query and key tokens.
@@ -41,49 +51,43 @@ class _Meeting:
 
     def for_member(self, member: int) -> _Meeting:
         """Return the same for the samples of one member."""
-        query_rotary = self.query_rotary
-        if query_rotary is not None:
-            query_rotary = query_rotary.of(member)
-        key_rotary = self.key_rotary
-        if key_rotary is not None:
-            key_rotary = key_rotary.of(member)
-        relative = self.relative
-        if relative is not None:
-            relative = relative.of(member)
-        return _Meeting(self.mask, self.is_causal, query_rotary, key_rotary, relative)
+        meeting = self._with_angles(lambda angles: angles.of(member))
+        relative = _changed(self.relative, lambda terms: terms.of(member))
+        return replace(meeting, relative=relative)
 
     def for_query_tokens(self, queries: QueryTokens) -> _Meeting:
         """Return the same where only some tokens ask: their rows of the mask, their positions and distances."""
-        query_rotary = self.query_rotary
-        if query_rotary is not None:
-            query_rotary = query_rotary.at(queries.positions)
-        relative = self.relative
-        if relative is not None:
-            relative = replace(relative, positions=queries.positions)
-        return _Meeting(queries.rows_of(self.mask), self.is_causal, query_rotary, self.key_rotary, relative)
+        positions = queries.positions
+        mask = queries.rows_of(self.mask)
+        query_rotary = _changed(self.query_rotary, lambda angles: angles.at(positions))
+        relative = _changed(self.relative, lambda terms: replace(terms, positions=positions))
+        return replace(self, mask=mask, query_rotary=query_rotary, relative=relative)
 
     def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
         """Return the same for some heads of members, by their original numbers."""
-        query_rotary = self.query_rotary
-        if query_rotary is not None:
-            query_rotary = query_rotary.for_heads(heads)
-        key_rotary = self.key_rotary
-        if key_rotary is not None:
-            key_rotary = key_rotary.for_heads(heads)
-        return replace(self, query_rotary=query_rotary, key_rotary=key_rotary)
+        return self._with_angles(lambda angles: angles.for_heads(heads))
 
     def for_member_major(self, members: int) -> _Meeting:
-        """Return the same for member-major samples: what each sample has for itself, repeated for each member."""
-        mask = self.mask
-        if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
-            mask = mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
-        query_rotary = self.query_rotary
-        if query_rotary is not None:
-            query_rotary = query_rotary.repeated(members)
-        key_rotary = self.key_rotary
-        if key_rotary is not None:
-            key_rotary = key_rotary.repeated(members)
-        return _Meeting(mask, self.is_causal, query_rotary, key_rotary)
+        """Return the same for member-major samples: what each sample has for itself, repeated for each member.
+
+        There are no relative terms in it: members that have some never run as one batch.
+        """
+
+        def repeated(mask: Tensor) -> Tensor:
+            differs_by_sample = mask.dim() == 4 and mask.shape[0] > 1
+            if not differs_by_sample:
+                return mask
+            return mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
+
+        mask = _changed(self.mask, repeated)
+        meeting = self._with_angles(lambda angles: angles.repeated(members))
+        return replace(meeting, mask=mask, relative=None)
+
+    def _with_angles(self, change: Callable[[Rotary], Rotary]) -> _Meeting:
+        """Return the same with both rotaries changed alike."""
+        query_rotary = _changed(self.query_rotary, change)
+        key_rotary = _changed(self.key_rotary, change)
+        return replace(self, query_rotary=query_rotary, key_rotary=key_rotary)
 
 
 class HeadAttention(nn.Module):
@@ -156,9 +160,11 @@ class HeadAttention(nn.Module):
 
         Otherwise the first call without gradients does; in a graph compiled before that, every call would.
         """
-        if self._stacked.possible and context.batches(self.projections[0].bank.out.device):
-            with torch.no_grad():
-                self._stacked.make(self.pooled)
+        device = self.projections[0].bank.out.device
+        if not self._stacked.possible or not context.batches(device):
+            return
+        with torch.no_grad():
+            self._stacked.make(self.pooled)
 
     def keep_apart(self) -> None:
         """Never stack the weights of members: where terms or angles belong to single heads, members run by themselves.
@@ -191,17 +197,26 @@ class HeadAttention(nn.Module):
         if context.attended is not None:
             return context.attended
         meeting = _Meeting(attn_mask, is_causal, query_rotary=rotary, key_rotary=rotary, relative=relative)
+
+        # Some tokens only.
         memory = None
-        if context.queries is not None:
+        queries = context.queries
+        if queries is not None:
             assert not is_causal, "a block that runs for some tokens needs its mask written out"
-            memory = context.queries.memory
-            meeting = meeting.for_query_tokens(context.queries)
+            memory = queries.memory
+            meeting = meeting.for_query_tokens(queries)
+
+        # One member alone, or all of them as one batch.
         members = self.projections
-        if context.member is not None and len(members) > 1:
-            members = [members[context.member]]
-            meeting = meeting.for_member(context.member)
+        member = context.member
+        if member is not None and len(members) > 1:
+            members = [members[member]]
+            meeting = meeting.for_member(member)
         elif self._batches(context, x.device):
-            return self._dropped(self._batched(x, memory, meeting))
+            output = self._batched(x, memory, meeting)
+            return self._dropped(output)
+
+        # One member after another, all heads in one attention.
         parts = apart(x, len(members))
         heads = self._heads(members, parts, memory, meeting)
         if self.observer is not None:
@@ -218,12 +233,14 @@ class HeadAttention(nn.Module):
     def _show_first_member(observer: Callable[[Tensor], None], heads: Tensor | None, part: Tensor) -> None:
         """Hand the observer the heads of member 0, ``[B, T, 0]`` where it has none."""
         if heads is None:
-            heads = part.new_zeros((*part.shape[:2], 0))
+            batch, tokens = part.shape[:2]
+            heads = part.new_zeros((batch, tokens, 0))
         observer(heads)
 
     def _dropped(self, output: Tensor) -> Tensor:
         """Apply the dropout of the output, in training or where it always acts."""
-        return F.dropout(output, self.output_dropout, self.training or self.drops)
+        is_active = self.training or self.drops
+        return F.dropout(output, self.output_dropout, is_active)
 
     def _heads(
         self,
@@ -243,14 +260,16 @@ class HeadAttention(nn.Module):
                 memories = apart(memory, len(members))
             attended = self._attend(members, parts, memories, meeting)
         heads: list[Tensor | None] = []
-        for projections, attended_heads, part in zip(members, attended, parts, strict=True):
+        for member, projections in enumerate(members):
+            attended_heads = attended[member]
             if attended_heads is None:
                 heads.append(None)
             else:
-                heads.append(projections.concatenate(attended_heads, part))
+                heads.append(projections.concatenate(attended_heads, parts[member]))
         if self.head_gate is None:
             return heads
-        return self._gated(heads, members, self.head_gate, len(parts[0]))
+        batch = parts[0].shape[0]
+        return self._gated(heads, members, self.head_gate, batch)
 
     @staticmethod
     def _gated(
@@ -264,13 +283,16 @@ class HeadAttention(nn.Module):
             head_gate: ``[1 or samples, sum of heads]``.
             batch: B, a multiple of the samples where each was cut into windows.
         """
-        gates = head_gate.repeat_interleave(members[0].head_dim, dim=1)  # [1 or samples, sum of heads * head_dim]
-        if len(gates) > 1:
-            windows = batch // len(gates)
+        head_dim = members[0].head_dim
+        gates = head_gate.repeat_interleave(head_dim, dim=1)  # [1 or samples, sum of heads * head_dim]
+        samples = gates.shape[0]
+        if samples > 1:
+            windows = batch // samples
             gates = gates.repeat_interleave(windows, dim=0)
-        widths = [projections.heads * projections.head_dim for projections in members]
+        widths = [projections.heads * head_dim for projections in members]
+        gates_of_members = gates.split(widths, dim=1)  # of each member [1 or B, h * head_dim]
         gated: list[Tensor | None] = []
-        for heads_of_member, gate in zip(heads, gates.split(widths, dim=1), strict=True):
+        for heads_of_member, gate in zip(heads, gates_of_members, strict=True):
             if heads_of_member is None:
                 gated.append(None)
             else:
@@ -285,9 +307,9 @@ class HeadAttention(nn.Module):
         meeting: _Meeting,
     ) -> list[Tensor | None]:
         """Return the attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
-        runs_of_members = []
-        for projections, part, memory in zip(members, parts, memories, strict=True):
-            runs_of_members.append(projections.project(part, memory))
+        runs_of_members: list[list[tuple[Tensor, Tensor, Tensor]]] = []
+        for member, projections in enumerate(members):
+            runs_of_members.append(projections.project(parts[member], memories[member]))
         all_runs = list(itertools.chain(*runs_of_members))
         if not all_runs:
             return [None] * len(members)
@@ -295,23 +317,21 @@ class HeadAttention(nn.Module):
         q = cat_parts(queries, dim=1)  # [B, sum of heads, q, head_dim]
         k = cat_parts(keys, dim=1)  # [B, sum of heads, T, head_dim], and so are the values
         v = cat_parts(values, dim=1)
-        if meeting.relative is not None:
+
+        # The terms and the angles that single heads have.
+        relative = meeting.relative
+        if relative is not None:
             terms: list[Tensor] = []  # of each run [1 or B, n, q, T]
             for member, projections in enumerate(members):
-                relative = meeting.relative.of(member)
-                terms += projections.relative(runs_of_members[member], relative)
-            mask = meeting.relative.masked(meeting.mask, cat_parts(terms, dim=1), q.shape[0])
+                terms += projections.relative(runs_of_members[member], relative.of(member))
+            terms_of_heads = cat_parts(terms, dim=1)  # [1 or B, sum of heads, q, T]
+            mask = relative.masked(meeting.mask, terms_of_heads, q.shape[0])
             meeting = replace(meeting, mask=mask)
         if meeting.key_rotary is not None and meeting.key_rotary.of_heads:
-            numbers = {member: projections.numbers for member, projections in enumerate(members) if projections.heads}
-            meeting = meeting.for_heads(numbers)
+            meeting = meeting.for_heads(_numbers_of_heads(members))
+
         attended = self._scaled_dot_products(q, k, v, meeting)
-        head_counts = [projections.heads for projections in members if projections.heads]
-        parts_with_heads = iter(attended.split(head_counts, dim=1))
-        attended_of_members: list[Tensor | None] = []
-        for projections in members:
-            attended_of_members.append(next(parts_with_heads) if projections.heads else None)
-        return attended_of_members
+        return _split_by_member(attended, members)
 
     def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
         """Return the weighted values ``[B, h, q, head_dim]``, queries and keys turned by their positions before."""
@@ -319,15 +339,21 @@ class HeadAttention(nn.Module):
             q = meeting.query_rotary(q)
         if meeting.key_rotary is not None:
             k = meeting.key_rotary(k)
-        dropout = self.attention_dropout if self.training else 0.0
-        scale = None if meeting.relative is None else meeting.relative.scale
+        dropout = 0.0
+        if self.training:
+            dropout = self.attention_dropout
+        scale = None
+        if meeting.relative is not None:
+            scale = meeting.relative.scale
         return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
 
     def _batches(self, context: RunContext, device: torch.device) -> bool:
-        """Return whether the projections of all members are batched products: never while single heads are observed."""
+        """Return whether all members' projections run as batched products: never while single heads are observed."""
         if self.head_gate is not None or self.observer is not None:
             return False
-        return self._stacked.possible and context.batches(device)
+        if not self._stacked.possible:
+            return False
+        return context.batches(device)
 
     def _batched(self, x: Tensor, memory: Tensor | None, meeting: _Meeting) -> Tensor:
         """Attend as :meth:`forward`, with all members' samples in one batch, which costs one copy of a mask."""
@@ -336,10 +362,34 @@ class HeadAttention(nn.Module):
             common_input = apart(x, members)[:1]
             (pool,) = self._attend([self._all_heads], common_input, [memory], meeting)
             assert pool is not None, "a pool in which members have heads has heads"
-            return self._stacked.output(self._stacked.take(pool))
-        q, k, v = self._stacked.project(x, memory)
-        attended = self._scaled_dot_products(q, k, v, meeting.for_member_major(members))
+            attended = self._stacked.take(pool)
+        else:
+            q, k, v = self._stacked.project(x, memory)
+            meeting = meeting.for_member_major(members)
+            attended = self._scaled_dot_products(q, k, v, meeting)
         return self._stacked.output(attended)
+
+
+def _numbers_of_heads(members: Sequence[MemberProjections]) -> dict[int, Tensor]:
+    """Return the original numbers ``[h]`` of the heads of each member that has some, by member."""
+    numbers = {}
+    for member, projections in enumerate(members):
+        if projections.heads:
+            numbers[member] = projections.numbers
+    return numbers
+
+
+def _split_by_member(attended: Tensor, members: Sequence[MemberProjections]) -> list[Tensor | None]:
+    """Split ``[B, sum of heads, q, head_dim]`` into the heads of each member; None for one without heads."""
+    head_counts = [projections.heads for projections in members if projections.heads]
+    parts_with_heads = iter(attended.split(head_counts, dim=1))
+    parts: list[Tensor | None] = []
+    for projections in members:
+        if projections.heads:
+            parts.append(next(parts_with_heads))
+        else:
+            parts.append(None)
+    return parts
 
 
 def _heads_from_pool(projections: MemberProjections, pool: Tensor | None) -> Tensor | None:

@@ -38,18 +38,25 @@ class Start:
 
     def once(self, site: int) -> bool:
         """Return whether the block of a site runs once for all members."""
-        return site - self.sites.start < self.blocks
+        return site < self.first_apart
 
     def pooled(self, site: int) -> bool:
         """Return whether the attention of a site runs once for all members, and each takes its heads from it."""
-        return self.pool and site - self.sites.start == self.blocks
+        if not self.pool:
+            return False
+        return site == self.first_apart
+
+    @property
+    def first_apart(self) -> int:
+        """The site of the first block that is not the same for all members; one behind the last where all are."""
+        return self.sites.start + self.blocks
 
 
 class Chain:
     """The blocks of one tower, run for all members at once.
 
-    A state is common to all members up to the block in which they part, and member-major behind it. A copy, or what a
-    pickle gives back, is one of the copied networks.
+    A state is common to all members up to the block in which they part, and member-major behind it. A copied or
+    unpickled chain runs the copied networks.
 
     Args:
         family: of the model.
@@ -95,8 +102,9 @@ class Chain:
         """Cut the networks into stages: again after they were given a posterior."""
         self._stages = []
         for network in self._networks:
-            stages = self._family.stages(network)[self._place]
-            self._stages.append(with_posterior(stages, network))
+            towers = self._family.stages(network)
+            stages = with_posterior(towers[self._place], network)
+            self._stages.append(stages)
 
     def of_projection(self) -> Chain:
         """Return a copy that reads out what enters the last linear layer, ``[M, B, prompts, d]``."""
@@ -125,7 +133,8 @@ class Chain:
     @property
     def block_paths(self) -> list[str]:
         """The module path of each block."""
-        return list(self._stages[0].block_paths)
+        paths = self._stages[0].block_paths
+        return list(paths)
 
     @property
     def spans(self) -> Sequence[tuple[float, int]]:
@@ -134,7 +143,8 @@ class Chain:
 
     def __call__(self, inputs: Any) -> Tensor:
         """Return what the tower reads out for every member: ``[M, B, ...]``."""
-        return self.rest(self.sites.start, self.stem(inputs))
+        state = self.stem(inputs)
+        return self.rest(self.sites.start, state)
 
     def stem(self, inputs: Any) -> State:
         """Compute the state before the first block: one for all members where their stems are the same."""
@@ -145,7 +155,8 @@ class Chain:
         for name in self._stages[0].per_member:
             values = [state.context[name] for state in states]
             context[name] = torch.stack(values)  # M times [...] -> [M, ...]
-        hidden = torch.cat([state.hidden for state in states])  # M times [B, T, d] -> [M * B, T, d]
+        hidden_of_members = [state.hidden for state in states]
+        hidden = torch.cat(hidden_of_members)  # M times [B, T, d] -> [M * B, T, d]
         return State(hidden, context)
 
     def block(
@@ -165,18 +176,25 @@ class Chain:
             member, queries, attended: as of :class:`hydractl.model.context.RunContext`.
         """
         context = RunContext(member, self.batched, queries, attended)
-        block = self._stages[0].blocks[site - self.sites.start]
-        return context.run(block, self._for_members(site, state, member))
+        blocks = self._stages[0].blocks
+        block = blocks[site - self.sites.start]
+        block_state = self._for_members(site, state, member)
+        return context.run(block, block_state)
 
     def _for_members(self, site: int, state: State, member: int | None) -> State:
         """Return the state before a block, repeated for every member where they part."""
-        if member is not None or self.members == 1 or not self._parts_at(site):
+        if member is not None or self.members == 1:
             return state
-        return State(state.hidden.repeat(self.members, 1, 1), state.context)  # [B, T, d] -> [M * B, T, d]
+        if not self._parts_at(site):
+            return state
+        hidden = state.hidden.repeat(self.members, 1, 1)  # [B, T, d] -> [M * B, T, d]
+        return State(hidden, state.context)
 
     def _parts_at(self, site: int) -> bool:
         """Return whether the state before the block of a site is common to all members, and behind it no longer."""
-        return self.start.shared_stem and site - self.sites.start == self.start.blocks
+        if not self.start.shared_stem:
+            return False
+        return site == self.start.first_apart
 
     def by_member(self, inputs: Any) -> Callable[[int, Tensor | None], Tensor]:
         """Run what is common to all members once.
@@ -187,7 +205,7 @@ class Chain:
         """
         site = self.sites.start
         state = self.stem(inputs)
-        while site < self.sites.stop and self.start.once(site):
+        while site < self.start.first_apart:
             state = self._block_for_rest(site, state)
             site += 1
         hidden_of_members = self._for_each_member(state.hidden, common=self.start.shared_stem)
@@ -208,34 +226,53 @@ class Chain:
 
     def _some_samples(self, state: State, rows: Tensor) -> State:
         """Return some samples of a state of one member."""
-        context = self._change_per_sample(state.context, lambda value: value[rows])
-        return State(state.hidden[rows], context)
+
+        def selected(value: Tensor) -> Tensor:
+            return value[rows]
+
+        context = self._change_per_sample(state.context, selected)
+        hidden = selected(state.hidden)
+        return State(hidden, context)
 
     def rest(self, site: int, state: State) -> Tensor:
         """Run on from the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
-        while site < self.sites.stop and (self.start.once(site) or self.start.pooled(site)):
+        # What the members have in common.
+        while site < self.sites.stop:
+            in_common = self.start.once(site) or self.start.pooled(site)
+            if not in_common:
+                break
             state = self._block_for_rest(site, state)
             site += 1
-        if self.members == 1 or site == self.sites.stop or self._side_by_side(site, state.hidden):
+
+        # The blocks of all members side by side.
+        nothing_to_part = self.members == 1 or site == self.sites.stop
+        if nothing_to_part or self._side_by_side(site, state.hidden):
             for index in range(site, self.sites.stop):
                 state = self._block_for_rest(index, state)
             return self.readout(state)
+
+        # Or those of one member after another.
         hidden_of_members = self._for_each_member(state.hidden, common=self._parts_at(site))
         outputs = []
         for member, hidden in enumerate(hidden_of_members):
-            outputs.append(self._alone(site, State(hidden, state.context), member))
+            member_state = State(hidden, state.context)
+            outputs.append(self._alone(site, member_state, member))
         return torch.stack(outputs)
 
     def _alone(self, site: int, state: State, member: int) -> Tensor:
         """Run one member from the block of ``site`` on and return what it reads out, ``[B, ...]``."""
         for index in range(site, self.sites.stop):
             state = self._block_for_rest(index, state, member)
-        return self._stages[member].readout(state)
+        stages = self._stages[member]
+        return stages.readout(state)
 
     @property
     def watched(self) -> bool:
         """Whether gates or observers of heads are in place, which are about all members at once."""
-        return any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions)
+        for attention in self.attentions:
+            if attention.head_gate is not None or attention.observer is not None:
+                return True
+        return False
 
     def _side_by_side(self, site: int, hidden: Tensor) -> bool:
         """Return whether members run in the same operations from the block of a site on.
@@ -260,9 +297,11 @@ class Chain:
 
     def _block_for_rest(self, site: int, state: State, member: int | None = None) -> State:
         """Run a block as :meth:`block` does; the last one only for the tokens that are read out."""
-        if site < self.sites.stop - 1 or self.whole_last_block or self.attentions[-1].training:
-            return self.block(site, state, member=member)
-        return self.last_block(state, member)
+        is_last = site == self.sites.stop - 1
+        runs_whole = self.whole_last_block or self.attentions[-1].training
+        if is_last and not runs_whole:
+            return self.last_block(state, member)
+        return self.block(site, state, member=member)
 
     def last_block(self, state: State, member: int | None = None) -> State:
         """Run the last block for those tokens only that are read out; all tokens where all are."""
@@ -270,12 +309,16 @@ class Chain:
         query_state = self.query_tokens(state, member)
         if query_state is state:
             return self.block(last, state, member=member)
+        # Keys and values are made of all tokens.
         attended_state = state  # a pool attends to the state that is common to all members
         if not self.start.pooled(last):
             attended_state = self._for_members(last, state, member)
         attention_input = self._stages[0].attention_inputs[-1]
-        memory = RunContext(member, self.batched).run(attention_input, attended_state)
-        queries = QueryTokens(query_state.context["read"], memory)
+        context = RunContext(member, self.batched)
+        memory = context.run(attention_input, attended_state)
+
+        positions = query_state.context["read"]
+        queries = QueryTokens(positions, memory)
         return self.block(last, query_state, member=member, queries=queries)
 
     def query_tokens(self, state: State, member: int | None = None) -> State:
@@ -283,15 +326,23 @@ class Chain:
         reads = self._stages[0].reads
         if reads is None:
             return state
-        common = self.start.shared_stem and self.start.blocks >= len(self.sites) - 1
+
+        # Members read the same tokens, so one copy of the batch tells their positions.
+        last = self.sites.stop - 1
+        common = self.start.shared_stem and last <= self.start.first_apart
         copies = self.members
         if common or member is not None:
             copies = 1
         samples, _, width = state.hidden.shape  # [copies * B, T, d]
         batch = samples // copies
-        positions = reads(State(state.hidden[:batch], state.context))  # [B, q]
-        index = positions.repeat(copies, 1)[:, :, None].expand(-1, -1, width)  # -> [copies * B, q, d]
-        return State(state.hidden.gather(1, index), {**state.context, "read": positions})
+        first_copy = State(state.hidden[:batch], state.context)
+        positions = reads(first_copy)  # [B, q]
+
+        rows = positions.repeat(copies, 1)[:, :, None]  # [copies * B, q, 1]
+        index = rows.expand(-1, -1, width)  # [copies * B, q, d]
+        hidden = state.hidden.gather(1, index)
+        context = {**state.context, "read": positions}
+        return State(hidden, context)
 
     def repeated(self, state: State, times: int) -> State:
         """Repeat the same samples ``times`` over, one copy behind the other, in a chain of one member."""
@@ -299,16 +350,19 @@ class Chain:
             return state
 
         def repeat(value: Tensor) -> Tensor:
-            other_dimensions = [1] * (value.dim() - 1)
+            dimensions = value.dim()
+            other_dimensions = [1] * (dimensions - 1)
             return value.repeat(times, *other_dimensions)
 
         context = self._change_per_sample(state.context, repeat)
-        return State(state.hidden.repeat(times, 1, 1), context)
+        hidden = repeat(state.hidden)
+        return State(hidden, context)
 
     def _change_per_sample(self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Return a copy of a context where ``change`` was applied to the entries with samples in dimension 0."""
         changed = dict(context)
-        for name in (*self._stages[0].per_sample, "read"):
+        names = [*self._stages[0].per_sample, "read"]
+        for name in names:
             value = changed.get(name)
             if value is not None:
                 changed[name] = change(value)
@@ -320,5 +374,6 @@ class Chain:
         hidden_of_members = self._for_each_member(state.hidden, common=ran_once)
         outputs = []
         for stages, hidden in zip(self._stages, hidden_of_members, strict=True):
-            outputs.append(stages.readout(State(hidden, state.context)))
+            member_state = State(hidden, state.context)
+            outputs.append(stages.readout(member_state))
         return torch.stack(outputs)

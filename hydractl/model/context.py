@@ -1,4 +1,4 @@
-"""What the modules of a block are told beside their inputs: whose activations come, of which tokens.
+"""The context of a run: what the modules of a block know beside their inputs, such as whose activations come.
 
 Blocks are the library's own and hand nothing on, so the context stands beside them, for each thread its own and only
 while a block runs. No module holds anything of a call: calls of one model from several threads never meet.
@@ -34,14 +34,20 @@ class QueryTokens:
 
     def rows_of(self, attn_mask: Tensor | None) -> Tensor | None:
         """Return the rows of a mask that belong to the query tokens."""
-        if attn_mask is None or attn_mask.shape[-2] == 1:
+        if attn_mask is None:
+            return None
+        same_for_every_query = attn_mask.shape[-2] == 1
+        if same_for_every_query:
             return attn_mask
         if attn_mask.dim() == 2:  # the same for every sample
-            return attn_mask[self.positions][:, None]  # [T, T] -> [B, 1, q, T]
+            rows_of_samples = attn_mask[self.positions]  # [T, T] -> [B, q, T]
+            return rows_of_samples[:, None]  # [B, 1, q, T]
         batch = self.positions.shape[0]
         _, heads, _, tokens = attn_mask.shape  # [1 or B, h, T, T]
-        rows = self.positions[:, None, :, None].expand(-1, heads, -1, tokens)  # [B, h, q, T]
-        return attn_mask.expand(batch, -1, -1, -1).gather(2, rows)  # [B, h, T, T] -> [B, h, q, T]
+        positions = self.positions[:, None, :, None]  # [B, 1, q, 1]
+        rows = positions.expand(-1, heads, -1, tokens)  # [B, h, q, T]
+        masks_of_samples = attn_mask.expand(batch, -1, -1, -1)  # [B, h, T, T]
+        return masks_of_samples.gather(2, rows)  # [B, h, q, T]
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class RunContext:
     Attributes:
         member: the activations are those of this member, ``[B, T, d_model]``; None: of all, ``[M * B, T, d_model]``.
         batched: whether what every member has for itself runs as one batched product where that is possible, or else
-            as one product after another. None: as is faster, which on a CPU is one after another.
+            as one product after another. None: whichever is faster, which on a CPU is one after another.
         queries: None, or that the inputs are those of some tokens only.
         attended: None, or what the attention gives in the place of attending, ``[M * B, T, d_model]``.
     """

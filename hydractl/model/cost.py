@@ -1,4 +1,4 @@
-"""What a model costs, exactly and without its weights: stored parameters, bytes, and multiply-adds of one sample.
+"""The exact cost of a model, found without its weights: stored parameters, bytes, and multiply-adds of one sample.
 
 Multiply-adds are counted, not estimated: the model that would run is built on torch's meta device, which has shapes
 and no numbers, and torch's own counter adds up its matrix products. Counted are linear layers, convolutions and the
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.families import get_family
@@ -30,10 +31,10 @@ COUNTED_PRODUCTS = (
 )
 
 _PAST = ("provenance", "seen", "origin")
-"""What a description says of the past of a model, which decides nothing about its cost."""
+"""The keys of a description that tell the past of a model, which decides nothing about its cost."""
 
 _macs_of_call: dict[str, int] = {}
-"""Multiply-adds by the digest of all that decides them: commands state the cost of one model several times."""
+"""Multiply-adds by the digest of all that decides them, kept because commands state a model's cost several times."""
 
 _macs_of_stages: dict[str, list[tuple[int, int]]] = {}
 """The same for the parts of cascades."""
@@ -41,17 +42,29 @@ _macs_of_stages: dict[str, list[tuple[int, int]]] = {}
 
 def parameters(tensors: TensorSource) -> int:
     """Count the elements of all stored tensors, position embedding and class token included."""
-    return sum(tensors.info(name).numel for name in tensors.names())
+    total = 0
+    for name in tensors.names():
+        info = tensors.info(name)
+        total += info.numel
+    return total
 
 
 def nonzero_parameters(tensors: TensorSource) -> int:
     """Count the elements of all stored tensors that are not zero; reads them."""
-    return sum(int(tensors.read(name).count_nonzero()) for name in tensors.names())
+    total = 0
+    for name in tensors.names():
+        nonzero = tensors.read(name).count_nonzero()
+        total += int(nonzero)
+    return total
 
 
 def weight_bytes(tensors: TensorSource) -> int:
     """Count the bytes of all stored tensors in their stored dtypes, without the header of a file."""
-    return sum(tensors.info(name).nbytes for name in tensors.names())
+    total = 0
+    for name in tensors.names():
+        info = tensors.info(name)
+        total += info.nbytes
+    return total
 
 
 def macs(description: Description, tensors: TensorSource, batch: int = 1, *, whole_last_block: bool = False) -> int:
@@ -66,15 +79,16 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
     call = _digest_of_call(description, tensors, batch, whole_last_block)
     if call not in _macs_of_call:
         model = _model_to_count(description, tensors, whole_last_block)
-        _macs_of_call[call] = _count(lambda: model.member_logits(model.example_inputs(batch)))
+        inputs = model.example_inputs(batch)
+        _macs_of_call[call] = _count(lambda: model.member_logits(inputs))
     return _macs_of_call[call]
 
 
 def _digest_of_call(description: Description, tensors: TensorSource, batch: int, whole_last_block: bool) -> str:
     """Return one text for all calls of :func:`macs` that run the same operators on the same shapes."""
     document = description.to_json()
-    for name in _PAST:
-        document.pop(name, None)
+    for key in _PAST:
+        document.pop(key, None)
     # The names of stored results count: a Laplace posterior adds matrix products, by the shapes of its tensors.
     document["extra"] = sorted(document["extra"])
     # The heads of members count, and not where they came from.
@@ -82,9 +96,12 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
     shapes = []
     for name in tensors.names():
         info = tensors.info(name)
-        shapes.append((name, str(info.dtype), info.shape))
-    text = json.dumps([document, shapes, batch, whole_last_block], sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
+        dtype = str(info.dtype)
+        shapes.append((name, dtype, info.shape))
+    all_that_decides = [document, shapes, batch, whole_last_block]
+    text = json.dumps(all_that_decides, sort_keys=True, default=repr)
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()
 
 
 def staged_macs(
@@ -110,16 +127,24 @@ def _count_stages(model: HydraModel) -> list[tuple[int, int]]:
     inputs = model.example_inputs(1)
     stages = []
     for member in range(model.members):
-        first = _count_staged(model, inputs, member, rows=0)
-        both = _count_staged(model, inputs, member, rows=1)
-        stages.append((first, both - first))
+        of_first = _count_staged(model, inputs, member, going_on=0)
+        of_all = _count_staged(model, inputs, member, going_on=1)
+        of_others = of_all - of_first
+        stages.append((of_first, of_others))
     return stages
 
 
-def _count_staged(model: HydraModel, inputs: Any, first: int, rows: int) -> int:
+def _count_staged(model: HydraModel, inputs: Any, first: int, going_on: int) -> int:
     """Count the multiply-adds where so many samples go on from the first member to the others."""
-    going_on = torch.arange(rows, device="meta")
-    return _count(lambda: model.staged_logits(inputs, first, lambda _logits: going_on))
+    rows = torch.arange(going_on, device="meta")
+
+    def rows_of(_logits: Tensor) -> Tensor:
+        return rows
+
+    def run() -> Tensor:
+        return model.staged_logits(inputs, first, rows_of)
+
+    return _count(run)
 
 
 def _model_to_count(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
@@ -142,25 +167,31 @@ def _count(run: Callable[[], Any]) -> int:
     """Count the multiply-adds of a call."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         run()
-    return int(counter.get_total_flops()) // 2
+    operations = int(counter.get_total_flops())
+    return operations // 2  # torch counts a multiplication and an addition
 
 
 def dense_macs(description: Description, *, whole_last_block: bool = False) -> int:
     """Count the multiply-adds of one sample through the model with all its heads, to which a fused one is compared."""
     family = get_family(description.family)
-    all_heads = HeadMask.full(family.sites(description.config))
+    sites = family.sites(description.config)
+    all_heads = HeadMask.full(sites)
     dense = replace(description, kind="dense", masks=[all_heads], merge=None, members=(), extra={})
-    return macs(dense, _dense_tensors(description), whole_last_block=whole_last_block)
+    tensors = _dense_tensors(description)
+    return macs(dense, tensors, whole_last_block=whole_last_block)
 
 
 def dense_parameters(description: Description) -> int:
     """Count the elements of all tensors of the model with all its heads."""
-    return parameters(_dense_tensors(description))
+    tensors = _dense_tensors(description)
+    return parameters(tensors)
 
 
 def _dense_tensors(description: Description) -> TensorSource:
     """Return the shapes of the library's own model."""
-    stock = get_family(description.family).build(description.config).state_dict()
+    family = get_family(description.family)
+    network = family.build(description.config)
+    stock = network.state_dict()
     infos = {name: tensor_info(tensor) for name, tensor in stock.items()}
     return MappedTensors(infos, stock.__getitem__)
 
@@ -184,18 +215,20 @@ def cost_of(description: Description, tensors: TensorSource, *, whole_last_block
 
 def size_of(description: Description, tensors: TensorSource) -> ModelSize:
     """Return the cost of one model, see :func:`cost_of`, as a record of answers."""
-    return ModelSize(**cost_of(description, tensors))
+    cost = cost_of(description, tensors)
+    return ModelSize(**cost)
 
 
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
     """Return the cost of models that run one after another: the sums."""
-    costs = list(costs)
-    total = {}
-    for key in ("params", "macs", "bytes"):
-        total[key] = sum(cost[key] for cost in costs)
-    counts = [(cost["params"], cost.get("params_nonzero")) for cost in costs]
-    total.update(total_nonzero(counts))
-    return total
+    total = {"params": 0, "macs": 0, "bytes": 0}
+    counts: list[tuple[int, int | None]] = []
+    for cost in costs:
+        for key in total:
+            total[key] += cost[key]
+        counts.append((cost["params"], cost.get("params_nonzero")))
+    nonzero = total_nonzero(counts)
+    return {**total, **nonzero}
 
 
 def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:

@@ -19,6 +19,9 @@ from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTrainin
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
 
+FeatureClassifier = tuple[Floats, Floats]
+"""Weight ``[classes, D]`` and bias ``[classes]`` of a linear function from features to logits, float64."""
+
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """How far W x + b may be from the logits by rounding, as a share of the largest logit, by the format of the model."""
 _COARSE_TOLERANCE = 0.05
@@ -42,7 +45,8 @@ class _Inputs:
         self.by_module: dict[nn.Module, Tensor] = {}
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if threading.get_ident() == self._thread:
+        thread = threading.get_ident()
+        if thread == self._thread:
             self.by_module[module] = arguments[0]
 
 
@@ -55,7 +59,10 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
     if len(model.chains) > 1:
         outputs = model.tower_outputs(inputs)
         features_of_samples = outputs[_tower_of_samples(model)]
-        return model.logits(outputs), list(feature_means(model, features_of_samples))
+        means = feature_means(model, features_of_samples)  # [M, B, D]
+        return model.logits(outputs), list(means)
+
+    # The classifiers are run and watched.
     heads = heads_of(model, _ON_LOGITS)
     entering = _Inputs()
     with ExitStack() as stack:
@@ -63,7 +70,9 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
             for head in heads_of_member:
                 hook = head.register_forward_pre_hook(entering)
                 stack.callback(hook.remove)
-        logits = model.logits([model.chains[0](inputs)])
+        (chain,) = model.chains
+        logits = model.logits([chain(inputs)])
+
     features = []
     for heads_of_member in heads:
         inputs_of_heads = [entering.by_module[head] for head in heads_of_member]
@@ -73,15 +82,18 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
 
 def _tower_of_samples(model: Network) -> int:
     """Return the place of the tower that reads samples among the towers of a model."""
-    return next(index for index, chain in enumerate(model.chains) if not chain.of_labels)
+    place: int = model.chains.index(model.chain_of_samples)
+    return place
 
 
 def readout(model: Network, inputs: Any) -> list[Tensor]:
     """Return the features ``[B, D]`` of each member, as :func:`read_features`; of a body too, without class names."""
-    if len(model.chains) > 1 or not model.classes:
-        return list(feature_means(model, model.chain_of_samples(inputs)))
-    _, features = read_features(model, inputs)
-    return features
+    has_classifier = len(model.chains) == 1 and model.classes
+    if has_classifier:
+        _, features = read_features(model, inputs)
+        return features
+    outputs = model.chain_of_samples(inputs)
+    return list(feature_means(model, outputs))
 
 
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
@@ -95,26 +107,43 @@ def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, l
     return torch.cat(logits), features
 
 
-def classifiers(model: Network) -> Iterator[tuple[Floats, Floats]]:
-    """Yield weight ``[classes, D]`` and bias ``[classes]`` of each member's classifier of such features, as float64."""
+def classifiers(model: Network) -> Iterator[FeatureClassifier]:
+    """Yield the classifier of each member on the features that :func:`read_features` gives."""
     if len(model.chains) == 1:
         for heads in heads_of(model, _ON_LOGITS):
-            weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)
-            bias = sum((_bias(head) for head in heads), torch.zeros(())) / len(heads)
-            yield _in_float64(weight), _in_float64(bias)
+            yield _average_layer(heads)
         return
-    labels = feature_means(model, model.label_features())  # [M, classes, D]
-    for network, classes in zip(model.networks, labels, strict=True):
-        # Logits are linear in the features of a sample, so those of all unit vectors and of 0 determine the function.
-        width = classes.shape[1]
-        samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # its last row is 0
-        outputs = [classes, samples]
-        if _tower_of_samples(model) == 0:
-            outputs = [samples, classes]
-        logits = model.family.logits(network, outputs)  # [D + 1, classes]
-        logits_of_zero = logits[-1]
-        weight = (logits[:-1] - logits_of_zero).T
-        yield _in_float64(weight), _in_float64(logits_of_zero)
+    label_features = model.label_features()
+    classes_of_members = feature_means(model, label_features)  # [M, classes, D]
+    for network, classes in zip(model.networks, classes_of_members, strict=True):
+        yield _comparison(model, network, classes)
+
+
+def _average_layer(heads: Sequence[nn.Linear]) -> FeatureClassifier:
+    """Return the average of linear layers as one classifier of their inputs side by side."""
+    weights = [head.weight for head in heads]
+    weight = torch.cat(weights, dim=1) / len(heads)  # [classes, sum of widths]
+    bias = torch.zeros(())
+    for head in heads:
+        bias = bias + _bias(head)
+    bias = bias / len(heads)
+    return _in_float64(weight), _in_float64(bias)
+
+
+def _comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureClassifier:
+    """Return the comparison with the features ``[classes, D]`` of classes as a classifier.
+
+    Logits are linear in the features of a sample, so those of all unit vectors and of 0 determine the function.
+    """
+    width = classes.shape[1]
+    samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # its last row is 0
+    outputs = [classes, samples]
+    if _tower_of_samples(model) == 0:
+        outputs = [samples, classes]
+    logits = model.family.logits(network, outputs)  # [D + 1, classes]
+    logits_of_zero = logits[-1]
+    weight = (logits[:-1] - logits_of_zero).T  # [classes, D]
+    return _in_float64(weight), _in_float64(logits_of_zero)
 
 
 def _bias(head: nn.Linear) -> Tensor:
@@ -127,7 +156,8 @@ def _bias(head: nn.Linear) -> Tensor:
 
 def _in_float64(values: Tensor) -> Floats:
     """Return the numbers of a tensor as a float64 array."""
-    return values.detach().cpu().double().numpy()
+    on_cpu = values.detach().cpu()
+    return on_cpu.double().numpy()
 
 
 # --- fitting and scoring ----------------------------------------------------------------------------------------------
@@ -147,15 +177,17 @@ class Detector:
 
     @property
     def names(self) -> list[str]:
-        """The scores."""
-        return list(self.members[0])
+        """The names of the scores."""
+        first_member = self.members[0]
+        return list(first_member)
 
     @property
     def constant(self) -> list[str]:
-        """The scores that are the same for every sample, as the training data had nothing to teach them."""
+        """The names of the scores that are the same for every sample, as the training data had nothing to teach."""
         constant = []
         for name in self.names:
-            if all("constant" in fitted[name] for fitted in self.members):
+            is_constant = ["constant" in fitted[name] for fitted in self.members]
+            if all(is_constant):
                 constant.append(name)
         return constant
 
@@ -167,24 +199,30 @@ class Detector:
         """
         features_of_members = [_in_float64(features_of_member) for features_of_member in features]
         logits_of_members = [_in_float64(logits_of_member) for logits_of_member in logits]
+        scores = {}
         try:
-            return {name: self._score(name, features_of_members, logits_of_members) for name in self.names}
+            for name in self.names:
+                scores[name] = self._score(name, features_of_members, logits_of_members)
         except (LookupError, ValueError):  # parts that are missing, or of other shapes
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
+        return scores
 
     def _score(self, name: str, features: Sequence[Floats], logits: Sequence[Floats]) -> Floats:
         """Return one score ``[M, B]`` from the features ``[B, D]`` and logits ``[B, classes]`` of each member."""
         score = FEATURE_SCORES[name]
         scores = []
-        for fitted, features_of_member, logits_of_member in zip(self.members, features, logits, strict=True):
-            scores.append(score.score(fitted[name], features_of_member, logits_of_member))
+        inputs_of_members = zip(features, logits, strict=True)
+        for fitted, (features_of_member, logits_of_member) in zip(self.members, inputs_of_members, strict=True):
+            statistics = fitted[name]
+            scores.append(score.score(statistics, features_of_member, logits_of_member))
         return np.stack(scores)
 
     def with_scores(self, other: Detector) -> Detector:
         """Return a detector that has the scores of another one of the same members too."""
         members = []
         for fitted, other_fitted in zip(self.members, other.members, strict=True):
-            members.append({**fitted, **other_fitted})
+            statistics = {**fitted, **other_fitted}
+            members.append(statistics)
         return Detector(members, self.fitted_on)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -192,10 +230,14 @@ class Detector:
         tensors = {}
         for member, fitted in enumerate(self.members):
             for part, values in fitted[name].items():
+                key = f"{BESIDE}ood.{member}.{part}"
                 exact = torch.from_numpy(values)
                 narrow = exact.float()
                 lossless = torch.equal(narrow.double(), exact)
-                tensors[f"{BESIDE}ood.{member}.{part}"] = narrow if lossless else exact
+                if lossless:
+                    tensors[key] = narrow
+                else:
+                    tensors[key] = exact
         return tensors
 
 
@@ -215,7 +257,9 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
         if not statistics:
             raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
         fitted_members.append({score: statistics})
-    fitted_on = document.get("fitted_on") if isinstance(document, Mapping) else None
+    fitted_on = None
+    if isinstance(document, Mapping):
+        fitted_on = document.get("fitted_on")
     if not isinstance(fitted_on, Mapping):
         fitted_on = {}
     return Detector(fitted_members, fitted_on)
@@ -223,7 +267,7 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
 
 @dataclass(frozen=True)
 class TrainingFeatures:
-    """What members make of training data, as scores are fitted to it.
+    """The features and logits of training data in each member, as scores are fitted to them.
 
     Attributes:
         rows: which samples of the data, int64 ``[N]``.
@@ -248,32 +292,40 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
     """
     classifiers_of_members = all_classifiers(models)
     # A posterior divides logits by deviations, which makes them no linear function of features.
-    to_check = not any(has_posterior(model) for model in models)
+    with_posteriors = [model for model in models if has_posterior(model)]
+    to_check = not with_posteriors
+
+    # For each member one array a batch. The first one is empty, so that there is a shape without any batch.
+    features: list[list[npt.NDArray[np.float32]]] = []
+    highest: list[list[Floats]] = []
+    for weight, _ in classifiers_of_members:
+        width = weight.shape[1]
+        features.append([np.zeros((0, width), dtype=np.float32)])
+        highest.append([np.zeros(0)])
+
     rows: list[int] = []
-    # Of each member a part for each batch, behind an empty part: without any batch there is a shape all the same.
-    features = [[np.zeros((0, weight.shape[1]), dtype=np.float32)] for weight, _ in classifiers_of_members]
-    highest = [[np.zeros(0)] for _ in classifiers_of_members]
     for rows_of_batch, inputs in batches:
         rows += rows_of_batch
         logits_of_members, features_of_members = ensemble_features(models, inputs)
         for member, (weight, bias) in enumerate(classifiers_of_members):
-            logits_of_member = logits_of_members[member]
-            features_of_member = features_of_members[member]
+            logits_of_member = logits_of_members[member]  # [B, classes]
+            features_of_member = features_of_members[member]  # [B, D]
             if to_check:
                 check_linear(logits_of_member, features_of_member, weight, bias)
+            highest_logits = logits_of_member.max(dim=1).values
             features[member].append(features_of_member.float().cpu().numpy())
-            highest[member].append(_in_float64(logits_of_member.max(dim=1).values))
+            highest[member].append(_in_float64(highest_logits))
         to_check = False  # the first batch is enough
     return TrainingFeatures(
         rows=np.asarray(rows, dtype=np.int64),
-        features=[np.concatenate(parts) for parts in features],
-        highest=[np.concatenate(parts) for parts in highest],
+        features=[np.concatenate(arrays) for arrays in features],
+        highest=[np.concatenate(arrays) for arrays in highest],
     )
 
 
-def all_classifiers(models: Sequence[Network]) -> list[tuple[Floats, Floats]]:
+def all_classifiers(models: Sequence[Network]) -> list[FeatureClassifier]:
     """Return the classifiers, as :func:`classifiers` gives them, of the members of all models."""
-    classifiers_of_members: list[tuple[Floats, Floats]] = []
+    classifiers_of_members: list[FeatureClassifier] = []
     for model in models:
         classifiers_of_members.extend(classifiers(model))
     return classifiers_of_members
@@ -300,12 +352,15 @@ def fit_detector(
     Raises:
         InputError: the data are too few.
     """
-    labels_read = None if labels is None else labels[read.rows]
+    labels_read = None
+    if labels is not None:
+        labels_read = labels[read.rows]
     training = []
     for member, (weight, bias) in enumerate(all_classifiers(models)):
         features = read.features[member].astype(np.float64)
         highest = read.highest[member]
-        training.append(MemberTraining(features, labels_read, highest, weight, bias, neighbours))
+        training_of_member = MemberTraining(features, labels_read, highest, weight, bias, neighbours)
+        training.append(training_of_member)
     return detector_of(names, training, fitted_on)
 
 
@@ -313,7 +368,10 @@ def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted
     """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
     members = []
     for training_of_member in training:
-        fitted = {name: FEATURE_SCORES[name].fit(training_of_member) for name in names}
+        fitted = {}
+        for name in names:
+            score = FEATURE_SCORES[name]
+            fitted[name] = score.fit(training_of_member)
         members.append(fitted)
     return Detector(members, fitted_on)
 
@@ -323,8 +381,10 @@ def check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats)
     expected = _in_float64(features) @ weight.T + bias
     actual = _in_float64(logits)
     share = _TOLERANCES.get(logits.dtype, _COARSE_TOLERANCE)
-    tolerance = share * max(1.0, np.abs(actual).max())
-    if np.abs(expected - actual).max() > tolerance:
+    largest_logit = np.abs(actual).max()
+    tolerance = share * max(1.0, largest_logit)
+    largest_error = np.abs(expected - actual).max()
+    if largest_error > tolerance:
         raise InputError(
             "the logits of this model are no linear function of the features that enter its last layer",
             hint=_ON_LOGITS,

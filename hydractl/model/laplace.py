@@ -5,9 +5,9 @@ The posterior of the weights of such a layer, with the bias as a further column,
 precision is a Kronecker-factored curvature and a prior, ``n A (x) B + prior I``, which the eigenvectors of A and B
 make diagonal, so nothing is approximated beyond the factors.
 
-* Of a classifier, logits of mean f and variance V become ``f / sqrt(1 + pi / 8 V)``, the probit approximation (MacKay
-  1992; Gibbs 1998): what is called its logits from there on.
-* Of a model that compares images with texts (BayesVLM: Baumann et al. 2024, arXiv 2412.06014), the features before they
+* In a classifier, logits of mean f and variance V become ``f / sqrt(1 + pi / 8 V)``, the probit approximation (MacKay
+  1992; Gibbs 1998); these are called its logits from there on.
+* In a model that compares images with texts (BayesVLM: Baumann et al. 2024, arXiv 2412.06014), the features before they
   are normalised are Gaussian, g and h with means m and covariances S, and their cosine has in closed form::
 
       mean       mg . mh / sqrt(E|g|^2 E|h|^2),    E|g|^2 = |mg|^2 + tr Sg
@@ -62,16 +62,20 @@ class Posterior(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return variances ``[..., k]`` of the output along the columns of ``outer``, from inputs ``[..., d]``."""
-        return (x @ self.basis).square() @ self.spread  # type: ignore[operator]
+        along_basis = x @ self.basis  # type: ignore[operator]
+        return along_basis.square() @ self.spread
 
     def scaled(self, logits: Tensor, x: Tensor) -> Tensor:
-        """Scale logits ``[..., k]`` by the probit approximation."""
-        return probit(logits, self(x) @ self.outer.square().T)  # type: ignore[operator]
+        """Scale logits ``[..., k]`` of inputs ``[..., d]`` by the probit approximation."""
+        shares = self.outer.square().T  # type: ignore[operator]  # [along outer, k]
+        variance = self(x) @ shares
+        return probit(logits, variance)
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
     """Return ``mean / sqrt(1 + pi / 8 variance)``."""
-    return mean / (1 + math.pi / 8 * variance).sqrt()
+    square_of_divisor = 1 + math.pi / 8 * variance
+    return mean / square_of_divisor.sqrt()
 
 
 def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -107,13 +111,15 @@ class LastLayer:
 
 
 def _name(tower: str) -> str:
+    """Return the name of the posterior of a tower in the module that holds it."""
     return f"{KEY}_{tower}"
 
 
 def _layer(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) -> LastLayer:
     """Return a layer of weight ``[k, d]``, with the bias ``[k]`` as its last column where there is one."""
     if bias is not None:
-        weight = torch.cat([weight, bias[:, None]], dim=1)
+        column = bias[:, None]  # [k, 1]
+        weight = torch.cat([weight, column], dim=1)
     return LastLayer(tower, owner, weight.detach(), bias)
 
 
@@ -153,11 +159,16 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
                 f"{model.description.arch} averages {len(heads[0])} classifiers, and a Laplace posterior is of one"
             )
         tower = model.chains[0].tower
-        return [[_layer(tower, head, head.weight, head.bias)] for (head,) in heads]
+        layers_of_members = []
+        for (head,) in heads:
+            classifier = _layer(tower, head, head.weight, head.bias)
+            layers_of_members.append([classifier])
+        return layers_of_members
     projections_of_members = []
     for network in model.networks:
         towers = model.family.stages(network)
-        projections_of_members.append([_projection(model, network, stages) for stages in towers])
+        projections = [_projection(model, network, stages) for stages in towers]
+        projections_of_members.append(projections)
     return projections_of_members
 
 
@@ -180,9 +191,13 @@ def attach(model: Network, tensors: TensorSource) -> None:
     """
     for member, layers in enumerate(last_layers(model)):
         for layer in layers:
-            basis, spread, outer = [_read(tensors, member, layer, part) for part in _PARTS]
-            layer.owner.add_module(layer.name, Posterior(basis, spread, outer))
-            if len(layers) == 1:
+            basis = _read(tensors, member, layer, "basis")
+            spread = _read(tensors, member, layer, "spread")
+            outer = _read(tensors, member, layer, "outer")
+            posterior = Posterior(basis, spread, outer)
+            layer.owner.add_module(layer.name, posterior)
+            is_classifier = len(layers) == 1
+            if is_classifier:
                 layer.owner.register_forward_hook(_scale)
     for chain in model.chains:
         chain.cut()
@@ -193,21 +208,25 @@ def _read(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Te
     k, d = layer.weight.shape
     shapes = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}
     broken = InputError(_BROKEN, hint=_AGAIN)
+    name = tensor_name(member, layer.tower, part)
     try:
-        tensor = tensors.read(tensor_name(member, layer.tower, part))
+        tensor = tensors.read(name)
     except KeyError:
         raise broken from None
     if tensor.shape != shapes[part] or not tensor.is_floating_point():
         raise broken
-    is_variances = part == "spread"
-    if is_variances and not tensor.is_meta and bool((tensor < 0).any()):
-        raise broken
+    has_numbers = not tensor.is_meta
+    if part == "spread" and has_numbers:  # variances
+        any_negative = (tensor < 0).any()
+        if any_negative:
+            raise broken
     return tensor.to(layer.weight.device, layer.weight.dtype)
 
 
 def tensor_name(member: int, tower: str, part: str) -> str:
-    """Return where a part of a posterior stands in a checkpoint."""
-    return f"{START}{member}.{tower}.{part}"
+    """Return the name that a part of a posterior has in a checkpoint."""
+    posterior = f"{START}{member}.{tower}"
+    return f"{posterior}.{part}"
 
 
 def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, Tensor]:
@@ -216,8 +235,9 @@ def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, T
     for member, by_tower in enumerate(posteriors):
         for tower, posterior in by_tower.items():
             for part in _PARTS:
+                name = tensor_name(member, tower, part)
                 values: Tensor = getattr(posterior, part)
-                tensors[tensor_name(member, tower, part)] = values.float().contiguous()
+                tensors[name] = values.float().contiguous()
     return tensors
 
 
@@ -225,19 +245,26 @@ def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, T
 
 
 def _scale(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-    """Scale the logits of a classifier, as a hook of it."""
+    """Scale the logits of a classifier, as a forward hook of it."""
     (posterior,) = _posteriors_in(head)
-    return posterior.scaled(logits, with_one(inputs[0], head.bias))
+    x = with_one(inputs[0], head.bias)
+    scaled: Tensor = posterior.scaled(logits, x)
+    return scaled
 
 
 def _posteriors_in(owner: nn.Module) -> list[Any]:
     """Return the posteriors that a module holds, in the order of the towers."""
-    return [module for name, module in owner.named_children() if name.startswith(KEY)]
+    posteriors = []
+    for name, module in owner.named_children():
+        if name.startswith(KEY):
+            posteriors.append(module)
+    return posteriors
 
 
 def has_posterior(model: Network) -> bool:
-    """Return whether the forward pass of a model has one."""
-    return KEY in model.description.extra
+    """Return whether a model has a posterior, which is part of its forward pass."""
+    stored = model.description.extra
+    return KEY in stored
 
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:
@@ -250,7 +277,8 @@ def with_posterior(stages: Stages, network: nn.Module) -> Stages:
     def readout(state: Any) -> Tensor:
         weight, bias = projection.parameters()
         layer = _layer(stages.tower, network, weight, bias)
-        return gaussian_features(posterior, projection.inputs(state), layer)
+        inputs = projection.inputs(state)  # [B, prompts, d]
+        return gaussian_features(posterior, inputs, layer)
 
     return replace(stages, readout=readout)
 
@@ -266,21 +294,27 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
         x: its inputs ``[B, prompts, d]``.
         layer: the projection.
     """
+    weight = layer.weight.T  # [d, D]
     x = with_one(x, layer.bias)  # [B, prompts, d]
-    features = x @ layer.weight.T  # [B, prompts, D]
+    features = x @ weight  # [B, prompts, D]
     lengths = features.norm(dim=-1, keepdim=True)
-    x = (x / lengths).mean(dim=1)  # [B, prompts, d] -> [B, d]
-    mean = x @ layer.weight.T  # [B, D]
+    scaled = x / lengths
+    mean_input = scaled.mean(dim=1)  # [B, prompts, d] -> [B, d]
+    mean = mean_input @ weight  # [B, D]
+    variance = posterior(mean_input)  # [B, D]
     length = mean.norm(dim=-1, keepdim=True)
-    variance = posterior(x)  # [B, D]
-    return torch.cat([mean / length, variance / length.square()], dim=-1)
+    normalised_mean = mean / length
+    normalised_variance = variance / length.square()
+    return torch.cat([normalised_mean, normalised_variance], dim=-1)
 
 
 def feature_means(model: Network, features: Tensor) -> Tensor:
     """Return the normalised features ``[..., D]`` of what a tower reads out, without their variances."""
-    if len(model.chains) > 1 and has_posterior(model):
-        return features.chunk(2, dim=-1)[0]
-    return features
+    is_gaussian = len(model.chains) > 1 and has_posterior(model)
+    if not is_gaussian:
+        return features
+    means, _ = features.chunk(2, dim=-1)  # [..., 2 D] -> twice [..., D]
+    return means
 
 
 def compared(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
@@ -308,19 +342,27 @@ def gaussian_logits(
     class_mean, class_spread = classes.chunk(2, dim=-1)  # [classes, D] each
     image_axes = posteriors[0].outer  # [D, D], whose columns are the directions of the spreads
     class_axes = posteriors[1].outer
-    # The expected squared lengths E|g|^2 and E|h|^2 of features whose means have length 1.
+
+    # The expected squared lengths E|g|^2 [B, 1] and E|h|^2 [classes, 1] of features whose means have length 1.
     image_square = 1 + image_spread.sum(dim=-1, keepdim=True)
     class_square = 1 + class_spread.sum(dim=-1, keepdim=True)
+
+    # The variance [B, classes] of the products of features that are not normalised.
+    squared_axes = (image_axes.T @ class_axes).square()
+    squared_images = (image_mean @ class_axes).square()
+    squared_classes = (class_mean @ image_axes).square()
     variance = (
-        image_spread @ (image_axes.T @ class_axes).square() @ class_spread.T  # tr Sg Sh
-        + (image_mean @ class_axes).square() @ class_spread.T  # mg' Sh mg
-        + image_spread @ (class_mean @ image_axes).square().T  # mh' Sg mh
+        image_spread @ squared_axes @ class_spread.T  # tr Sg Sh
+        + squared_images @ class_spread.T  # mg' Sh mg
+        + image_spread @ squared_classes.T  # mh' Sg mh
     )
-    scale, bias = scale_and_bias(family, network, image_mean)
+
     image_features = image_mean / image_square.sqrt()
     class_features = class_mean / class_square.sqrt()
     logits = family.logits(network, [image_features, class_features])
-    variance_of_logits = scale.square() * variance / (image_square * class_square.T)
+    scale, bias = scale_and_bias(family, network, image_mean)
+    squared_lengths = image_square * class_square.T  # [B, classes]
+    variance_of_logits = scale.square() * variance / squared_lengths
     return bias + probit(logits - bias, variance_of_logits)
 
 
@@ -330,7 +372,11 @@ def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tup
     They have the dtype and the device of the features ``like``, ``[B, D]``.
     """
     zeros_behind = like.shape[-1] - 1
-    unit = F.pad(like.new_ones(1, 1), (0, zeros_behind))  # [1, D]
-    logit_of_cosine_1 = family.logits(network, [unit, unit])[0, 0]
-    logit_of_cosine_0 = family.logits(network, [unit, torch.zeros_like(unit)])[0, 0]
-    return logit_of_cosine_1 - logit_of_cosine_0, logit_of_cosine_0
+    one = like.new_ones(1, 1)
+    unit = F.pad(one, (0, zeros_behind))  # [1, D]
+    zero = torch.zeros_like(unit)
+    of_cosine_1 = family.logits(network, [unit, unit])  # [1, 1]
+    of_cosine_0 = family.logits(network, [unit, zero])
+    bias = of_cosine_0[0, 0]
+    scale = of_cosine_1[0, 0] - bias
+    return scale, bias

@@ -51,15 +51,19 @@ def _is_there(device: torch.device) -> bool:
         return True
     if device.type == "cuda":
         index = device.index or 0
-        return torch.cuda.is_available() and index < max(torch.cuda.device_count(), 1)
-    return device.type == "mps" and torch.backends.mps.is_available()
+        count = max(torch.cuda.device_count(), 1)
+        return torch.cuda.is_available() and index < count
+    if device.type == "mps":
+        return torch.backends.mps.is_available()
+    return False
 
 
 def resolve_dtype(name: str) -> torch.dtype:
     """Return the dtype of ``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
     known = ("float32", "bfloat16", "float16", "float64")
     if name not in known:
-        raise UsageError(f"unknown dtype {name!r}, not one of {', '.join(known)}")
+        choices = ", ".join(known)
+        raise UsageError(f"unknown dtype {name!r}, not one of {choices}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -68,20 +72,23 @@ def build_model(
     source: Source, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False
 ) -> HydraModel:
     """Read the weights of a source and build the model that runs."""
-    check_finite_weights(source.name, source.tensors)
-    model = HydraModel(source.description, source.tensors, resolve_device(device), resolve_dtype(dtype))
+    description = source.description
+    tensors = source.tensors
+    check_finite_weights(source.name, tensors)
+    model = HydraModel(description, tensors, resolve_device(device), resolve_dtype(dtype))
     model.whole_last_block = whole_last_block
-    extra = source.description.extra
-    score = stored_score(extra)
-    if score in ON_FEATURES and isinstance(source.tensors, FileTensors):
-        model.detector = stored_detector(score, extra.get("ood_score"), source.tensors, model.members)
+    score = stored_score(description.extra)
+    if score in ON_FEATURES and isinstance(tensors, FileTensors):
+        document = description.extra.get("ood_score")
+        model.detector = stored_detector(score, document, tensors, model.members)
     return model
 
 
 @functools.cache
 def _slow_format(dtype: torch.dtype, device: str) -> str | None:
-    """Call :func:`hydractl.model.machine.slow_format` once in a process."""
-    return slow_format(dtype, torch.device(device))
+    """Return what :func:`hydractl.model.machine.slow_format` measures, once in a process."""
+    device_here = torch.device(device)
+    return slow_format(dtype, device_here)
 
 
 def load_source(
@@ -93,7 +100,8 @@ def load_source(
     whole_last_block: bool = False,
 ) -> HydraModel:
     """Build the module of a source that knows its lineage, for Python: see :func:`hydractl.api.models.load`."""
-    slow = _slow_format(resolve_dtype(dtype), resolve_device(device).type)
+    device_type = resolve_device(device).type
+    slow = _slow_format(resolve_dtype(dtype), device_type)
     if slow is not None:
         warnings.warn(slow, stacklevel=4)
     model = build_model(source, device, dtype, whole_last_block=whole_last_block)
@@ -123,40 +131,52 @@ class SequentialEnsemble(nn.Module):
 
     def __init__(self, models: Sequence[HydraModel]) -> None:
         super().__init__()
-        check_agreement([(f"model {index}", model.description) for index, model in enumerate(models)])
+        numbered = [(f"model {index}", model.description) for index, model in enumerate(models)]
+        check_agreement(numbered)
         self.models = nn.ModuleList(models)
-        known_labels = [model.labels for model in models if model.labels is not None]
-        self.labels = known_labels[0] if known_labels else None
+        self.labels: list[str] | None = None
+        for model in models:
+            if self.labels is None:
+                self.labels = model.labels
         self.eval()
 
     @property
     def _each(self) -> list[HydraModel]:
+        """The models, for the type checker."""
         return list(self.models)  # type: ignore[arg-type]
+
+    @property
+    def _first(self) -> HydraModel:
+        """The first model, which speaks for all where they agree."""
+        return self._each[0]
 
     @property
     def preprocess(self) -> Callable[[list[Any]], Any]:
         """A function from a list of raw samples to inputs."""
-        return self._each[0].preprocess
+        return self._first.preprocess
 
     @property
     def members(self) -> int:
         """Number of members of all models together."""
-        return sum(model.members for model in self._each)
+        members_of_models = [model.members for model in self._each]
+        return sum(members_of_models)
 
     @property
     def classes(self) -> int | None:
         """Number of classes; None for zero-shot models whose classes have not been named."""
-        return self._each[0].classes
+        return self._first.classes
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
         """Return a classifier into classes given by name, as :meth:`HydraModel.zero_shot`."""
-        return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self._each])
+        models = [model.zero_shot(labels, prompt) for model in self._each]
+        return SequentialEnsemble(models)
 
     def with_classes(self) -> SequentialEnsemble:
         """Return the ensemble with classes named, as :meth:`HydraModel.with_classes`."""
         if self.classes is not None:
             return self
-        return SequentialEnsemble([model.with_classes() for model in self._each])
+        models = [model.with_classes() for model in self._each]
+        return SequentialEnsemble(models)
 
     def read_prompts(self, log: Log, name: str) -> None:
         """Read the prompts of every model, see :class:`HydraModel`."""
@@ -166,7 +186,7 @@ class SequentialEnsemble(nn.Module):
     @property
     def whole_last_block(self) -> bool:
         """The setting of the first model, see :class:`HydraModel`."""
-        return self._each[0].whole_last_block
+        return self._first.whole_last_block
 
     @whole_last_block.setter
     def whole_last_block(self, whole: bool) -> None:
@@ -176,7 +196,7 @@ class SequentialEnsemble(nn.Module):
     @property
     def side_by_side(self) -> bool | None:
         """The setting of the first model, see :class:`HydraModel`."""
-        return self._each[0].side_by_side
+        return self._first.side_by_side
 
     @side_by_side.setter
     def side_by_side(self, together: bool | None) -> None:
@@ -185,15 +205,17 @@ class SequentialEnsemble(nn.Module):
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return the logits of every member, ``[M, B, classes]``, M counted over all models."""
-        return torch.cat([model.member_logits(inputs) for model in self._each])
+        logits_of_models = [model.member_logits(inputs) for model in self._each]
+        return torch.cat(logits_of_models)
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
-        return log_mean_softmax(self.member_logits(inputs))
+        logits = self.member_logits(inputs)
+        return log_mean_softmax(logits)
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Draw random inputs of the right shape on the models' device and dtype."""
-        return self._each[0].example_inputs(batch, seed)
+        return self._first.example_inputs(batch, seed)
 
 
 Runnable = HydraModel | SequentialEnsemble
@@ -236,9 +258,10 @@ class ModelArgument:
     @property
     def sha256(self) -> str | list[str]:
         """SHA-256 of the model, or one for each member of an ensemble."""
-        if len(self.sources) == 1:
-            return self.sources[0].sha256
-        return [source.sha256 for source in self.sources]
+        digests = [source.sha256 for source in self.sources]
+        if len(digests) == 1:
+            return digests[0]
+        return digests
 
 
 def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
@@ -252,27 +275,39 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
         UsageError: for a text that cannot be read, two models of one name, and an option that a model does not take.
         InputError: listing what is wrong with every reference, and members that cannot be averaged.
     """
+    # Open each reference once, in the order of their first use.
     split_texts = [split_model(text) for text in texts]
-    all_refs: list[str] = []  # each once, in the order of their first use
+    all_refs: list[str] = []
     for _, refs in split_texts:
         for ref in refs:
             if ref not in all_refs:
                 all_refs.append(ref)
     opened = open_sources(all_refs, options or ModelOptions())
     source_of_ref = dict(zip(all_refs, opened, strict=True))
+
     arguments = []
     for name, refs in split_texts:
         sources = [source_of_ref[ref] for ref in refs]
         if len(sources) > 1:
-            check_agreement([(source.name, source.description) for source in sources])
+            members = [(source.name, source.description) for source in sources]
+            check_agreement(members)
             sources = _named_alike(sources, sources)
-        joined_name = "+".join(source.name for source in sources)
+        names_of_members = [source.name for source in sources]
+        joined_name = "+".join(names_of_members)
         arguments.append(ModelArgument(name or joined_name, sources))
-    names = [model.name for model in arguments]
-    used_twice = sorted({name for name in names if names.count(name) > 1})
-    if used_twice:
-        raise UsageError(f"MODEL names used twice: {', '.join(used_twice)}", hint="name them apart: NAME=MODEL")
+    _check_names([argument.name for argument in arguments])
     return arguments
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise UsageError where two models have one name."""
+    used_twice = set()
+    for name in names:
+        if names.count(name) > 1:
+            used_twice.add(name)
+    if used_twice:
+        listed = ", ".join(sorted(used_twice))
+        raise UsageError(f"MODEL names used twice: {listed}", hint="name them apart: NAME=MODEL")
 
 
 def with_class_names(
@@ -302,7 +337,8 @@ def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Sou
 
     They take its prompts too, unless they have their own.
     """
-    with_names = [source.description for source in known if source.description.labels is not None]
+    descriptions = [source.description for source in known]
+    with_names = [description for description in descriptions if description.labels is not None]
     if not with_names:
         return list(sources)
     first = with_names[0]

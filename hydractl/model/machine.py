@@ -1,4 +1,4 @@
-"""What a machine can do at best: the rate of a large matrix product in one number format, and of two side by side."""
+"""The best that a machine can do: the rate of a large matrix product in one number format, or in two side by side."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ SECONDS = 0.1
 """About how long the matrix product takes whose rate is the peak of the machine."""
 
 _SMALLEST = 64
-"""Sizes of the matrices whose product is the peak: from and to, in steps."""
+"""The smallest size of the matrices whose product is the peak."""
 _LARGEST = 16_384
+"""The largest, which at four bytes a number takes three matrices of 1 GiB."""
 _STEP = 64
+"""Sizes between the two are multiples of this."""
 
 _SIZES = (32, 128, 512)
 """Sizes of the matrices by which formats are compared."""
@@ -47,14 +49,22 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
     try:
         seconds = _best(size, dtype, device, runs=2)
         while seconds < SECONDS / 2 and size < _LARGEST:
-            # A larger product never runs at a lower rate, so the next one takes SECONDS at most.
-            growth = (SECONDS / max(seconds, 1e-6)) ** (1 / 3)
-            grown = int(size * growth) // _STEP * _STEP
-            size = min(max(grown, size + _STEP), _LARGEST)
+            size = _next_size(size, seconds)
             seconds = _best(size, dtype, device, runs=1)
-        return size**3 / _best(size, dtype, device, runs=3)
+        seconds = _best(size, dtype, device, runs=3)
     except RuntimeError:  # raised by torch for an operator that does not exist here
         return None
+    return size**3 / seconds
+
+
+def _next_size(size: int, seconds: float) -> int:
+    """Return the size of a product that takes :data:`SECONDS` at most, where one of ``size`` took ``seconds``."""
+    # A larger product never runs at a lower rate, and the multiply-adds grow with the third power of the size.
+    measurable = max(seconds, 1e-6)  # a clock may be too coarse to see any time pass
+    growth = (SECONDS / measurable) ** (1 / 3)
+    grown = int(size * growth) // _STEP * _STEP
+    at_least_one_step = max(grown, size + _STEP)
+    return min(at_least_one_step, _LARGEST)
 
 
 def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
@@ -80,7 +90,8 @@ def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
             return None
         seconds = min(times)
         factor = seconds / min(times_in_float32)
-        time_of_next_size = seconds * (_SIZES[1] / _SIZES[0]) ** 3
+        growth = _SIZES[1] / _SIZES[0]  # from each size to the next
+        time_of_next_size = seconds * growth**3
         if time_of_next_size > _ENOUGH:
             break
     return factor
@@ -90,13 +101,16 @@ def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
     """Warn of a half-precision format that is slower than float32 on this CPU, as measured; else None."""
     import torch
 
-    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+    half_precision = (torch.bfloat16, torch.float16)
+    if device.type != "cpu" or dtype not in half_precision:
         return None
     name = str(dtype).removeprefix("torch.")
     factor = slowdown(dtype, device)
     if factor is None or factor <= _NOTICEABLE:
         return None
-    times = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
+    times = f"{factor:.0f}"
+    if factor < 10:
+        times = f"{factor:.1f}"
     return f"{name} is {times} times slower than float32 on this CPU (measured on a matrix product)"
 
 

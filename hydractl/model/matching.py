@@ -27,7 +27,8 @@ def only_one(sources: list[Source], verb: str) -> Source:
         raise UsageError(f"{verb} takes one model, got {len(sources)}")
     source = sources[0]
     if source.description.kind == "fused":
-        raise InputError(f"{source.name} is a fused model", hint=f"{verb} its members before fusing them")
+        hint = f"{verb} its members before fusing them"
+        raise InputError(f"{source.name} is a fused model", hint=hint)
     refuse_posterior(sources, verb)
     return source
 
@@ -73,11 +74,14 @@ def sites_of(source: Source, tower: str | None) -> list[Site]:
         UsageError: for a tower of a model that has only one.
     """
     sites = source.sites
-    towers = {site.tower for site in sites}
-    if tower is None or (tower == "both" and len(towers) > 1):
+    if tower is None:
         return sites
-    if tower in towers:
-        return [site for site in sites if site.tower == tower]
+    towers = {site.tower for site in sites}
+    if tower == "both" and len(towers) > 1:
+        return sites
+    sites_of_tower = [site for site in sites if site.tower == tower]
+    if sites_of_tower:
+        return sites_of_tower
     if len(towers) == 1:
         raise UsageError(f"--tower {tower}: {source.name} has one tower")
     raise UsageError(f"no tower {tower!r}")
@@ -91,7 +95,9 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
     Raises:
         InputError: it was made from a checkpoint of other weights, and ``allow_other`` is false.
     """
-    made_from = bases_of(document.get("source")) if isinstance(document, Mapping) else []
+    made_from: list[str] = []
+    if isinstance(document, Mapping):
+        made_from = bases_of(document.get("source"))
     if not made_from:
         return
     lineage = source.lineage
@@ -119,13 +125,14 @@ def check_labels_are_classes(dataset: Any, source: Source) -> None:
     """
     classes = source.classes
     assert classes is not None  # named_by_data() has been here
-    if dataset.labels is None or int(dataset.labels.max()) < classes:
+    labels = dataset.labels
+    if labels is None or int(labels.max()) < classes:
         return
-    first = int((dataset.labels >= classes).argmax())
-    label = int(dataset.labels[first])
-    raise InputError(
-        f"label {label} of sample {dataset.ids[first]} is outside 0..{classes - 1}, the classes of {source.name}"
-    )
+    is_outside = labels >= classes
+    first = int(is_outside.argmax())
+    label = int(labels[first])
+    sample = dataset.ids[first]
+    raise InputError(f"label {label} of sample {sample} is outside 0..{classes - 1}, the classes of {source.name}")
 
 
 def known(labels: Tensor | None) -> Tensor:
@@ -135,12 +142,19 @@ def known(labels: Tensor | None) -> Tensor:
 
 
 def asked_classes(source: Source, tower: str | None) -> dict[str, Any]:
-    """Return what a result's provenance says beside every model's settings: prompts, their labels and the tower."""
+    """Return what a result's provenance says beside every model's settings.
+
+    Returns:
+        ``labels`` and ``prompt`` of a zero-shot model, None where it has none; ``tower`` where one is meant.
+    """
     description = source.description
     facts: dict[str, Any] = {}
-    if source.family.classes(description.config) is None:
-        facts["labels"] = list(description.labels or ()) or None
-        facts["prompt"] = list(description.prompt or ()) or None
+    is_zero_shot = source.family.classes(description.config) is None
+    if is_zero_shot:
+        labels = list(description.labels or [])
+        prompt = list(description.prompt or [])
+        facts["labels"] = labels or None
+        facts["prompt"] = prompt or None
     if tower is not None:
         facts["tower"] = tower
     return facts
@@ -152,15 +166,17 @@ def asked_classes(source: Source, tower: str | None) -> dict[str, Any]:
 def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """List where two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
     differences = []
-    for key in dict.fromkeys([*a, *b]):
-        if a.get(key) == b.get(key):
+    keys = dict.fromkeys([*a, *b])  # each once, in their order
+    for key in keys:
+        value_of_a = a.get(key)
+        value_of_b = b.get(key)
+        if value_of_a == value_of_b:
             continue
-        first = repr(a.get(key))
-        second = repr(b.get(key))
-        if max(len(first), len(second)) <= _SHORT:
-            differences.append(f"preprocessing {key} {second}, not {first}")
-        else:
-            differences.append(f"another {key}")
+        in_words = f"preprocessing {key} {value_of_b!r}, not {value_of_a!r}"
+        length = max(len(repr(value_of_a)), len(repr(value_of_b)))
+        if length > _SHORT:
+            in_words = f"another {key}"
+        differences.append(in_words)
     return differences
 
 
@@ -168,23 +184,26 @@ def length_hint(problems: Sequence[str]) -> str | None:
     """Suggest what to do where models differ in nothing but the length at which they cut texts; else None."""
     if not problems:
         return None
-    if all(": preprocessing max_length " in problem for problem in problems):
-        return "give all of them one length with --max-length"
-    return None
+    for problem in problems:
+        if ": preprocessing max_length " not in problem:
+            return None
+    return "give all of them one length with --max-length"
 
 
 def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
     """List where two lists of class names differ, in words; empty when they agree or one is unknown."""
-    if a is None or b is None or list(a) == list(b):
+    if a is None or b is None:
+        return []
+    if list(a) == list(b):
         return []
     if len(a) != len(b):
         return [f"{len(b)} classes, not {len(a)}"]
     if sorted(a) == sorted(b):
         return ["the same classes in another order"]
-    index = 0
-    while a[index] == b[index]:
-        index += 1
-    return [f"class {index} is {b[index]!r}, not {a[index]!r}"]
+    first = 0
+    while a[first] == b[first]:
+        first += 1
+    return [f"class {first} is {b[first]!r}, not {a[first]!r}"]
 
 
 def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
@@ -198,18 +217,26 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
             model whose labels are unknown agrees with any other of as many classes.
     """
     first_name, first = models[0]
-    # Labels are compared with the first model that knows its own: an unknown list would hide a difference.
-    models_with_labels = [model for model in models if model[1].labels is not None]
-    labelled_name, labelled = models_with_labels[0] if models_with_labels else models[0]
+    labelled_name, labelled = _first_with_labels(models)
     problems: list[str] = []
     for name, other in models[1:]:
+        compared_with = first_name
         differences = _differences(first, other)
-        problems += [f"{name} against {first_name}: {difference}" for difference in differences]
         if not differences and name != labelled_name:
-            differences_in_labels = label_differences(labelled.labels, other.labels)
-            problems += [f"{name} against {labelled_name}: {difference}" for difference in differences_in_labels]
+            compared_with = labelled_name
+            differences = label_differences(labelled.labels, other.labels)
+        for difference in differences:
+            problems.append(f"{name} against {compared_with}: {difference}")
     if problems:
         raise InputError("these models cannot be averaged", length_hint(problems), problems)
+
+
+def _first_with_labels(models: Sequence[tuple[str, Description]]) -> tuple[str, Description]:
+    """Return the first model that knows its labels, for an unknown list would hide a difference; else the first."""
+    for name, description in models:
+        if description.labels is not None:
+            return name, description
+    return models[0]
 
 
 def _differences(a: Description, b: Description) -> list[str]:
@@ -220,7 +247,8 @@ def _differences(a: Description, b: Description) -> list[str]:
     both_known = classes_of_a is not None and classes_of_b is not None
     if both_known and classes_of_a != classes_of_b:
         differences.append(f"{classes_of_b} classes, not {classes_of_a}")
-    return differences + preprocess_differences(a.preprocess, b.preprocess)
+    differences += preprocess_differences(a.preprocess, b.preprocess)
+    return differences
 
 
 _SHORT = 80
