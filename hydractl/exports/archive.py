@@ -28,7 +28,7 @@ from hydractl.jsonio import parse_json, shown
 
 _HINT = "export its checkpoint again: hydractl export FILE.st --format pt2"
 _MOST_BYTES = 1 << 26
-"""Of a document of the archive: the graph of a model of 1,000 blocks has a tenth of it."""
+"""The limit of a document of the archive: the graph of a model of 1,000 blocks has a tenth of it."""
 _MOST_ENTRIES = MAX_TENSORS
 
 _ROOT = "archive/"
@@ -37,7 +37,7 @@ _SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 _PAYLOADS = {"data/weights/model_weights_config.json": "weight", "data/constants/model_constants_config.json": "tensor"}
 """The lists of weights and of constants, each with what the names of its entries begin with."""
 _PICKLES = ("data/weights/model.pt", "data/constants/model.pt")
-"""In which older versions of torch keep weights and constants."""
+"""The entries in which older versions of torch keep weights and constants."""
 _FIXED = {
     "archive_format": re.compile(b"pt2"),
     "archive_version": re.compile(b"[0-9]{1,3}"),
@@ -58,17 +58,23 @@ class Archive:
 
     Attributes:
         metadata: the texts that hydractl put into it, by name.
+
+    Raises:
+        Refused: for an entry or a value that no export of hydractl holds.
     """
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
         self._entries = _entries(archive)
+
         self.metadata = {}
         for name in self._entries:
             extra = _EXTRA.fullmatch(name)
             if extra is not None:
                 self.metadata[extra["name"]] = self._text(name)
         self._check_entries()
+
+        # The documents, and what they may say.
         self._documents = {}
         for name in (_MODEL, *_PAYLOADS):
             if name in self._entries:
@@ -77,7 +83,8 @@ class Archive:
         sizes = {name: entry.file_size for name, entry in self._entries.items()}
         for name, stem in _PAYLOADS.items():
             if name in self._documents:
-                check_payload(self._documents[name], os.path.dirname(name), stem, sizes)
+                folder = os.path.dirname(name)
+                check_payload(self._documents[name], folder, stem, sizes)
 
     def copy(self, handle: IO[bytes]) -> None:
         """Write the archive anew from what was checked."""
@@ -96,6 +103,7 @@ class Archive:
         handle.seek(0)
 
     def _check_entries(self) -> None:
+        """Refuse an entry that no export has, and small ones with other contents."""
         for name, entry in self._entries.items():
             if name == _SAMPLE_INPUTS:
                 if entry.file_size:
@@ -124,16 +132,24 @@ class Archive:
             tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # whatever a broken or hostile pickle leads to
             raise Refused(f"a pickle of more than tensors in {name}") from error
-        if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        if not isinstance(tensors, dict):
             raise Refused(f"a pickle of more than tensors in {name}")
+        for tensor in tensors.values():
+            if not isinstance(tensor, torch.Tensor):
+                raise Refused(f"a pickle of more than tensors in {name}")
 
     def _document(self, name: str) -> Any:
-        return parse_json(self._read(name, _MOST_BYTES), name)
+        """Return the JSON value that an entry holds."""
+        content = self._read(name, _MOST_BYTES)
+        return parse_json(content, name)
 
     def _text(self, name: str) -> str:
-        return self._read(name, _MOST_BYTES).decode("utf-8")
+        """Return the text that an entry holds."""
+        content = self._read(name, _MOST_BYTES)
+        return content.decode("utf-8")
 
     def _read(self, name: str, most: int) -> bytes:
+        """Return the bytes of an entry, of which there may be ``most``."""
         entry = self._entries[name]
         if entry.file_size > most:
             raise Refused(f"{entry.file_size} bytes in {name} (the limit is {most})")
@@ -144,7 +160,9 @@ def _is_data(name: str) -> bool:
     """Return whether an entry holds bytes that are checked elsewhere, or that are numbers alone."""
     if name == _MODEL or name in _PAYLOADS:
         return True
-    return _TENSOR.fullmatch(name) is not None or _EXTRA.fullmatch(name) is not None
+    is_tensor = _TENSOR.fullmatch(name) is not None
+    is_metadata = _EXTRA.fullmatch(name) is not None
+    return is_tensor or is_metadata
 
 
 def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -159,12 +177,17 @@ def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
             raise Refused(f"the entry {shown(name)}")
         if name in entries:
             raise Refused(f"the entry {shown(name)} twice")
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise Refused(f"the packed entry {shown(name)}")
+        if info.file_size != info.compress_size:
             raise Refused(f"the packed entry {shown(name)}")
         entries[name] = info
-    stored = sum(info.file_size for info in infos)
-    if archive.fp is not None and stored > archive.fp.seek(0, io.SEEK_END):
-        raise Refused("entries that lie in each other")
+
+    stored_bytes = sum(info.file_size for info in infos)
+    if archive.fp is not None:
+        archive_bytes = archive.fp.seek(0, io.SEEK_END)
+        if stored_bytes > archive_bytes:
+            raise Refused("entries that lie in each other")
     if _MODEL not in entries:
         raise Refused(f"no {_MODEL}")
     return entries
@@ -192,5 +215,8 @@ def opened(path: Path) -> Iterator[Archive]:
 
 
 def _line(error: BaseException) -> str:
+    """Return the first line of an error's text, cut to 200 characters; its type where it has no text."""
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[0][:200]

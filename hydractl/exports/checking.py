@@ -1,4 +1,4 @@
-"""What an exported file with rounded weights does on data: accuracy, OOD AUROC, and how many answers are the same."""
+"""The check of an exported file with rounded weights on data: accuracy, OOD AUROC, and the share of equal answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SetAnswers(NamedTuple):
 
 
 Answers = list[SetAnswers]
-"""Those to each data set, ID first."""
+"""The answers to each data set, ID first."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ class CheckData:
         stored = model.description.extra.get("calibration")
         calibration = Calibration.from_json(stored) if stored else None
         sets = [self.inside, *self.outside.values()]
+        total = sum(map(len, sets))
         answers = []
-        with log.progress("check on data", sum(map(len, sets)), "samples") as progress:
+        with log.progress("check on data", total, "samples") as progress:
             for dataset in sets:
                 predicted = np.empty(len(dataset), np.int64)
                 scores = np.empty(len(dataset))
                 for batch in batches(dataset, model.preprocess, self.batch_size, workers=self.workers):
-                    logits = run(batch.inputs).numpy()
+                    logits = run(batch.inputs).numpy()  # [members, B, classes]
                     samples = samples_of(logits, score=score, pairs=False, calibration=calibration)
                     # Longer texts run first, so that samples come in another order than that of the data.
                     predicted[batch.indices] = samples.predicted
@@ -93,17 +94,20 @@ class CheckData:
         )
 
     def _figures(self, answers: Answers) -> RoundedFigures:
+        """Return the accuracy, and the AUROC for each OOD set; None where a set has no samples."""
         inside, *outside = answers
         aurocs: dict[str, float | None] = {}
         for name, ood_answers in zip(self.outside, outside, strict=True):
             curve = curve_of(inside.scores, ood_answers.scores)
-            aurocs[name] = None if curve is None else auroc(curve)
+            aurocs[name] = None
+            if curve is not None:
+                aurocs[name] = auroc(curve)
         correct = inside.predicted == self.inside.labels
         return RoundedFigures(accuracy=float(correct.mean()), auroc=aurocs)
 
 
 def score_of(model: HydraModel) -> str:
-    """Return the OOD score of its checkpoint, where that says something of so many members, else ``msp``."""
+    """Return the OOD score of the model's checkpoint; ``msp`` where it has none, or one that says nothing here."""
     score = stored_score(model.description.extra) or "msp"
     if says_nothing(score, model.members):
         return "msp"

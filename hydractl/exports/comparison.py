@@ -1,4 +1,4 @@
-"""The check of an exported file: what it gives, beside what its model gives."""
+"""The check of an exported file: its outputs compared with those of its model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TOLERANCE = 1e-4
 
 
 def _three_digits(number: float) -> float:
+    """Return a number rounded to three significant digits."""
     return float(f"{number:.3g}")
 
 
@@ -31,14 +32,24 @@ def compare_with_model(
         path: of the file, for messages.
         run: the file.
         runtime: what runs it, for messages.
-        expected: inputs, and what the model gives.
-        exact: whether the file has to give the same but for rounding in float32.
+        expected: inputs, and the outputs of the model for them.
+        exact: whether the outputs have to be the same but for rounding in float32.
+
+    Returns:
+        The largest differences, and the tolerance they were held to.
 
     Raises:
         HydraError: where they differ by more than the tolerance, or the file does not run.
     """
-    largest_logit = max(float(expectation.outputs["member_logits"].abs().max()) for expectation in expected)
-    allowed = TOLERANCE * max(1.0, largest_logit) if exact else math.inf
+    largest_logits = []
+    for expectation in expected:
+        member_logits = expectation.outputs["member_logits"]
+        largest_logits.append(float(member_logits.abs().max()))
+    largest_logit = max(largest_logits)
+    allowed = math.inf
+    if exact:
+        allowed = TOLERANCE * max(1.0, largest_logit)
+
     worst = dict.fromkeys(OUTPUTS, 0.0)
     for expectation in expected:
         size = _size_in_words(expectation.inputs)
@@ -47,12 +58,14 @@ def compare_with_model(
         except Exception as error:  # whatever a runtime raises
             raise _failed(path, f"{runtime} cannot run it on {size}: {first_line(error)}") from error
         for name in OUTPUTS:
+            output = outputs[name]
             wanted = expectation.outputs[name]
-            if outputs[name].shape != wanted.shape:
-                shapes = f"{list(outputs[name].shape)}, not {list(wanted.shape)}"
+            if output.shape != wanted.shape:
+                shapes = f"{list(output.shape)}, not {list(wanted.shape)}"
                 raise _failed(path, f"in {runtime}, {name} on {size} are {shapes}")
-            difference = _largest_difference(outputs[name], wanted)
-            if not difference <= allowed or not math.isfinite(difference):  # so that NaN is no agreement
+            difference = _largest_difference(output, wanted)
+            agrees = math.isfinite(difference) and difference <= allowed  # NaN is no agreement
+            if not agrees:
                 by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
                 raise _failed(path, f"in {runtime}, {name} on {size} {by_how_much}")
             worst[name] = max(worst[name], difference)
@@ -67,11 +80,17 @@ def compare_with_model(
 
 
 def _largest_difference(output: Tensor, wanted: Tensor) -> float:
-    return float((output.double() - wanted.double()).abs().max())
+    """Return the largest absolute difference, in float64."""
+    differences = output.double() - wanted.double()
+    return float(differences.abs().max())
 
 
 def _shapes_of(inputs: NamedTensors) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in inputs.items()}
+    """Return the shape of each input, by name."""
+    shapes = {}
+    for name, tensor in inputs.items():
+        shapes[name] = list(tensor.shape)
+    return shapes
 
 
 def _size_in_words(inputs: NamedTensors) -> str:

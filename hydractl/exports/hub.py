@@ -44,9 +44,9 @@ class Destination:
 
     Attributes:
         repo: ``ORG/NAME``.
-        branch: of the repository; None for its main one.
+        branch: the branch that is pushed to; None for the main one.
         private: whether a repository that has to be made is private.
-        message: of the commit.
+        message: the message of the commit.
         force: whether files of the same names with other contents are replaced.
     """
 
@@ -89,11 +89,13 @@ def contents_of(path: Path, include: Sequence[str] = ()) -> PushedFiles:
         if include:
             raise UsageError(f"--include {include[0]}: {path} is one file", hint="push the folder that holds both")
         return PushedFiles({path.name: path}, {})
+
     names = _files_below(path)
     unknown = [name for name in include if name not in names]
     if unknown:
         raise InputError(f"{path} holds no file {unknown[0]}", hint=f"names are those below {path}, such as {CARD}")
-    wanted = {*include, *_shards(path)}
+
+    wanted = _shards(path).union(include)
     files: dict[str, Path] = {}
     left_out: dict[str, int] = {}
     for name in names:
@@ -102,6 +104,7 @@ def contents_of(path: Path, include: Sequence[str] = ()) -> PushedFiles:
             files[name] = file
         else:
             left_out[name] = file.lstat().st_size
+
     outside = [name for name, file in files.items() if not _lies_in(file, path)]
     if outside:
         raise InputError(
@@ -123,25 +126,31 @@ def _files_below(folder: Path) -> list[str]:
 
 def _belongs(name: str) -> bool:
     """Return whether a file of this name is read with a model, or says what may be done with it."""
-    return name in _OF_MODELS or _LICENCE.fullmatch(name) is not None
+    is_licence = _LICENCE.fullmatch(name) is not None
+    return is_licence or name in _OF_MODELS
 
 
 def _shards(folder: Path) -> set[str]:
     """Return the names of the files of weights that the index of a folder lists."""
+    whole_weights = folder / _WEIGHTS
     index = folder / f"{_WEIGHTS}.index.json"
-    if not index.is_file() or (folder / _WEIGHTS).is_file():
+    if not index.is_file() or whole_weights.is_file():
         return set()
     document = parse_json(index.read_bytes(), str(index))
-    file_of_tensor = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        return set()
+    file_of_tensor = document.get("weight_map")
     if not isinstance(file_of_tensor, dict):
         return set()
-    return {str(name) for name in file_of_tensor.values() if str(name).endswith(".safetensors")}
+    names = {str(name) for name in file_of_tensor.values()}
+    return {name for name in names if name.endswith(".safetensors")}
 
 
 def _lies_in(file: Path, folder: Path) -> bool:
     """Return whether a file, which may be a link, is in a folder."""
     root = os.path.realpath(folder)
-    return os.path.commonpath([os.path.realpath(file), root]) == root
+    target = os.path.realpath(file)
+    return os.path.commonpath([target, root]) == root
 
 
 def upload(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, list[str]]:
@@ -205,9 +214,12 @@ def _has_contents(entry: Any, content: Path | bytes) -> bool:
 
     A large one is known by SHA-256, others by git's own hash.
     """
-    if entry.lfs is not None:
-        digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_file(content)
+    is_large = entry.lfs is not None
+    if is_large and isinstance(content, Path):
+        return bool(entry.lfs.sha256 == sha256_file(content))  # without reading it into memory
+    data = content.read_bytes() if isinstance(content, Path) else content
+    if is_large:
+        digest = hashlib.sha256(data).hexdigest()
         return bool(entry.lfs.sha256 == digest)
-    data = content if isinstance(content, bytes) else content.read_bytes()
     digest = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     return bool(entry.blob_id == digest)

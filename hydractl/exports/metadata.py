@@ -1,4 +1,4 @@
-"""What an exported file says of itself: its metadata, written and read back with checks."""
+"""The metadata of an exported file: written, and read back with checks."""
 
 from __future__ import annotations
 
@@ -72,13 +72,16 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
     """List each value that :func:`metadata_of` would not write, a line each."""
     problems = []
     for key in ("macs", "members"):
-        if _COUNT.fullmatch(metadata[key]) is None:
-            problems.append(f"{key} {shown(metadata[key])}")
+        count = metadata[key]
+        if _COUNT.fullmatch(count) is None:
+            problems.append(f"{key} {shown(count)}")
     if metadata["family"] not in FAMILIES.names:
         problems.append(f"the unknown family {shown(metadata['family'])}")
     for key in ("labels", "inputs"):
-        if not _are_texts(parse_json(metadata.get(key, "null"), f"{key} in {path}")):
+        values = parse_json(metadata.get(key, "null"), f"{key} in {path}")
+        if not _are_texts(values):
             problems.append(f"{key} {shown(metadata[key])}")
+
     preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
     if not isinstance(preprocess, dict):
         problems.append(f"preprocess {shown(preprocess)}")
@@ -96,11 +99,18 @@ def _are_texts(values: object) -> bool:
     """Return whether this is a list of texts, or nothing."""
     if values is None:
         return True
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    if not isinstance(values, list):
+        return False
+    return all(isinstance(value, str) for value in values)
 
 
 def _are_sizes(sizes: object, most: int) -> bool:
     """Return whether these are positive whole numbers whose product is not absurd."""
-    if not isinstance(sizes, list) or not all(type(size) is int and 0 < size <= most for size in sizes):
+    if not isinstance(sizes, list):
         return False
+    for size in sizes:
+        if type(size) is not int:
+            return False
+        if not 0 < size <= most:
+            return False
     return math.prod(sizes) <= most

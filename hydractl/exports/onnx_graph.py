@@ -61,9 +61,11 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
 
 def _foreign_operators(model: ModelProto) -> list[str]:
     """List each domain of operators that neither ONNX nor the file itself defines, a line each."""
-    known = {*_DOMAINS, *(function.domain for function in model.functions)}
+    defined_here = {function.domain for function in model.functions}
+    known = defined_here.union(_DOMAINS)
     named = {node.domain for node in _messages(model, "NodeProto")}
-    return [f"operators of {shown(domain)}" for domain in sorted(named - known)]
+    foreign = sorted(named - known)
+    return [f"operators of {shown(domain)}" for domain in foreign]
 
 
 def _files_outside(model: ModelProto, path: Path) -> list[str]:
@@ -92,9 +94,11 @@ def _outside(location: str, path: Path) -> str | None:
     beside = path.with_name(location)
     if not os.path.exists(beside):
         return f"weights in {shown(location)}, which is not there"
-    folders = (os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path)))
+    # The folder of the path, and that of the file where the path is a link to it.
+    folder = os.path.realpath(path.parent)
+    folder_of_file = os.path.dirname(os.path.realpath(path))
     target = os.path.realpath(beside)
-    if os.path.dirname(target) not in folders:
+    if os.path.dirname(target) not in (folder, folder_of_file):
         return f"weights in {shown(location)}, a link that leads out of its folder"
     if not os.path.isfile(target):
         return f"weights in {shown(location)}, which is no regular file"
