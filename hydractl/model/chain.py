@@ -269,10 +269,7 @@ class Chain:
     @property
     def watched(self) -> bool:
         """Whether gates or observers of heads are in place, which are about all members at once."""
-        for attention in self.attentions:
-            if attention.head_gate is not None or attention.observer is not None:
-                return True
-        return False
+        return any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions)
 
     def _side_by_side(self, site: int, hidden: Tensor) -> bool:
         """Return whether members run in the same operations from the block of a site on.

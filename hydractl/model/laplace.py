@@ -62,8 +62,8 @@ class Posterior(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return variances ``[..., k]`` of the output along the columns of ``outer``, from inputs ``[..., d]``."""
-        along_basis = x @ self.basis  # type: ignore[operator]
-        return along_basis.square() @ self.spread
+        along_basis: Tensor = x @ self.basis  # type: ignore[operator]
+        return along_basis.square() @ self.spread  # type: ignore[operator]
 
     def scaled(self, logits: Tensor, x: Tensor) -> Tensor:
         """Scale logits ``[..., k]`` of inputs ``[..., d]`` by the probit approximation."""
