@@ -29,7 +29,7 @@ from hydractl.metrics.rows import DetectionBlocks, id_block, row_blocks, row_key
 from hydractl.metrics.samples import Samples
 
 _KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptions", "seen")
-"""Objects whose keys are names that people give, and no names of metrics."""
+"""The objects of a row whose keys are names of data sets and groups, which no sentence explains."""
 
 
 def row_of(
@@ -39,19 +39,27 @@ def row_of(
     fitted: RowFit,
     score: str,
 ) -> EvalRow:
-    """Return what is measured of every model; the caller adds what only some commands ask for.
+    """Return the row with everything that is measured of every model; the caller adds what only some commands measure.
 
     Args:
-        model: the row.
+        model: the model of the row.
         sets: the data sets.
-        gathered: the samples of those that are measured, by name.
-        fitted: what it was measured with.
-        score: the OOD score that leads.
+        gathered: the samples of the measured data sets, by the name of the set.
+        fitted: the calibration and the threshold that the model was measured with.
+        score: the name of the leading OOD score.
     """
-    inside_set, *outside_sets = tested(sets)
+    # The ID set comes first among the tested sets; all others are OOD.
+    tested_sets = tested(sets)
+    inside_set = tested_sets[0]
+    outside_sets = tested_sets[1:]
     inside = gathered[inside_set.name].samples
-    outside = {dataset.name: gathered[dataset.name].samples for dataset in outside_sets}
-    groups = {dataset.name: dataset.group for dataset in outside_sets}
+    outside = {}
+    groups = {}
+    for dataset in outside_sets:
+        outside[dataset.name] = gathered[dataset.name].samples
+        groups[dataset.name] = dataset.group
+
+    # The metrics of the ID set, of OOD detection and of the members.
     blocks = row_blocks(inside, outside, groups)
     detection: DetectionBlocks = {
         "ood": blocks["ood"],
@@ -59,11 +67,20 @@ def row_of(
         "far_avg": blocks["far_avg"],
         "ood_avg": blocks["ood_avg"],
     }
-    scores = {name: OodDetection.from_json(block) for name, block in blocks.get("scores", {}).items()}
+    scores_beside = blocks.get("scores", {})
+    scores = {name: OodDetection.from_json(block) for name, block in scores_beside.items()}
     diversity = {name: MemberDiversity.from_json(block) for name, block in blocks["diversity"].items()}
-    members = [SampleMetrics.from_json(id_block(member)) for member in gathered[inside_set.name].members]
-    corrupted = [(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]
+    members = []
+    for member_samples in gathered[inside_set.name].members:
+        member_metrics = id_block(member_samples)
+        members.append(SampleMetrics.from_json(member_metrics))
+
+    # The metrics of the corrupted copies of the ID set.
+    corrupted = []
+    for dataset in of_role(sets, CORRUPTION):
+        corrupted.append((dataset, gathered[dataset.name].samples))
     by_corruption = corruption_metrics(corrupted)
+
     return EvalRow(
         name=model.name,
         sha256=model.sha256,
@@ -85,55 +102,87 @@ def row_of(
 
 
 def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, Samples]) -> MeasuredThreshold | None:
-    """Return the threshold of a row and what it flags; None without one, and where the score says nothing."""
-    if fitted.threshold is None or inside.score is None:
+    """Return the threshold of a row and the shares of samples it flags.
+
+    None if no threshold was fitted, or if the samples have no OOD score.
+    """
+    if fitted.threshold is None:
         return None
-    scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
-    return MeasuredThreshold.from_json(threshold.threshold_block(fitted.threshold, inside.score, scores))
+    if inside.score is None:
+        return None
+    outside_scores = {}
+    for name, samples in outside.items():
+        if samples.score is not None:
+            outside_scores[name] = samples.score
+    block = threshold.threshold_block(fitted.threshold, inside.score, outside_scores)
+    return MeasuredThreshold.from_json(block)
 
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
-"""Metrics by corruption and severity."""
+"""Metrics by corruption, and below that by severity."""
 
 
 def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> ByCorruption:
-    """Return the metrics declared ``by_severity`` of each corruption and severity; only n without labels."""
+    """Return the metrics that are declared ``by_severity``, for each corruption and severity.
+
+    Without labels, only the number of samples is there.
+
+    Args:
+        measured: the corrupted data sets, named ``CORRUPTION/SEVERITY``, and their samples.
+    """
     by_corruption: dict[str, dict[str, SeverityMetrics]] = {}
     for dataset, samples in measured:
-        kind, _, severity = dataset.name.rpartition("/")
+        corruption, severity = _corruption_and_severity(dataset)
         block = id_block(samples)
-        values = {key: block[key] for key in _by_severity() if key in block}
-        by_corruption.setdefault(kind, {})[severity] = SeverityMetrics(n=block["n"], metrics=values)
+        metrics_here = {}
+        for key in _by_severity():
+            if key in block:
+                metrics_here[key] = block[key]
+        severities = by_corruption.setdefault(corruption, {})
+        severities[severity] = SeverityMetrics(n=block["n"], metrics=metrics_here)
     return by_corruption
 
 
+def _corruption_and_severity(dataset: EvalSet) -> tuple[str, str]:
+    """Return the two parts of the name of a corrupted data set, ``CORRUPTION/SEVERITY``."""
+    corruption, _, severity = dataset.name.rpartition("/")
+    return corruption, severity
+
+
 def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMetrics]:
-    """Return the mean of each metric at each severity, where all corruptions have it."""
+    """Return, for each severity, the mean over corruptions of each metric that all corruptions have."""
     means: dict[str, SeverityMetrics] = {}
     if not by_corruption:
         return means
-    severities = next(iter(by_corruption.values()))  # which are those of all corruptions
-    for severity in severities:
-        measured = [of_kind[severity].metrics for of_kind in by_corruption.values()]
-        of_severity = {}
+
+    # All corruptions were measured at the same severities.
+    first_corruption = next(iter(by_corruption.values()))
+    for severity in first_corruption:
+        metrics_by_corruption = [severities[severity].metrics for severities in by_corruption.values()]
+        mean_metrics = {}
         for key in _by_severity():
-            values: list[Any] = [metrics[key] for metrics in measured if key in metrics]
-            if len(values) == len(measured):
-                of_severity[key] = math.fsum(values) / len(measured)
-        means[severity] = SeverityMetrics(metrics=of_severity)
+            values: list[Any] = []
+            for corruption_values in metrics_by_corruption:
+                if key in corruption_values:
+                    values.append(corruption_values[key])
+            all_have_it = len(values) == len(metrics_by_corruption)
+            if all_have_it:
+                mean_metrics[key] = math.fsum(values) / len(values)
+        means[severity] = SeverityMetrics(metrics=mean_metrics)
     return means
 
 
 def _by_severity() -> list[str]:
-    """Return the keys of the metrics that are taken of each corruption."""
-    return [metric.key for metric in metrics("id") if metric.by_severity]
+    """Return the keys of the metrics that are reported for each corruption and severity."""
+    id_metrics = metrics("id")
+    return [metric.key for metric in id_metrics if metric.by_severity]
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------
 
 
 class SetRecords(NamedTuple):
-    """The data sets that were run, as the answer lists them; validation data only where they chose something."""
+    """The data sets that were run, as the answer lists them; validation data only if something was chosen on them."""
 
     test: Mapping[str, DataSetRecord]
     val: DataSetRecord | None
@@ -146,63 +195,86 @@ def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: 
 
     Args:
         sets: the data sets.
-        options: what is chosen on them.
-        all_used: whether something else is chosen on all of them.
+        options: say what is chosen on them.
+        all_used: whether all of them serve a choice that the options do not tell of.
     """
-    unused_roles = {dataset.role for dataset in unused_sets(sets, options) if not all_used}
-    used = [dataset for dataset in sets if dataset.role not in unused_roles]
+    used = list(sets)
+    if not all_used:
+        unused_roles = {dataset.role for dataset in unused_sets(sets, options)}
+        used = [dataset for dataset in sets if dataset.role not in unused_roles]
+
+    validation = _records(of_role(used, VAL))
+    training = _records(of_role(used, TRAIN))
     return SetRecords(
         test=_records(tested(used)),
-        val=_records(of_role(used, VAL)).get("val"),
+        val=validation.get("val"),
         ood_val=_records(of_role(used, OOD_VAL)),
-        train=_records(of_role(used, TRAIN)).get("train"),
+        train=training.get("train"),
     )
 
 
 def _records(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
-    return {dataset.name: DataSetRecord.from_json(dataset.to_json()) for dataset in sets}
+    """Return the records of data sets, by the name of the set."""
+    records = {}
+    for dataset in sets:
+        as_json = dataset.to_json()
+        records[dataset.name] = DataSetRecord.from_json(as_json)
+    return records
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
 def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[LogitsProvider]) -> list[str]:
-    """Return the dotted keys of all numbers that these options give, in some row at least, for ``--require``."""
-    tests = [dataset.name for dataset in tested(sets)]
-    outside = tests[1:]
-    of_metrics = row_keys(outside, options.fit.scores.beside)
-    keys = [*of_metrics, "cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
-    keys += [f"threshold.ood_flagged.{name}" for name in outside]
+    """Return the dotted keys of all numbers that at least one row has under these options.
+
+    They are the keys that ``--require`` accepts.
+    """
+    test_names = [dataset.name for dataset in tested(sets)]
+    ood_names = test_names[1:]
+
+    # Every row has these.
+    metric_keys = row_keys(ood_names, options.fit.scores.beside)
+    keys = list(metric_keys)
+    keys += ["cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
+    keys += [f"threshold.ood_flagged.{name}" for name in ood_names]
     keys.append("calibration.temperature")
     keys += _corruption_keys(of_role(sets, CORRUPTION))
-    if any(model.cascade is not None for model in models):
-        keys += [f"cascade.share.{name}" for name in ["id", *outside]]
+
+    # An option or a kind of model adds these.
+    some_cascade = any(model.cascade is not None for model in models)
+    if some_cascade:
+        keys.append("cascade.share.id")
+        keys += [f"cascade.share.{name}" for name in ood_names]
     if options.fit.conformal is not None:
-        keys += [f"conformal.{key}" for key in ("qhat", "coverage", "mean_size", "empty")]
+        keys += ["conformal.qhat", "conformal.coverage", "conformal.mean_size", "conformal.empty"]
     if options.data.allow_seen:
-        keys += [f"seen.{name}" for name in tests]
+        keys += [f"seen.{name}" for name in test_names]
     if options.bootstrap:
-        keys += _interval_keys(of_metrics)
-    if sets[0].labels is None:
+        keys += _interval_keys(metric_keys)
+
+    id_set = sets[0]
+    if id_set.labels is None:
         keys = [key for key in keys if not _needs_labels(key)]
     return keys
 
 
 def _corruption_keys(sets: Sequence[EvalSet]) -> list[str]:
     """Return the keys of corrupted sets and of their means, each once."""
-    of_metrics = _by_severity()
+    metric_keys = _by_severity()
     keys = []
     for dataset in sets:
-        kind, _, severity = dataset.name.rpartition("/")
-        keys.append(f"corruptions.{kind}.{severity}.n")
-        keys += [f"corruptions.{kind}.{severity}.{key}" for key in of_metrics]
-        keys += [f"corruption_avg.{severity}.{key}" for key in of_metrics]
-    return list(dict.fromkeys(keys))
+        corruption, severity = _corruption_and_severity(dataset)
+        keys.append(f"corruptions.{corruption}.{severity}.n")
+        keys += [f"corruptions.{corruption}.{severity}.{key}" for key in metric_keys]
+        keys += [f"corruption_avg.{severity}.{key}" for key in metric_keys]
+    without_repeats = dict.fromkeys(keys)
+    return list(without_repeats)
 
 
-def _interval_keys(of_metrics: Sequence[str]) -> list[str]:
-    """Return the keys of intervals and paired differences; numbers of samples have none."""
-    measured = [key for key in of_metrics if not key.endswith(".n")]
+def _interval_keys(metric_keys: Sequence[str]) -> list[str]:
+    """Return the keys of the confidence intervals and paired differences; numbers of samples have none."""
+    measured = [key for key in metric_keys if not key.endswith(".n")]
     keys = []
     for key in measured:
         keys += [f"ci.{key}.0", f"ci.{key}.1"]
@@ -214,17 +286,18 @@ def _interval_keys(of_metrics: Sequence[str]) -> list[str]:
 
 
 def _needs_labels(key: str) -> bool:
-    """Return whether a number is there for labelled ID data only."""
+    """Return whether rows have this number only if the ID data are labelled."""
     if key.endswith(".n"):
         return False
-    return key.startswith(("id.", "ci.id.", "difference.id.", "conformal.", "corruption"))
+    labelled = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
+    return key.startswith(labelled)
 
 
 # --- conventions ------------------------------------------------------------------------------------------------------
 
 
 def sentences() -> dict[str, str]:
-    """Return a sentence on everything that a row may hold, by its key, in the order in which documents list them."""
+    """Return the sentences on everything that a row may hold, by key, in the order in which documents list them."""
     return {
         "n": "Number of samples; of the OOD samples in a block of OOD metrics.",
         "probability": "p = mean over members of the softmax of each member's logits, in float64"
@@ -247,25 +320,33 @@ def sentences() -> dict[str, str]:
 
 
 def _sentences_on(kind: MetricKind) -> dict[str, str]:
-    return {metric.key: metric.convention for metric in metrics(kind)}
+    """Return the conventions of all metrics of one kind, by the key of the metric."""
+    of_kind = metrics(kind)
+    return {metric.key: metric.convention for metric in of_kind}
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, Any]:
-    """Return one sentence on everything in the rows and on each OOD score.
+    """Return one sentence on each thing that the rows hold, and on each OOD score.
 
-    Also which row has which score, and how texts are cut and zero-shot models are prompted.
+    It also tells which row has which score, and how texts are cut and zero-shot models are prompted.
     """
+    # A sentence on every key that some row has.
     present = {"probability"}
     for row in rows:
         present.update(_keys(row.to_json()))
     explained: dict[str, Any] = {}
-    for key, text in sentences().items():
+    for key, sentence in sentences().items():
         if key in present:
-            explained[key] = text
+            explained[key] = sentence
+
+    # The OOD scores; the leading one is told row by row only if rows differ in it.
     explained["ood_scores"] = _sentences_on_scores(rows)
-    explained["ood_score"] = rows[0].ood_score
-    if any(row.ood_score != rows[0].ood_score for row in rows):
+    leading = rows[0].ood_score
+    explained["ood_score"] = leading
+    if any(row.ood_score != leading for row in rows):
         explained["ood_score"] = {row.name: row.ood_score for row in rows}
+
+    # What is particular to a model.
     for model in models:
         for key, value in model.conventions.items():
             explained.setdefault(key, {})[model.name] = value
@@ -273,14 +354,17 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
 
 
 def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
-    """Return the sentence on each OOD score: those that lead first, then those that are reported beside."""
+    """Return the sentence on each OOD score: first the leading scores, then those reported beside them."""
     used = [row.ood_score for row in rows if row.ood_score is not None]
     for row in rows:
         used += row.scores
+
     explained = {}
-    for score in dict.fromkeys(used):
-        declared = SCORES[score] if score in SCORES else FEATURE_SCORES[score]
-        explained[score] = declared.convention
+    for score in used:
+        if score in SCORES:
+            explained[score] = SCORES[score].convention
+        else:
+            explained[score] = FEATURE_SCORES[score].convention
     return explained
 
 
@@ -290,17 +374,27 @@ def _keys(block: Mapping[str, Any]) -> Iterator[str]:
         if not _has_value(value):
             continue
         yield key
-        parts = value if isinstance(value, list) else [value]
-        for part in parts:
-            if not isinstance(part, Mapping):
-                continue
-            inner = part.values() if key in _KEYED_BY_DATA else [part]
-            for inner_block in inner:
-                if isinstance(inner_block, Mapping):
-                    yield from _keys(inner_block)
+        for inner_block in _inner_blocks(key, value):
+            yield from _keys(inner_block)
+
+
+def _inner_blocks(key: str, value: Any) -> list[Mapping[str, Any]]:
+    """Return the objects within the value of a key whose own keys name metrics and fields."""
+    parts = [value]
+    if isinstance(value, list):
+        parts = value
+    blocks = [part for part in parts if isinstance(part, Mapping)]
+    if key not in _KEYED_BY_DATA:
+        return blocks
+
+    by_data = []
+    for block in blocks:
+        by_data += block.values()
+    return [part for part in by_data if isinstance(part, Mapping)]
 
 
 def _has_value(value: Any) -> bool:
+    """Return whether there is anything but None in a value; an empty list holds nothing."""
     if isinstance(value, Mapping):
         return any(_has_value(part) for part in value.values())
     if isinstance(value, list):

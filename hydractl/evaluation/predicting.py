@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,21 +24,21 @@ from hydractl.model.prediction import Prediction
 from hydractl.model.runtime import HydraModel, move
 
 PredictionRow = dict[str, Any]
-"""What is said of one sample, by the name of the field."""
+"""The fields of a sample's line, by their names."""
 
 WINDOW_BATCHES = 16
 """Batches whose texts are sorted by length together, so that little is padded; the order of images stays."""
 
 _MOST_IDS = 1000
-"""Skipped samples that a summary lists by their ids."""
+"""The most skipped samples that a summary lists by their ids, so that it stays short."""
 
 
 class Part(NamedTuple):
-    """Which of some equal parts of the inputs is predicted.
+    """One of some equal parts of the inputs, which is predicted by itself.
 
     Attributes:
-        number: of this part, from 1.
-        parts: how many there are.
+        number: the number of this part, from 1.
+        parts: how many parts there are.
     """
 
     number: int
@@ -46,31 +46,42 @@ class Part(NamedTuple):
 
 
 def window_size(dataset: Dataset, batch_size: int) -> int:
-    """Return how many samples are ordered among themselves before they are cut into batches.
+    """Return the size of a window: how many samples are sorted among themselves before they are cut into batches.
 
-    Parts begin, and a run that was stopped goes on, only where such a window does: then every batch holds the same
-    samples, and every prediction has the same bits, as in one unbroken run.
+    A part begins, and a stopped run resumes, only where a window begins: then every batch holds the same samples,
+    and every prediction has the same bits, as in one unbroken run.
     """
-    if dataset.lengths() is None:
+    has_texts = dataset.lengths() is not None
+    if not has_texts:
         return batch_size
     return batch_size * WINDOW_BATCHES
 
 
 def rows_of_part(samples: int, window: int, part: Part) -> range:
-    """Return the samples of one part: neighbouring windows, shared out as evenly as windows can be."""
+    """Return the range of samples of one part: neighbouring windows, shared out as evenly as windows can be.
+
+    Args:
+        samples: how many samples there are in all parts.
+        window: how many samples a window has.
+        part: the part.
+    """
     windows = -(-samples // window)  # rounded up
-    first = windows * (part.number - 1) // part.parts
-    behind_last = windows * part.number // part.parts
-    return range(min(first * window, samples), min(behind_last * window, samples))
+    first_window = windows * (part.number - 1) // part.parts
+    stop_window = windows * part.number // part.parts
+
+    # The last window may be shorter than the others.
+    start = min(first_window * window, samples)
+    stop = min(stop_window * window, samples)
+    return range(start, stop)
 
 
 class Window(NamedTuple):
     """The predictions of one window.
 
     Attributes:
-        stop: the first sample that comes after it.
-        rows: of the samples that could be read, in their order.
-        skipped: why each of the others could not, by its id.
+        stop: the first sample after the window.
+        rows: the rows of the samples that could be read, in the order of the samples.
+        skipped: the reason why each of the other samples could not be read, by its id.
     """
 
     stop: int
@@ -80,11 +91,11 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class LineForm:
-    """What a line says of a sample.
+    """The parts of a sample's line that an option asks for.
 
     Attributes:
-        top: how many of the most probable classes it lists.
-        members: whether it says what each member predicts.
+        top: how many of the most probable classes the line lists.
+        members: whether the line lists the prediction of each member.
     """
 
     top: int = 0
@@ -96,11 +107,11 @@ class Predicting:
 
     Args:
         model: the model, with its weights.
-        name: what messages call it.
+        name: the name of the model in messages.
         dataset: the samples.
-        form: what is said of each.
-        batch_size: samples that run together.
-        workers: processes that read samples.
+        form: the optional parts of the lines.
+        batch_size: the number of samples that run together.
+        workers: the number of processes that read samples.
     """
 
     def __init__(
@@ -116,35 +127,45 @@ class Predicting:
         self._window = window_size(dataset, batch_size)
 
     def windows(self, samples: range) -> Iterator[Window]:
-        """Yield the predictions of some samples, which begin where a window does."""
+        """Yield the predictions of a range of samples window by window; it begins where a window begins."""
         if not samples:
             return
+
+        # The windows, and the order in which their samples run.
+        waiting: deque[range] = deque()
         order: list[int] = []
         for start in range(samples.start, samples.stop, self._window):
-            order += self._longest_first(range(start, min(start + self._window, samples.stop)))
-        start = samples.start
+            stop = min(start + self._window, samples.stop)
+            waiting.append(range(start, stop))
+            order += self._longest_first(range(start, stop))
+
+        # Each window is yielded as soon as all its batches have come.
         rows: dict[int, PredictionRow] = {}
         for batch_rows, prediction in self._predictions(order):
-            rows.update(zip(batch_rows, self._rows(batch_rows, prediction), strict=True))
-            # A batch of nothing but samples that cannot be read does not come: several windows may be whole now.
-            while start < samples.stop and self._is_whole(start, samples.stop, rows):
-                window = self._finished(start, samples.stop, rows)
-                yield window
-                start = window.stop
-        while start < samples.stop:
-            window = self._finished(start, samples.stop, rows)
-            yield window
-            start = window.stop
+            predicted = self._rows(batch_rows, prediction)
+            rows.update(zip(batch_rows, predicted, strict=True))
+            # A batch in which no sample can be read does not come: several windows may be complete now.
+            while waiting and self._is_complete(waiting[0], rows):
+                yield self._finished(waiting.popleft(), rows)
+
+        # The batches at the end did not come either if none of their samples can be read.
+        while waiting:
+            yield self._finished(waiting.popleft(), rows)
 
     def _longest_first(self, window: range) -> list[int]:
-        """Return the samples of a window in the order in which they run."""
+        """Return the samples of a window in the order in which they run: texts by falling length."""
         lengths = self._lengths
         if lengths is None:
             return list(window)
         return sorted(window, key=lambda row: -lengths[row])
 
     def _predictions(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Prediction]]:
-        """Yield the samples of each batch, and what is predicted of them."""
+        """Yield the samples of each batch, by their numbers in the data set, and the prediction of the batch.
+
+        Raises:
+            NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
+        """
+        # Inputs go to the device and take the type of the weights.
         parameter = next(self._model.parameters())
         read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order)
         for batch in self._readable(read, order):
@@ -160,35 +181,47 @@ class Predicting:
             yield batch.indices, prediction
 
     def _readable(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        """Yield the batches; none, instead of an error, where every sample is skipped: other parts may have some."""
+        """Yield the batches that were read.
+
+        Reading raises an error if every sample is skipped. Here that is none: other parts may have readable samples.
+        """
         try:
             yield from read
         except InputError:
-            skipped = self._dataset.skipped or {}
-            if not all(row in skipped for row in order):
+            skipped = self._skip_reasons()
+            all_skipped = all(sample in skipped for sample in order)
+            if not all_skipped:
                 raise
 
-    def _is_whole(self, start: int, stop: int, rows: Mapping[int, PredictionRow]) -> bool:
-        """Return whether every sample of the window that begins at ``start`` is predicted or skipped."""
-        skipped = self._dataset.skipped or {}
-        behind = min(start + self._window, stop)
-        return all(row in rows or row in skipped for row in range(start, behind))
+    def _skip_reasons(self) -> Mapping[int, str]:
+        """Return the reason why each sample that was skipped until now cannot be read, by its number."""
+        return self._dataset.skipped or {}
 
-    def _finished(self, start: int, stop: int, rows: dict[int, PredictionRow]) -> Window:
+    def _is_complete(self, window: range, rows: Mapping[int, PredictionRow]) -> bool:
+        """Return whether every sample of a window is predicted or skipped."""
+        skipped = self._skip_reasons()
+        return all(sample in rows or sample in skipped for sample in window)
+
+    def _finished(self, window: range, rows: dict[int, PredictionRow]) -> Window:
         """Return a window whose batches have all come, and take its samples out of ``rows``."""
-        behind = min(start + self._window, stop)
-        in_order = []
+        reasons = self._skip_reasons()
+        rows_in_order = []
         skipped = {}
-        reasons = self._dataset.skipped or {}
-        for row in range(start, behind):
-            if row in rows:
-                in_order.append(rows.pop(row))
+        for sample in window:
+            if sample in rows:
+                rows_in_order.append(rows.pop(sample))
             else:
-                skipped[self._dataset.ids[row]] = reasons[row]
-        return Window(behind, in_order, skipped)
+                sample_id = self._dataset.ids[sample]
+                skipped[sample_id] = reasons[sample]
+        return Window(window.stop, rows_in_order, skipped)
 
     def _rows(self, batch_rows: Sequence[int], prediction: Prediction) -> list[PredictionRow]:
-        """Return what is said of the samples of a batch, from their numbers in the data set."""
+        """Return the rows of the samples of a batch.
+
+        Args:
+            batch_rows: the samples, by their numbers in the data set.
+            prediction: their prediction.
+        """
         names = prediction.labels
         # Lists of numbers, once for the batch: taking them out of tensors one by one costs more than a small model.
         columns: dict[str, Sequence[Any]] = {
@@ -210,34 +243,54 @@ class Predicting:
             columns["top"] = _most_probable(prediction.probabilities, self._form.top, names)
         if self._form.members:
             columns["members"] = _of_members(prediction.member_probabilities, names)
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
-    def _label(self, row: int) -> str | int | None:
-        """Return the true label of a sample; None where there is none."""
+        # One row a sample, from the columns.
+        rows = []
+        for values in zip(*columns.values(), strict=True):
+            rows.append(dict(zip(columns, values, strict=True)))
+        return rows
+
+    def _label(self, sample: int) -> str | int | None:
+        """Return the true label of a sample; None for a sample without a label."""
         labels = self._dataset.labels
-        if labels is None or labels[row] < 0:
+        if labels is None:
             return None
-        return _class_name(int(labels[row]), self._model.labels)
+        index = int(labels[sample])
+        if index < 0:  # the data set is labelled, this sample is not
+            return None
+        return _class_name(index, self._model.labels)
 
 
 def _class_name(index: int, names: Sequence[str] | None) -> str | int:
-    return index if names is None else names[index]
+    """Return the name of a class; its number if the model has no names."""
+    if names is None:
+        return index
+    return names[index]
 
 
 def _classes_in(sets: Tensor, names: Sequence[str] | None) -> list[list[str | int]]:
-    """Return the classes in each prediction set, from bool ``[B, C]``."""
-    listed = []
+    """Return the classes in the prediction set of each sample, from bool ``[batch, classes]``."""
+    classes_by_sample = []
     for in_set in sets:
         indices = in_set.nonzero().flatten().tolist()
-        listed.append([_class_name(index, names) for index in indices])
-    return listed
+        classes_by_sample.append([_class_name(index, names) for index in indices])
+    return classes_by_sample
 
 
 def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
-    """Return the most probable classes of each sample, from p ``[B, C]``; of equal ones the lower number first."""
-    falling, order = torch.sort(probabilities, dim=1, descending=True, stable=True)
+    """Return the ``top`` most probable classes of each sample; of equally probable ones the lower number first.
+
+    Args:
+        probabilities: the probabilities, ``[batch, classes]``.
+        top: how many classes are listed.
+        names: the names of the classes; None if they have only numbers.
+    """
+    falling, order = torch.sort(probabilities, dim=1, descending=True, stable=True)  # each [batch, classes]
+    top_indices = order[:, :top].tolist()
+    top_values = falling[:, :top].tolist()
+
     listed = []
-    for indices, values in zip(order[:, :top].tolist(), falling[:, :top].tolist(), strict=True):
+    for indices, values in zip(top_indices, top_values, strict=True):
         classes = []
         for index, probability in zip(indices, values, strict=True):
             classes.append({"label": _class_name(index, names), "p": probability})
@@ -246,12 +299,20 @@ def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None)
 
 
 def _of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
-    """Return for each sample the class that each member predicts and its probability, from p ``[M, B, C]``."""
-    confidence, predicted = probabilities.max(dim=2)  # [M, B]
+    """Return for each sample the class that each member predicts and its probability.
+
+    Args:
+        probabilities: the probabilities, ``[members, batch, classes]``.
+        names: the names of the classes; None if they have only numbers.
+    """
+    confidence, predicted = probabilities.max(dim=2)  # each [members, batch]
+    confidence_by_sample = confidence.T.tolist()
+    predicted_by_sample = predicted.T.tolist()
+
     listed = []
-    for of_sample, indices in zip(confidence.T.tolist(), predicted.T.tolist(), strict=True):
+    for confidences, indices in zip(confidence_by_sample, predicted_by_sample, strict=True):
         members = []
-        for probability, index in zip(of_sample, indices, strict=True):
+        for probability, index in zip(confidences, indices, strict=True):
             members.append({"predicted": _class_name(index, names), "confidence": probability})
         listed.append(members)
     return listed
@@ -279,8 +340,9 @@ class PredictionTally:
         """Count the samples of one window."""
         self.predicted += len(window.rows)
         self._skipped += len(window.skipped)
+        skipped_ids = list(window.skipped)
         room = _MOST_IDS - len(self._skipped_ids)
-        self._skipped_ids += list(window.skipped)[:room]
+        self._skipped_ids += skipped_ids[:room]
         for row in window.rows:
             self._flagged += row.get("is_ood", False)
             self._confidence += row["confidence"]
@@ -290,8 +352,8 @@ class PredictionTally:
         """Return the summary.
 
         Args:
-            model: what is known of the model.
-            output: the file that the lines are in; None where they were printed.
+            model: the record of the model.
+            output: the file with the lines; None if they were printed.
         """
         flagged = None
         if model.threshold is not None:
@@ -302,19 +364,23 @@ class PredictionTally:
         classes = []
         for label, count in self._classes.most_common():
             classes.append(PredictedClassRecord(label=label, n=count))
+        skipped = None
+        if self._skipped:
+            skipped = SkippedRecord(n=self._skipped, ids=self._skipped_ids)
         return PredictAnswer(
             model=model,
             n=self.predicted,
             confidence=mean_confidence,
             ood=flagged,
             classes=classes,
-            skipped=SkippedRecord(n=self._skipped, ids=self._skipped_ids) if self._skipped else None,
+            skipped=skipped,
             output=output,
         )
 
     def _flagged_record(self) -> FlaggedRecord:
-        """Return how many samples reach the threshold."""
+        """Return how many samples reach the threshold, and their share with its confidence interval."""
         if not self.predicted:
             return FlaggedRecord(n=0, share=None, ci=None)
+        share = self._flagged / self.predicted
         low, high = share_interval(self._flagged, self.predicted)
-        return FlaggedRecord(n=self._flagged, share=self._flagged / self.predicted, ci=(low, high))
+        return FlaggedRecord(n=self._flagged, share=share, ci=(low, high))

@@ -14,7 +14,7 @@ SECONDS = 0.1
 _SMALLEST = 64
 """The smallest size of the matrices whose product is the peak."""
 _LARGEST = 16_384
-"""The largest, which at four bytes a number takes three matrices of 1 GiB."""
+"""The largest: at four bytes a number, a matrix of 1 GiB."""
 _STEP = 64
 """Sizes between the two are multiples of this."""
 
