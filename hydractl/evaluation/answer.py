@@ -387,7 +387,7 @@ def _inner_blocks(key: str, value: Any) -> list[Mapping[str, Any]]:
     if key not in _KEYED_BY_DATA:
         return blocks
 
-    by_data = []
+    by_data: list[Any] = []
     for block in blocks:
         by_data += block.values()
     return [part for part in by_data if isinstance(part, Mapping)]
