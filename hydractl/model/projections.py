@@ -487,7 +487,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def runs_of(positions: Collection[int]) -> list[slice]:
-    """_Group positions into ascending runs of neighbours."""
+    """Group positions into ascending runs of neighbours."""
     runs: list[slice] = []
     for position in sorted(positions):
         if runs and runs[-1].stop == position:
