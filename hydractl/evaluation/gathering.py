@@ -23,20 +23,20 @@ from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import Samples, samples_of
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
-"""The logits of a data set, batch by batch."""
+"""Returns the logits of a data set, batch by batch."""
 
 LogitsSink = Callable[[Sequence[int], npt.NDArray[Any]], None]
-"""Is given the rows and the logits ``[M, rows, C]`` of each batch."""
+"""Takes the rows ``[B]`` and the logits ``[M, B, C]`` of each batch."""
 
 
 @dataclass
 class Gathered:
-    """One model on one data set.
+    """The predictions of one model on one data set.
 
     Attributes:
-        samples: of the averaged prediction, in the order of the data set.
-        rows: which samples of the data set, ascending: all but those that could not be read.
-        members: of each member alone; empty for one.
+        samples: the samples with the averaged prediction, in the order of the data set.
+        rows: the numbers of these samples in the data set, ascending: all but those that could not be read.
+        members: the samples with the prediction of each member alone; empty for a single member.
     """
 
     samples: Samples
@@ -58,60 +58,69 @@ def gather(
     pairs: bool = True,
     sinks: Sequence[LogitsSink] = (),
 ) -> Gathered:
-    """Reduce the logits of a data set.
+    """Reduce the logits of a data set to samples, batch by batch.
 
     Args:
-        batches: every sample that can be read once, in any order.
+        batches: the batches; every sample that can be read is in one of them, in any order.
         dataset: the data set.
-        name: of the model, for errors.
-        scores: the OOD scores.
-        calibration: of the averaged prediction.
+        name: the name of the model in errors.
+        scores: the OOD scores to compute.
+        calibration: the calibration of the averaged prediction.
         alone: whether each member is measured alone as well.
         pairs: whether each two members are compared.
-        sinks: who else wants the logits.
+        sinks: callables that take the logits of each batch too.
 
     Raises:
-        InputError: there is not a single sample.
+        InputError: if not a single sample could be read.
         NonFiniteError: at the first batch with a logit that is not finite, naming a sample.
     """
-    all_rows: list[npt.NDArray[np.int64]] = []
-    pooled: list[Samples] = []
-    of_members: list[list[Samples]] = []  # by batch, then by member
+    # Reduce each batch as it comes.
+    batch_rows: list[npt.NDArray[np.int64]] = []
+    batch_samples: list[Samples] = []
+    batch_members: list[list[Samples]] = []  # by batch, then by member
     for rows, logits, scores_of_members in batches:
         check_finite_batch(logits, rows, dataset, name)
-        labels = None if dataset.labels is None else dataset.labels[list(rows)]
-        # The score of an ensemble on features is the mean of its members'.
-        given = {score: values.mean(axis=0) for score, values in scores_of_members.items()}
+        labels = None
+        if dataset.labels is not None:
+            labels = dataset.labels[list(rows)]  # [B]
+        # The score of an ensemble on features is the mean of its members' scores.
+        mean_scores = {score: values.mean(axis=0) for score, values in scores_of_members.items()}  # each [B]
         samples = samples_of(
             logits,
             labels,
             score=scores.leading,
             beside=scores.beside,
-            fitted_scores=given,
+            fitted_scores=mean_scores,
             calibration=calibration,
             pairs=pairs,
         )
-        pooled.append(samples)
-        all_rows.append(np.asarray(rows, dtype=np.int64))
+        batch_samples.append(samples)
+        batch_rows.append(np.asarray(rows, dtype=np.int64))
         if alone and len(logits) > 1:
-            of_members.append(_of_each_member(logits, labels))
+            batch_members.append(_members_alone(logits, labels))
         for sink in sinks:
             sink(rows, logits)
-    if not all_rows:
+    if not batch_rows:
         raise InputError(
             f"{name} has no predictions of {option_of(dataset)}: none of its {len(dataset)} samples could be read"
         )
-    rows_as_read = np.concatenate(all_rows)
+
+    # Join the batches in the order of the data set.
+    rows_as_read = np.concatenate(batch_rows)
     order = np.argsort(rows_as_read, kind="stable")
-    members = [concatenated_samples(parts, order) for parts in zip(*of_members, strict=True)]
-    return Gathered(concatenated_samples(pooled, order), rows_as_read[order], members)
+    all_samples = concatenated_samples(batch_samples, order)
+    all_members = []
+    for batches_of_member in zip(*batch_members, strict=True):
+        all_members.append(concatenated_samples(batches_of_member, order))
+    return Gathered(all_samples, rows_as_read[order], all_members)
 
 
-def _of_each_member(logits: npt.NDArray[Any], labels: npt.NDArray[np.int64] | None) -> list[Samples]:
+def _members_alone(logits: npt.NDArray[Any], labels: npt.NDArray[np.int64] | None) -> list[Samples]:
     """Return the samples of each member alone, from logits ``[M, B, C]``."""
     alone = []
     for member in range(len(logits)):
-        alone.append(samples_of(logits[member : member + 1], labels))
+        member_logits = logits[member : member + 1]  # [1, B, C]
+        alone.append(samples_of(member_logits, labels))
     return alone
 
 
@@ -119,53 +128,57 @@ def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64])
     """Return the samples of several batches, sorted into the order of the data set.
 
     Args:
-        parts: of the batches.
-        order: for each place in the data set, the place of its sample among those of all batches.
+        parts: the samples of each batch.
+        order: for each position in the data set, the position of its sample among those of all batches.
     """
-    values: dict[str, Any] = {}
+    sizes = [len(part) for part in parts]
+    attributes: dict[str, Any] = {}
     for attribute in fields(Samples):
-        of_parts = [getattr(part, attribute.name) for part in parts]
-        if attribute.name == "pair_mi":
-            values["pair_mi"] = _mean_over_samples(of_parts, [len(part) for part in parts])
+        values = [getattr(part, attribute.name) for part in parts]
+        if attribute.name == "pair_mi":  # a mean over samples, not a value of each
+            attributes["pair_mi"] = _mean_over_samples(values, sizes)
         elif attribute.name == "scores":
-            values["scores"] = _scores_in_order(of_parts, order)
+            attributes["scores"] = _scores_in_order(values, order)
         else:
-            values[attribute.name] = _in_order(of_parts, order)
-    return Samples(**values)
+            attributes[attribute.name] = _in_order(values, order)
+    return Samples(**attributes)
 
 
 def _mean_over_samples(means: Sequence[Floats], sizes: Sequence[int]) -> Floats:
     """Return the mean over all samples from the means of the batches, which differ in size."""
-    weights = np.array(sizes)
-    totals = (np.stack(means) * weights[:, None]).sum(axis=0)
+    weights = np.array(sizes)  # [batches]
+    weighted = np.stack(means) * weights[:, None]
+    totals = weighted.sum(axis=0)
     return np.asarray(totals / weights.sum())
 
 
 def _scores_in_order(parts: Sequence[Mapping[str, Floats | None]], order: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Return the OOD scores that are reported beside, by name."""
+    """Return the OOD scores that are reported beside the leading one, by name, in the order of the data set."""
     scores = {}
     for name in parts[0]:
-        of_parts = [part[name] for part in parts]
-        scores[name] = _in_order(of_parts, order)
+        batch_scores = [part[name] for part in parts]
+        scores[name] = _in_order(batch_scores, order)
     return scores
 
 
 def _in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
+    """Return arrays of batches, whose last dimension is the samples, joined in an order; None if they are None."""
     if parts[0] is None:
         return None
-    return np.concatenate(parts, axis=-1)[..., order]
+    as_read = np.concatenate(parts, axis=-1)
+    return as_read[..., order]
 
 
 def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], dataset: EvalSet, name: str) -> None:
-    """Refuse logits that are no numbers.
+    """Check that all logits ``[M, B, C]`` of a batch are finite.
 
     Raises:
-        NonFiniteError: naming a sample.
+        NonFiniteError: naming the first sample whose logits are not.
     """
-    # A sum is finite only where every number is; the other way round it may overflow, which is looked at again.
+    # A finite sum proves that every logit is finite, and is quick. One that is not proves nothing: it may overflow.
     if np.isfinite(logits.sum()):
         return
-    bad = ~np.isfinite(logits).all(axis=(0, 2))
+    bad = ~np.isfinite(logits).all(axis=(0, 2))  # [B]
     if not bad.any():
         return
     first_bad = list(rows)[int(bad.argmax())]
@@ -192,15 +205,17 @@ class Logits:
         self._logits.append(logits)
 
     def logits(self) -> npt.NDArray[Any]:
-        """Return ``[M, N, C]``, in the order of the data set."""
-        order = np.argsort(np.concatenate(self._rows), kind="stable")
-        return np.concatenate(self._logits, axis=1)[:, order]
+        """Return the logits ``[M, N, C]``, in the order of the data set."""
+        rows_as_read = np.concatenate(self._rows)
+        logits_as_read = np.concatenate(self._logits, axis=1)
+        order = np.argsort(rows_as_read, kind="stable")
+        return logits_as_read[:, order]
 
 
 class WentOn:
-    """A sink that counts the samples that did not stop in a cascade.
+    """A sink that counts the samples that did not stop at the first member of a cascade.
 
-    All members give the same answer for a sample that stops: that of the first one.
+    For a sample that stops, all members have the logits of the first one.
     """
 
     def __init__(self) -> None:
@@ -208,14 +223,15 @@ class WentOn:
         self._went_on = 0
 
     def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
-        """Count those of one batch."""
-        differs = (logits != logits[:1]).any(axis=(0, 2))  # [rows]
+        """Count the samples of one batch, with logits ``[M, B, C]``."""
+        first_logits = logits[:1]
+        went_on = (logits != first_logits).any(axis=(0, 2))  # [B]
         self._samples += len(rows)
-        self._went_on += int(differs.sum())
+        self._went_on += int(went_on.sum())
 
     @property
     def share(self) -> float:
-        """Their share of all samples."""
+        """The share of all samples that went on."""
         return self._went_on / self._samples
 
 
@@ -223,11 +239,11 @@ class WentOn:
 
 
 class _Resumed(NamedTuple):
-    """A data set in a predictions file that is gone on with.
+    """The state of a data set in a predictions file that a stopped run has left.
 
     Attributes:
-        kept: the batches of the unbroken run that the file has whole.
-        left: the samples of the other batches.
+        kept: the batches that the file holds completely.
+        left: the samples of the other batches, which have to run.
     """
 
     kept: list[list[int]]
@@ -235,13 +251,13 @@ class _Resumed(NamedTuple):
 
 
 class Reading:
-    """A :data:`LogitsReader` of one row, with progress, through its predictions file where one is kept.
+    """A :data:`LogitsReader` of one row that shows progress and fills the predictions file, if one is kept.
 
     Args:
-        model: the row.
+        model: the model of the row.
         sets: the data sets of the command, in the order of the predictions file.
-        writer: the predictions file to fill, None for none; what it holds already is read from it.
-        log: hears of the progress.
+        writer: the predictions file to fill, None for none; logits that it holds already are read from it.
+        log: shows the progress.
     """
 
     def __init__(
@@ -255,7 +271,11 @@ class Reading:
 
     def unread(self) -> list[EvalSet]:
         """Return the sets that nothing has read yet."""
-        return [dataset for index, dataset in enumerate(self._sets) if index not in self._read]
+        left = []
+        for index, dataset in enumerate(self._sets):
+            if index not in self._read:
+                left.append(dataset)
+        return left
 
     def __call__(self, dataset: EvalSet) -> LogitsBatches:
         self._read.add(self._sets.index(dataset))
@@ -266,16 +286,18 @@ class Reading:
                 progress.advance(len(batch.rows))
 
     def _batches(self, dataset: EvalSet) -> LogitsBatches:
+        """Return the logits from the predictions file to fill, else from stored ones, else from the model."""
         if self._writer is not None:
-            yield from self._through_file(dataset, self._writer)
-            return
+            return self._through_file(dataset, self._writer)
         known = self._model.known(dataset)
-        yield from (known or self._model).batches(dataset)
+        if known is not None:
+            return known.batches(dataset)
+        return self._model.batches(dataset)
 
     def _through_file(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
-        """Yield what the file holds already, and what is computed and written now."""
+        """Yield the logits that the file holds already, then those that are computed and written now."""
         index = self._sets.index(dataset)
-        left: list[int] | None = None
+        left: list[int] | None = None  # all samples
         if writer.resumed:
             kept, left = self._resumed(writer, index, dataset)
             for kept_rows in kept:
@@ -287,9 +309,9 @@ class Reading:
             yield LogitsBatch(rows, logits, scores)
 
     def _resumed(self, writer: PredictionsWriter, index: int, dataset: EvalSet) -> _Resumed:
-        """Return which batches of a set are whole, and which samples are left.
+        """Return the batches of a set that the file holds, and the samples that are left.
 
-        Samples that are known to be unreadable are in none, as in the unbroken run.
+        The batches are those of the unbroken run, without the samples that are known to be unreadable.
         """
         assert isinstance(self._model, RunningModel) and dataset.dataset is not None
         batch_size = self._model.options.batch_size
@@ -299,7 +321,8 @@ class Reading:
         kept: list[list[int]] = []
         left: list[int] = []
         for start in range(0, len(order), batch_size):
-            rows = [row for row in order[start : start + batch_size] if row not in skipped]
+            batch = order[start : start + batch_size]
+            rows = [row for row in batch if row not in skipped]
             if missing[rows].any():
                 left += rows
             elif rows:

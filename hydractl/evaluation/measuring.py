@@ -34,12 +34,12 @@ from hydractl.metrics.ood_scores import says_nothing
 
 @dataclass
 class _OnTests:
-    """What one row gives on the test sets.
+    """The results of one model on the test sets.
 
     Attributes:
-        gathered: by the name of the set.
-        counts: of the prediction sets of the ID samples; None where there are none.
-        went_on: in a cascade, by the name of the set, the samples that ran all members.
+        gathered: the samples, by the name of the set.
+        counts: the counts of the prediction sets of the ID samples; None if there are no prediction sets.
+        went_on: in a cascade, the samples that ran all members, by the name of the set.
     """
 
     gathered: dict[str, Gathered] = field(default_factory=dict)
@@ -51,13 +51,13 @@ class Measuring:
     """Makes the rows of one command, one after another.
 
     Attributes:
-        warnings: of the rows measured so far.
+        warnings: the warnings about the rows measured so far.
     """
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
         self.warnings: list[str] = []
         self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
-        self._training = next(iter(of_role(sets, TRAIN)), None)
+        self._training = _only_set(sets, TRAIN)
         self._options = options
         self._log = log
         self._first: bootstrap.Resampled | None = None
@@ -73,18 +73,21 @@ class Measuring:
         """Measure one model.
 
         Args:
-            model: the row.
-            output: where its predictions go.
+            model: the model.
+            output: the file for its predictions; None to keep none.
             seen: how many samples of each set it has seen.
-            features: its features of the training data: a file that holds them, or one that they go to.
+            features: its features of the training data: a file that holds them, or one to write them to.
 
         Raises:
-            NonFiniteError: a logit is not finite.
+            NonFiniteError: if a logit is not finite.
         """
+        # Preparation: the probe, the features of the training data and the predictions file.
         if self._options.fit.probe is not None:
-            assert self._training is not None  # the settings hold it
-            model.fit_probe(self._training, next(iter(of_role(self._sets, VAL)), None))
-        kept_features = None if features is None else FeaturesFile(features)
+            assert self._training is not None  # the settings require --train with a probe
+            model.fit_probe(self._training, _only_set(self._sets, VAL))
+        kept_features = None
+        if features is not None:
+            kept_features = FeaturesFile(features)
         writer = None
         if output is not None and self._options.keep_logits:
             writer = self._writer(model, output, seen)
@@ -94,11 +97,15 @@ class Measuring:
             model.release()
             if writer is not None:
                 writer.close()
+
+        # The predictions are published only now that the whole row is measured.
         if output is None:
             return row
         if writer is None:
             self._write_lines(model, inside, output)
-        elif writer.path != output.target:  # else it was finished before, and only read
+            return row
+        was_finished_before = writer.path == output.target
+        if not was_finished_before:
             output.adopt(writer.path)
             output.commit()
         return row
@@ -107,20 +114,23 @@ class Measuring:
 
     def _writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
         """Return the predictions file to fill."""
-        assert isinstance(model, RunningModel)  # check_writable() has been here
+        assert isinstance(model, RunningModel)  # check_writable() has refused all others
         fitted_on: ScoreDataEntry | None = None
         if self._training is not None:
             fitted_on = {**self._training.to_json(), "knn_k": self._options.fit.knn_k}
-        scores = row_scores(model, self._options).on_features
-        kept = KeptRow(model, self._sets, seen, feature_scores=scores, scores_fitted_on=fitted_on)
-        return open_writer(kept, output, self._options.resume, self._log)
+        scores = row_scores(model, self._options)
+        kept_row = KeptRow(model, self._sets, seen, feature_scores=scores.on_features, scores_fitted_on=fitted_on)
+        return open_writer(kept_row, output, self._options.resume, self._log)
 
     def _write_lines(self, model: LogitsProvider, inside: Gathered, output: Output) -> None:
         """Write the predictions on the ID test data, one sample a line."""
         threshold = self._fitted[model.name].threshold
-        value = None if threshold is None else float(threshold["value"])
-        ids = [self._sets[0].ids[row] for row in inside.rows]
-        write_lines(output, inside.samples, ids, model.labels, value)
+        threshold_value = None
+        if threshold is not None:
+            threshold_value = float(threshold["value"])
+        id_set = self._sets[0]
+        ids = [id_set.ids[row] for row in inside.rows]
+        write_lines(output, inside.samples, ids, model.labels, threshold_value)
 
     # --- one row ------------------------------------------------------------------------------------------------------
 
@@ -131,7 +141,8 @@ class Measuring:
         seen: Mapping[str, int],
         kept_features: FeaturesFile | None,
     ) -> tuple[EvalRow, Gathered]:
-        """Return the row of a model, and what it gives on the ID test data."""
+        """Return the row of a model, and its samples of the ID test data."""
+        # Fit on training and validation data.
         read = Reading(model, self._sets, writer, self._log)
         scores = self._scores(model)
         if scores.on_features:
@@ -139,23 +150,26 @@ class Measuring:
         fitted = fit_on_validation(model, self._sets, self._options.fit, scores, read)
         self._fitted[model.name] = fitted
 
-        tests = tested(self._sets)
+        # Run the clean test sets, then the corrupted ones.
+        test_sets = tested(self._sets)
         on_tests = self._gather_tests(model, fitted, scores, read)
         gathered = on_tests.gathered
-        inside = gathered[tests[0].name]
+        inside = gathered[test_sets[0].name]
         shares = {name: went_on.share for name, went_on in on_tests.went_on.items()}
         for name, share in shares.items():
             self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
-        self.warnings += row_doubts(model, inside.samples, fitted, on_tests.counts, tests)
-
+        self.warnings += row_doubts(model, inside.samples, fitted, on_tests.counts, test_sets)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
                 read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration, pairs=False
             )
+
+        # A predictions file holds all sets, so the others have to run as well.
         if writer is not None:
-            for dataset in read.unread():  # what is kept is kept of all sets
+            for dataset in read.unread():
                 gather(read(dataset), dataset, model.name, pairs=False)
 
+        # The row, with what only some models or options add.
         prediction_sets = None
         if on_tests.counts is not None:
             prediction_sets = ConformalSets.from_json(on_tests.counts.to_json())
@@ -170,23 +184,25 @@ class Measuring:
         if model.cascade is not None:
             row = _with_cascade(row, model.cascade, shares)
         if self._options.bootstrap:
-            row = self._with_intervals(row, tests, gathered)
+            row = self._with_intervals(row, test_sets, gathered)
         return row, inside
 
     def _scores(self, model: LogitsProvider) -> RowScores:
-        """Return the OOD scores of a row, and warn of those that say nothing of it."""
+        """Return the OOD scores of a row, and warn of those that are constant for its model."""
         scores = row_scores(model, self._options)
-        if model.stored.score is not None and not self._options.fit.scores.told:
+        score_was_chosen = self._options.fit.scores.told
+        if model.stored.score is not None and not score_was_chosen:
             self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
-        each_once = dict.fromkeys([scores.leading, *scores.beside])
-        constant = [name for name in each_once if says_nothing(name, model.members)]
+
+        names_once = dict.fromkeys([scores.leading, *scores.beside])
+        constant = [name for name in names_once if says_nothing(name, model.members)]
         if constant:
             names = " and ".join(constant)
             self.warnings.append(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")
         return scores
 
     def _fit_scores(self, model: LogitsProvider, scores: RowScores, kept_features: FeaturesFile | None) -> None:
-        """Fit the OOD scores on features, and warn of those that learned nothing."""
+        """Fit the OOD scores on features to the training data, and warn of those that came out constant."""
         model.fit_scores(scores.on_features, self._training, self._options.fit.knn_k, kept_features)
         if model.detector is None:
             return
@@ -197,41 +213,55 @@ class Measuring:
             )
 
     def _gather_tests(self, model: LogitsProvider, fitted: RowFit, scores: RowScores, read: Reading) -> _OnTests:
-        """Run the test sets, the ID data first."""
-        tests = tested(self._sets)
-        inside = tests[0]
+        """Run the clean test sets, the ID data first, and return what they give."""
+        test_sets = tested(self._sets)
+        id_set = test_sets[0]
         on_tests = _OnTests()
-        if fitted.conformal is not None and inside.labels is not None:
-            on_tests.counts = SetCounts(fitted.conformal, fitted.calibration)
-        # In a cascade the other members have not run for all samples, so that none can be measured alone.
-        members_alone = inside.labels is not None and model.cascade is None
-        for dataset in tests:
+
+        # Prediction sets and members alone are measured on the ID data, by their labels. In a cascade the other members
+        # have not run for all samples, so that none can be measured alone.
+        id_sinks: list[LogitsSink] = []
+        members_alone = False
+        if id_set.labels is not None:
+            members_alone = model.cascade is None
+            if fitted.conformal is not None:
+                on_tests.counts = SetCounts(fitted.conformal, fitted.calibration)
+                id_sinks.append(_counting(on_tests.counts, id_set.labels))
+
+        for dataset in test_sets:
+            is_id = dataset is id_set
             sinks: list[LogitsSink] = []
             if model.cascade is not None:
-                on_tests.went_on[dataset.name] = WentOn()
-                sinks.append(on_tests.went_on[dataset.name])
-            if dataset is inside and inside.labels is not None and on_tests.counts is not None:
-                sinks.append(_counting(on_tests.counts, inside.labels))
+                went_on = WentOn()
+                on_tests.went_on[dataset.name] = went_on
+                sinks.append(went_on)
+            if is_id:
+                sinks += id_sinks
             on_tests.gathered[dataset.name] = gather(
                 read(dataset),
                 dataset,
                 model.name,
                 scores=scores,
                 calibration=fitted.calibration,
-                alone=members_alone and dataset is inside,
+                alone=members_alone and is_id,
                 pairs=model.mc_dropout is None,
                 sinks=sinks,
             )
         return on_tests
 
-    def _with_intervals(self, row: EvalRow, tests: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> EvalRow:
-        """Return a row with its intervals, and with its differences to the first row."""
+    def _with_intervals(self, row: EvalRow, test_sets: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> EvalRow:
+        """Return a row with its bootstrap intervals, and with its paired differences to the first row."""
+        inside = gathered[test_sets[0].name].samples
+        outside = {}
+        groups = {}
+        for dataset in test_sets[1:]:
+            outside[dataset.name] = gathered[dataset.name].samples
+            groups[dataset.name] = dataset.group
+
         rounds = self._options.bootstrap
-        outside = {dataset.name: gathered[dataset.name].samples for dataset in tests[1:]}
-        groups = {dataset.name: dataset.group for dataset in tests[1:]}
         with self._log.progress(f"intervals of {row.name}", rounds, "resamples") as progress:
             resampled = bootstrap.resample(
-                gathered[tests[0].name].samples,
+                inside,
                 outside,
                 groups,
                 rounds=rounds,
@@ -239,6 +269,7 @@ class Measuring:
                 advance=progress.advance,
             )
         row = replace(row, ci=bootstrap.intervals(resampled))
+
         if self._first is None:
             self._first = resampled
             return row
@@ -249,16 +280,26 @@ class Measuring:
 
 
 def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
-    """Return the training data that the OOD scores of a row were fitted to; None where none were needed."""
-    entry = None if model.detector is None else fitted_on_of(model.detector)
-    return None if entry is None else ScoreDataRecord.from_json(entry)
+    """Return the training data that the OOD scores of a row were fitted to; None if no score needed them."""
+    if model.detector is None:
+        return None
+    entry = fitted_on_of(model.detector)
+    if entry is None:
+        return None
+    return ScoreDataRecord.from_json(entry)
 
 
 def _with_cascade(row: EvalRow, cascade: CascadeRecord, shares: Mapping[str, float]) -> EvalRow:
-    """Return a row with its cascade and the share of each set that goes on, and with its mean mult-adds as cost."""
+    """Return a row with its cascade, and with the mean mult-adds of an ID sample as its cost.
+
+    Args:
+        row: the row.
+        cascade: the cascade that ran.
+        shares: the share of the samples that ran all members, by the name of the test set, the ID set first.
+    """
     assert row.cost is not None
     share_of_id = next(iter(shares.values()))
-    mean = round(cascade.first_macs + share_of_id * cascade.rest_macs)
+    mean_macs = round(cascade.first_macs + share_of_id * cascade.rest_macs)
     measured = MeasuredCascade(
         member=cascade.member,
         score=cascade.score,
@@ -267,9 +308,28 @@ def _with_cascade(row: EvalRow, cascade: CascadeRecord, shares: Mapping[str, flo
         rest_macs=cascade.rest_macs,
         share=shares,
     )
-    return replace(row, cascade=measured, cost=replace(row.cost, macs=mean))
+    mean_cost = replace(row.cost, macs=mean_macs)
+    return replace(row, cascade=measured, cost=mean_cost)
 
 
 def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:
-    """Return a sink that counts the prediction sets of the samples with these labels."""
-    return lambda rows, logits: counts.add(logits, labels[list(rows)])
+    """Return a sink that adds the prediction sets of each batch to the counts.
+
+    Args:
+        counts: the counts.
+        labels: the labels of the whole data set, ``[N]``.
+    """
+
+    def add_batch(rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
+        batch_labels = labels[list(rows)]
+        counts.add(logits, batch_labels)
+
+    return add_batch
+
+
+def _only_set(sets: Sequence[EvalSet], role: str) -> EvalSet | None:
+    """Return the data set of a role that at most one set has; None if there is none."""
+    of_this_role = of_role(sets, role)
+    if not of_this_role:
+        return None
+    return of_this_role[0]

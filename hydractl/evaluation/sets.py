@@ -31,9 +31,9 @@ class EvalSet(SetEntry):
     """One data set of a command.
 
     Attributes:
-        spec: where it was opened from.
-        dataset: the samples; None where only predictions of them are at hand.
-        left_out: how many samples of a validation set are not in it, as they are training data.
+        spec: the SPEC that it was opened from.
+        dataset: the samples; None if only predictions of them are available.
+        left_out: how many samples of a validation set were removed because they are training data.
     """
 
     spec: str = ""
@@ -46,19 +46,21 @@ class EvalSet(SetEntry):
     def to_json(self) -> DataEntry:
         """Return the set's entry under ``data`` in the answer."""
         entry: DataEntry = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
-        openood_list = id_list_of(self.spec) if self.role == ID else None
-        if openood_list is not None:
-            entry["list"] = openood_list
-        skipped = None if self.dataset is None else skipped_document(self.dataset)
-        if skipped is not None:
-            entry["skipped"] = skipped
+        if self.role == ID:
+            openood_list = id_list_of(self.spec)
+            if openood_list is not None:
+                entry["list"] = openood_list
+        if self.dataset is not None:
+            skipped = skipped_document(self.dataset)
+            if skipped is not None:
+                entry["skipped"] = skipped
         if self.left_out:
             entry["left_out"] = self.left_out
         return entry
 
 
 class Classifier(Protocol):
-    """What the data sets and the leak guard need of each row, a ``LogitsProvider``."""
+    """The part of a ``LogitsProvider`` that the data sets and the leak guard need."""
 
     name: str
     labels: Sequence[str] | None
@@ -67,14 +69,14 @@ class Classifier(Protocol):
     seen: Sequence[Entry]
 
     def stored_sets(self) -> list[EvalSet]:
-        """The test sets that a predictions file brings along."""
+        """Return the test sets that a predictions file brings along."""
 
     def already_seen(self, dataset: EvalSet) -> int:
-        """Return how many samples had been seen when its predictions were made; 0 for a model that runs."""
+        """Return how many samples of a set the model had seen when its predictions were stored; 0 if it runs now."""
 
 
 def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
-    """Return an opened data set in its role; labels of OOD data are left alone."""
+    """Return an opened data set in its role; the labels of OOD data, which name other classes, are left out."""
     labels = None
     if role in (ID, VAL, CORRUPTION, TRAIN):
         labels = dataset.labels
@@ -96,8 +98,8 @@ class OpenedSets:
 
     Attributes:
         sets: the test sets first (ID, then OOD), corrupted ones, then validation sets.
-        notes: what was left out of them.
-        warnings: of sets with samples in common.
+        notes: sentences on the samples that were left out of them.
+        warnings: sentences on sets that have samples in common.
     """
 
     sets: list[EvalSet]
@@ -108,14 +110,17 @@ class OpenedSets:
 def open_sets(options: DataOptions, models: Sequence[Classifier]) -> OpenedSets:
     """Open every data set of the command.
 
-    Where only prediction files are measured and ``--test`` is not given, the test sets are those of the first file.
+    Without ``--test`` only prediction files are measured, and the test sets are those of the first file.
 
     Raises:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
     opening = _Opening(options, models)
-    tests = models[0].stored_sets() if options.test is None else opening.test_sets(options.test)
-    return _with_fitted_sets(tests, opening, options, models)
+    if options.test is None:
+        test_sets = models[0].stored_sets()
+    else:
+        test_sets = opening.test_sets(options.test)
+    return _with_fitted_sets(test_sets, opening, options, models)
 
 
 def open_fitted_sets(options: DataOptions, model: Classifier) -> OpenedSets:
@@ -124,15 +129,21 @@ def open_fitted_sets(options: DataOptions, model: Classifier) -> OpenedSets:
     Raises:
         UsageError, InputError: as :func:`open_sets` does.
     """
-    return _with_fitted_sets([], _Opening(options, [model]), options, [model])
+    models = [model]
+    opening = _Opening(options, models)
+    return _with_fitted_sets([], opening, options, models)
 
 
 def _with_fitted_sets(
-    tests: Sequence[EvalSet], opening: _Opening, options: DataOptions, models: Sequence[Classifier]
+    test_sets: Sequence[EvalSet], opening: _Opening, options: DataOptions, models: Sequence[Classifier]
 ) -> OpenedSets:
-    """Return the test sets, and behind them those that something is fitted to or chosen on, all checked."""
-    opened = OpenedSets(list(tests))
-    training = None if options.train is None else opening.labelled(options.train, option="--train")
+    """Return the test sets, and after them those that something is fitted to or chosen on, all checked."""
+    opened = OpenedSets(list(test_sets))
+
+    # Training data first: the validation set is opened without them.
+    training = None
+    if options.train is not None:
+        training = opening.labelled(options.train, option="--train")
     validation = None
     if options.val is not None:
         opened_val = opening.labelled(options.val, option="--val", need_labels=True)
@@ -142,6 +153,7 @@ def _with_fitted_sets(
     opened.sets += opening.ood_validation_sets(validation)
     if training is not None:
         opened.sets.append(_eval_set("train", TRAIN, training))
+
     opened.warnings += _check_apart(opened.sets, options.allow_seen)
     for dataset in opened.sets:
         _check_classes(dataset, models[0])
@@ -152,19 +164,25 @@ class _Opening:
     """Opens the data sets of one command, all with the same options.
 
     Args:
-        options: the data sets.
-        models: that are measured on them.
+        options: the options that name the data sets.
+        models: the models that are measured on them.
+
+    Raises:
+        InputError: if the models do not have the same classes, or the map of labels cannot be read.
     """
 
     def __init__(self, options: DataOptions, models: Sequence[Classifier]) -> None:
         self._options = options
         labels = _class_names(models) or []
         label_map = _label_map(options.label_map)
-        reads = {model.name: model.reads for model in models if model.reads is not None}
-        opened_alike = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
-        self.labelled = partial(opened_alike, labels=labels, label_map=label_map)
+        reads = {}
+        for model in models:
+            if model.reads is not None:
+                reads[model.name] = model.reads
+        open_any = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
+        self.labelled = partial(open_any, labels=labels, label_map=label_map)
         """Opens data of the models' classes."""
-        self._outside = partial(opened_alike, ignore_labels=True)
+        self._open_outside = partial(open_any, ignore_labels=True)
         """Opens OOD data, whose classes are others."""
 
     def test_sets(self, spec: str) -> list[EvalSet]:
@@ -173,42 +191,47 @@ class _Opening:
         inside = self.labelled(spec, option="--test")
         sets = [_eval_set("id", ID, inside)]
         for name, group, ood_spec in options.ood:
-            sets.append(_eval_set(name, OOD, self._outside(ood_spec, option=f"--ood {name}"), group))
+            outside = self._open_outside(ood_spec, option=f"--ood {name}")
+            sets.append(_eval_set(name, OOD, outside, group))
         for kind, severity in itertools.product(options.corruptions, options.severities):
-            photographs = options.photographs if kind == FROST else None
+            photographs = None
+            if kind == FROST:  # which is laid over the images from photographs
+                photographs = options.photographs
             corrupted = CorruptedImages(inside, kind, severity, photographs)
             sets.append(_eval_set(f"{kind}/{severity}", CORRUPTION, corrupted))
         return sets
 
     def ood_validation_sets(self, validation: Dataset | None) -> list[EvalSet]:
-        """Open the OOD validation sets, or make them of the ID validation data."""
+        """Open the OOD validation sets; those given as ``auto`` are made from the ID validation data."""
         sets = []
         for name, _, spec in self._options.ood_val:
             option = f"--ood-val {name}"
             if spec == AUTO and validation is not None:
                 outside: Dataset = PseudoOod(validation, AUTO, self._options.seed, option)
             else:
-                outside = self._outside(spec, option=option)
+                outside = self._open_outside(spec, option=option)
             sets.append(_eval_set(name, OOD_VAL, outside))
         return sets
 
 
 def _validation_set(validation: Dataset, training: Dataset | None, notes: list[str]) -> EvalSet:
-    """Return the validation set without the samples that are training data, which is noted.
+    """Return the validation set without the samples that are training data, and note in ``notes`` how many these are.
 
-    Nearest to itself, a training sample would look as if no other could be near.
+    Scores by nearest neighbours would find such a sample itself among the training data, at distance 0.
     """
     if training is None:
         return _eval_set("val", VAL, validation)
     remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
     if remaining.left_out:
         notes.append(remaining.words("--val", "--train"))
-    return replace(_eval_set("val", VAL, remaining.dataset), left_out=remaining.left_out)
+    validation_set = _eval_set("val", VAL, remaining.dataset)
+    return replace(validation_set, left_out=remaining.left_out)
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
-    """Return the sets that are measured, ID first."""
-    return [dataset for dataset in sets if dataset.role in (ID, OOD)]
+    """Return the clean sets that are measured, ID first."""
+    tested_roles = (ID, OOD)
+    return [dataset for dataset in sets if dataset.role in tested_roles]
 
 
 def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
@@ -220,7 +243,7 @@ _OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train"}
 
 
 def option_of(dataset: EvalSet) -> str:
-    """Return the option that a person gave it to."""
+    """Return the option that the data set was given with, as messages name it: ``--ood NAME``, say."""
     if dataset.role in _OPTIONS:
         return _OPTIONS[dataset.role]
     flag = dataset.role.replace("_", "-")
@@ -228,61 +251,84 @@ def option_of(dataset: EvalSet) -> str:
 
 
 def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
-    """Refuse sets that are the same samples, or share most of them, and return a warning of those that share many.
+    """Check that no two sets are the same samples or share most of them, and warn of those that share many.
 
-    What is fitted to samples that are tested on is left to :func:`seen_samples`, unless it is a whole set.
+    Test samples that something was fitted to are left to :func:`seen_samples`, unless they are a whole set.
+
+    Returns:
+        The warnings.
 
     Raises:
-        InputError: naming every such pair.
+        InputError: naming every pair that shares too much.
     """
     problems = _same_sets(sets, allow_seen)
-    fitted = [dataset for dataset in sets if dataset.role in (VAL, OOD_VAL, TRAIN)]
-    overlaps = [compare_sets(_given_sets(fitted)), compare_sets(_given_sets(tested(sets)))]
-    for overlap in overlaps:
-        problems += overlap.problems
-    if problems:
-        problems = list(dict.fromkeys(problems))
-        raise InputError(problems[0], hint=SETS_APART_HINT, problems=problems[1:])
+    fitted_roles = (VAL, OOD_VAL, TRAIN)
+    fitted = [dataset for dataset in sets if dataset.role in fitted_roles]
+
     warnings = []
-    for overlap in overlaps:
+    for compared in (fitted, tested(sets)):
+        overlap = compare_sets(_given_sets(compared))
+        problems += overlap.problems
         warnings += overlap.warnings
+
+    if problems:
+        first, *others = dict.fromkeys(problems)  # each once
+        raise InputError(first, hint=SETS_APART_HINT, problems=others)
     return warnings
 
 
 def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
-    """Name the OOD sets that are the ID test data, and the validation sets that are test data."""
-    if not tested(sets):
+    """Return a sentence on each OOD set that is the ID test data, and each validation set that is test data."""
+    test_sets = tested(sets)
+    if not test_sets:
         return []
+    id_set = sets[0]
     problems = []
-    inside = sets[0]
     for dataset in sets[1:]:
-        if dataset.role == OOD and _is_same(dataset, inside):
-            problems.append(f"{option_of(dataset)} and {option_of(inside)} are the same samples")
-        if dataset.role not in (VAL, OOD_VAL) or allow_seen:
-            continue
-        for other in tested(sets):
-            if _is_same(dataset, other):
-                problems.append(f"{option_of(dataset)} and {option_of(other)} are the same samples")
+        if dataset.role == OOD:
+            problems += _sameness(dataset, [id_set])
+        if dataset.role in (VAL, OOD_VAL) and not allow_seen:
+            problems += _sameness(dataset, test_sets)
     return problems
 
 
+def _sameness(dataset: EvalSet, others: Sequence[EvalSet]) -> list[str]:
+    """Return a sentence on each other set that has the same samples as the data set."""
+    same = [other for other in others if _is_same(dataset, other)]
+    return [f"{option_of(dataset)} and {option_of(other)} are the same samples" for other in same]
+
+
 def _given_sets(sets: Sequence[EvalSet]) -> list[GivenSet]:
-    """Return the sets whose samples are at hand, with their options."""
-    return [GivenSet(option_of(dataset), dataset.dataset) for dataset in sets if dataset.dataset]
+    """Return the sets whose samples are available, with their options."""
+    given_sets = []
+    for dataset in sets:
+        if dataset.dataset:  # neither None nor empty
+            given_sets.append(GivenSet(option_of(dataset), dataset.dataset))
+    return given_sets
 
 
 def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
+    """Return whether two sets hold the same samples; by their fingerprints if only predictions are available."""
     if dataset.dataset is None or other.dataset is None:
         return dataset.fingerprint == other.fingerprint
     return dataset.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
 
 
 def _check_classes(dataset: EvalSet, model: Classifier) -> None:
-    """Check that labels are classes of the models, also where neither side has names."""
+    """Check that every label is the number of one of the model's classes.
+
+    Names are compared where a data set is opened; this also catches labels and models without names.
+
+    Raises:
+        InputError: naming the first sample with another label.
+    """
     labels = dataset.labels
-    if labels is None or not len(labels) or int(labels.max()) < model.classes:
+    if labels is None or not len(labels):
         return
-    first = int((labels >= model.classes).argmax())
+    unknown = labels >= model.classes
+    if not unknown.any():
+        return
+    first = int(unknown.argmax())
     raise InputError(
         f"label {int(labels[first])} of sample {dataset.ids[first]} is outside 0..{model.classes - 1}, "
         f"the classes of {model.name}"
@@ -290,6 +336,11 @@ def _check_classes(dataset: EvalSet, model: Classifier) -> None:
 
 
 def _label_map(path: str | None) -> Mapping[str, str]:
+    """Return the map from the names of classes in the data to names of the models' classes; empty without a file.
+
+    Raises:
+        InputError: if the file holds anything else.
+    """
     if path is None:
         return {}
     names = read_json_file(path)
@@ -300,58 +351,70 @@ def _label_map(path: str | None) -> Mapping[str, str]:
 
 
 def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
-    """Return the names of the classes; all rows are measured on the same labels, so they must agree."""
-    first = models[0]
-    known = next((model.labels for model in models if model.labels is not None), None)
+    """Return the names of the classes, from the first model that has names; None if none has.
+
+    Raises:
+        InputError: if the models differ in their classes, as all are measured on the same labels.
+    """
+    class_names = None
+    for model in models:
+        if model.labels is not None:
+            class_names = model.labels
+            break
+
+    classes = models[0].classes
     problems = []
     for model in models:
-        if model.classes != first.classes:
-            problems.append(f"{model.name}: {model.classes} classes, not {first.classes}")
-        else:
-            problems += [f"{model.name}: {difference}" for difference in label_differences(known, model.labels)]
+        if model.classes != classes:
+            problems.append(f"{model.name}: {model.classes} classes, not {classes}")
+            continue
+        for difference in label_differences(class_names, model.labels):
+            problems.append(f"{model.name}: {difference}")
     if problems:
         raise InputError("these models do not have the same classes", problems=problems)
-    return known
+    return class_names
 
 
 # --- the leak guard: samples that something was fitted or chosen on are no test data ---------------------------------
 
 Seen = dict[str, dict[str, int]]
-"""The number of samples of each data set that each row has seen, by row and set; what is 0 is left out."""
+"""The number of samples of each data set that each model has seen, by model and set; zeros are left out."""
 
 
 def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
     """Count the test samples that a model, or this command, has seen.
 
     Args:
-        models: the rows.
+        models: the models that are measured.
         sets: all data sets of the command.
         allow: count them instead of refusing them.
 
     Raises:
-        InputError: listing every row and test set that share samples, and by whom these were seen.
+        InputError: listing every model and test set that share samples, and by whom these were seen.
     """
-    here = fitted_entries(sets)
+    seen_here = fitted_entries(sets)
     chosen_on = {dataset.fingerprint for dataset in _fitted_sets(sets)}
     seen: Seen = {}
     problems = []
     for model in models:
-        entries = [*model.seen, *here]
-        for dataset in tested(sets):  # corrupted images are counted where they are clean
+        entries = [*model.seen, *seen_here]
+        for dataset in tested(sets):  # which hold the clean images of the corrupted sets
             if dataset.fingerprint in chosen_on:
-                count, by = len(dataset), "all of them chosen on by this eval"
+                count = len(dataset)
+                seen_by = "all of them chosen on by this eval"
             else:
-                count, by = _count(model, entries, dataset)
+                count, seen_by = _count(model, entries, dataset)
             if not count:
                 continue
             seen.setdefault(model.name, {})[dataset.name] = count
-            problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option_of(dataset)} ({by})")
+            problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option_of(dataset)} ({seen_by})")
     if problems and not allow:
         raise _seen_error(problems)
     return seen
 
 
 def _seen_error(problems: Sequence[str]) -> InputError:
+    """Return the error on test samples that were seen; a single problem stands in its first line."""
     hint = "test on other samples, or add --allow-seen to measure on them all the same, marked"
     if len(problems) == 1:
         return InputError(f"test data that has been seen: {problems[0]}", hint=hint)
@@ -359,26 +422,30 @@ def _seen_error(problems: Sequence[str]) -> InputError:
 
 
 def _fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
-    """Return the sets that this command chooses on and fits to."""
-    return [*of_role(sets, VAL), *of_role(sets, OOD_VAL), *of_role(sets, TRAIN)]
+    """Return the sets that this command chooses on and fits to, in the order of the roles."""
+    fitted = of_role(sets, VAL)
+    fitted += of_role(sets, OOD_VAL)
+    fitted += of_role(sets, TRAIN)
+    return fitted
 
 
 def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
-    """Return the entries for what a verb fits on, as :mod:`hydractl.files.fingerprints` notes it."""
+    """Return the entries for the data that a verb fits to, in the form of :mod:`hydractl.files.fingerprints`."""
     entries = []
     for dataset in _fitted_sets(sets):
         if dataset.dataset is None:
             continue
-        use = "train" if dataset.role == TRAIN else dataset.role
-        entries += [entry(verb, use, origin) for origin in dataset.dataset.origins()]
+        for origin in dataset.dataset.origins():
+            entries.append(entry(verb, dataset.role, origin))
     return entries
 
 
 def _count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
     """Return how many samples of a test set have been seen, and by whom."""
-    stored = model.already_seen(dataset)
-    if stored:
-        return stored, "as its predictions say"
+    seen_when_stored = model.already_seen(dataset)
+    if seen_when_stored:
+        return seen_when_stored, "as its predictions say"
     if dataset.dataset is None or not entries:
         return 0, ""
-    return int(marked(entries, dataset.dataset).sum()), who_saw(entries, dataset.dataset)
+    seen = marked(entries, dataset.dataset)
+    return int(seen.sum()), who_saw(entries, dataset.dataset)

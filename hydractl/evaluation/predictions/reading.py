@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +31,12 @@ _HINT = "write it again with eval --predictions"
 
 
 class LogitsBatch(NamedTuple):
-    """Some samples B of a data set.
+    """The logits of some samples of a data set.
 
     Attributes:
-        rows: which samples, ``[B]``.
-        logits: of every member, ``[M, B, C]``.
-        scores: by name the OOD scores on features, ``[M, B]``.
+        rows: the numbers of the samples in the data set, ``[B]``.
+        logits: the logits of every member, ``[M, B, C]``.
+        scores: the OOD scores on features, each ``[M, B]``, by name.
     """
 
     rows: Sequence[int]
@@ -48,9 +49,9 @@ class Predictions:
     """A finished predictions file.
 
     Attributes:
-        path: where it is.
-        model: what the header says of the model.
-        sets: its data sets, their ids and labels read.
+        path: the path of the file.
+        model: the record of the model in the header.
+        sets: its data sets, with their ids and labels.
     """
 
     path: Path
@@ -65,7 +66,8 @@ class Predictions:
 
     def shape(self, index: int) -> tuple[int, int, int]:
         """Return ``(members, N, classes)`` of a set."""
-        members, samples, classes = self._tensors.info(tensor_names(index)["logits"]).shape
+        name = tensor_names(index)["logits"]
+        members, samples, classes = self._tensors.info(name).shape
         return members, samples, classes
 
     @property
@@ -75,64 +77,82 @@ class Predictions:
 
     @property
     def scores(self) -> list[str]:
-        """The OOD scores on features that it holds."""
+        """The names of the OOD scores on features that the file holds."""
         return list(self.model.feature_scores or ())
 
     def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
         """Return the logits ``[members, rows, classes]`` of neighbouring samples of a set, missing ones too.
 
         Args:
-            index: of the set.
+            index: the number of the set in the file.
             rows: the samples.
-            score: a score instead, ``[members, rows, 1]``.
+            score: the name of a score on features to return instead, ``[members, rows, 1]``.
         """
-        name = tensor_names(index)["logits"] if score is None else score_tensor(index, score)
+        if score is None:
+            name = tensor_names(index)["logits"]
+        else:
+            name = score_tensor(index, score)
+
+        # The samples of one member lie behind those of the one before.
         members, samples, columns = self._tensors.info(name).shape
         pieces = []
         for member in range(members):
             first_row = member * samples + rows.start
             end_row = member * samples + rows.stop
             flat = self._tensors.read_piece(name, first_row * columns, end_row * columns)
-            pieces.append(flat.numpy().reshape(len(rows), columns))
+            values = flat.numpy().reshape(len(rows), columns)
+            pieces.append(values)
         return np.stack(pieces)
 
     def batches(self, index: int) -> Iterator[LogitsBatch]:
-        """Yield a set in pieces.
+        """Yield the logits of a set in pieces that fit into memory.
 
         Samples that could not be read (``--on-bad skip``) have no logits, and are left out.
         """
-        return in_pieces(self.shape(index), lambda rows, score: self.piece(index, rows, score), self.scores)
+        piece_of_set = partial(self.piece, index)
+        return in_pieces(self.shape(index), piece_of_set, self.scores)
 
 
 def in_pieces(
     shape: tuple[int, int, int], piece: Callable[[range, str | None], npt.NDArray[Any]], scores: Sequence[str]
 ) -> Iterator[LogitsBatch]:
-    """Yield pieces that memory has room for, without the samples that a member has no logits of.
+    """Yield logits in pieces that fit into memory, without the samples for which a member has no logits.
 
     Args:
         shape: ``(members, N, classes)``.
-        piece: returns the logits of neighbouring samples, or one of their scores.
-        scores: those that are kept.
+        piece: returns the logits ``[members, rows, classes]`` of neighbouring samples, or, given the name of a score,
+            their scores ``[members, rows, 1]``.
+        scores: the names of the scores that are stored.
     """
     for rows in ranges(shape):
         logits = piece(rows, None)
-        present = ~is_empty(logits)
+        present = ~is_empty(logits)  # [rows]
         if not present.any():
             continue
-        present_rows = [row for row, is_present in zip(rows, present, strict=True) if is_present]
-        present_scores = {score: piece(rows, score)[:, present, 0] for score in scores}
+        present_rows = []
+        for row, is_present in zip(rows, present, strict=True):
+            if is_present:
+                present_rows.append(row)
+        present_scores = {}
+        for score in scores:
+            values = piece(rows, score)  # [members, rows, 1]
+            present_scores[score] = values[:, present, 0]
         yield LogitsBatch(present_rows, logits[:, present], present_scores)
 
 
 def is_predictions(path: str | Path) -> bool:
-    """Return whether a file describes itself as predictions; False for what is no safetensors file."""
-    if not str(path).endswith((".st", ".safetensors")) or not os.path.isfile(path):
+    """Return whether a file describes itself as predictions; False for a file that is not in safetensors format."""
+    if not str(path).endswith((".st", ".safetensors")):
+        return False
+    if not os.path.isfile(path):
         return False
     try:
-        description = read_header(path).description or {}
-    except InputError:
+        header = read_header(path)
+    except InputError:  # no safetensors header, whatever the file is called
         return False
-    return str(description.get("schema")).startswith("hydractl.predictions/")
+    description = header.description or {}
+    schema = str(description.get("schema"))
+    return schema.startswith("hydractl.predictions/")
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -146,19 +166,27 @@ def read_predictions(path: str | Path) -> Predictions:
     """
     from hydractl.files.documents import PredictionsHeader, check
 
+    # The header by itself.
     path = Path(path)
     header = read_header(path)
     document = header.description or {}
-    if document.get("schema") != PREDICTIONS_SCHEMA:
-        raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {PREDICTIONS_SCHEMA!r}")
+    schema = document.get("schema")
+    if schema != PREDICTIONS_SCHEMA:
+        raise InputError(f"{path} has the schema {shown(schema)}, expected {PREDICTIONS_SCHEMA!r}")
     tensors = FileTensors(path, header)
     check(document, PredictionsHeader, f"{path} is broken", _HINT)
     record = PredictionsRecord.from_json(document)
     model = record.model
+
+    # Each data set by itself, then all of them together.
     sets, problems = _read_sets(record.sets, header, tensors, model.feature_scores or ())
     if not problems:
-        shapes = [tensors.info(tensor_names(index)["logits"]).shape for index in range(len(sets))]
-        problems += _problems_between_sets([(dataset.role, dataset.name) for dataset in sets], shapes)
+        shapes = []
+        for index in range(len(sets)):
+            logits_name = tensor_names(index)["logits"]
+            shapes.append(tensors.info(logits_name).shape)
+        roles_and_names = [(dataset.role, dataset.name) for dataset in sets]
+        problems += _problems_between_sets(roles_and_names, shapes)
         classes = shapes[0][2]
         if model.labels is not None and len(model.labels) != classes:
             problems.append(f"its model has {len(model.labels)} labels and {classes} classes")
@@ -170,7 +198,7 @@ def read_predictions(path: str | Path) -> Predictions:
 def _read_sets(
     entries: Sequence[PredictedSetRecord], header: Header, tensors: FileTensors, scores: Sequence[str]
 ) -> tuple[list[SetEntry], list[str]]:
-    """Return the data sets that are whole, and what is wrong with the others."""
+    """Return the data sets whose tensors could be read, and a sentence on each problem."""
     sets: list[SetEntry] = []
     problems: list[str] = []
     for index, entry in enumerate(entries):
@@ -183,7 +211,9 @@ def _read_sets(
             problems.append(f"set {index}: its ids are broken")
             continue
         names = tensor_names(index)
-        labels = tensors.read(names["labels"]).numpy() if entry.labelled else None
+        labels = None
+        if entry.labelled:
+            labels = tensors.read(names["labels"]).numpy()
         classes = header.tensors[names["logits"]].shape[2]
         if labels is not None and len(labels):
             all_are_classes = labels.min() >= 0 and labels.max() < classes
@@ -203,24 +233,29 @@ def _read_sets(
 
 
 def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
-    """Return the ids of a set; None where their bytes do not end where the file says."""
+    """Return the ids of a set; None if the stored positions at which they end do not cut their text into ids."""
     names = tensor_names(index)
     ends = tensors.read(names["id_ends"]).numpy()
     text = tensors.read(names["ids"]).numpy().tobytes()
-    is_rising = not (np.diff(ends, prepend=0) < 0).any()
-    is_complete = not len(ends) or ends[-1] == len(text)
-    if not is_rising or not is_complete:
+
+    lengths = np.diff(ends, prepend=0)
+    if (lengths < 0).any():
         return None
+    has_ids = len(ends) > 0
+    if has_ids and ends[-1] != len(text):
+        return None
+
     ids = []
     start = 0
     for end in ends.tolist():
-        ids.append(text[start:end].decode("utf-8", "surrogateescape"))
+        encoded = text[start:end]
+        ids.append(encoded.decode("utf-8", "surrogateescape"))
         start = end
     return ids
 
 
 def _set_problem(entry: PredictedSetRecord, index: int, header: Header, scores: Sequence[str]) -> str | None:
-    """Return where the tensors of a set are not what the header says of it; None where they are."""
+    """Return the first problem with the tensors of a set, compared with its entry in the header; None if all fit."""
     names = tensor_names(index)
     samples = entry.n
     logits = header.tensors.get(names["logits"])
@@ -248,18 +283,22 @@ def _set_problem(entry: PredictedSetRecord, index: int, header: Header, scores: 
 def _is_there(header: Header, name: str, dtype: str, shape: tuple[int, ...]) -> bool:
     """Return whether a file has a tensor of this type and shape."""
     info = header.tensors.get(name)
-    return info is not None and info.dtype == dtype and info.shape == shape
+    if info is None:
+        return False
+    return info.dtype == dtype and info.shape == shape
 
 
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
-    """List what is wrong with the data sets (role and name) taken together.
+    """Return the problems of the data sets taken together.
 
     Args:
-        shapes: ``(members, N, classes)`` of each.
+        sets: the role and the name of each.
+        shapes: the shape of the logits of each, ``(members, N, classes)``.
     """
     problems = []
+    has_repeats = len(set(sets)) < len(sets)
     roles = [role for role, _ in sets]
-    if len(set(sets)) < len(sets) or roles.count("id") != 1:
+    if has_repeats or roles.count("id") != 1:
         problems.append("it has no one ID set, or two sets of one name")
     for role, name in sets:
         is_misnamed = (role == "id") != (name == "id")
@@ -269,11 +308,13 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
     members_and_classes = {(shape[0], shape[2]) for shape in shapes}
     if len(members_and_classes) > 1:
         problems.append("its sets are of different numbers of members or classes")
+
     severities: dict[str, set[str]] = {}  # by corruption
     for role, name in sets:
         if role == "corruption":
             kind, _, severity = name.rpartition("/")
             severities.setdefault(kind, set()).add(severity)
-    if any(of_kind != set().union(*severities.values()) for of_kind in severities.values()):
+    all_severities = set().union(*severities.values())
+    if any(severities_here != all_severities for severities_here in severities.values()):
         problems.append("its corruptions are of different severities")
     return problems

@@ -31,15 +31,15 @@ EMPTY = 0xFF
 
 @dataclass(frozen=True)
 class SetEntry:
-    """One data set as predictions know it.
+    """One data set as a predictions file describes it.
 
     Attributes:
         name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
         role: ``id``, ``ood``, ``val``, ``ood_val``, ``corruption``, or ``train``, which is neither measured nor kept.
-        group: of an OOD set: ``near``, ``far`` or None.
-        ids: one for each sample.
-        labels: int64 ``[N]``; None where unlabelled or not asked for.
-        fingerprint: of its samples, their order and labels.
+        group: the group of an OOD set, ``near`` or ``far``; None for all others.
+        ids: the id of each sample.
+        labels: the labels, int64 ``[N]``; None if it is unlabelled, or if its labels are not used.
+        fingerprint: the fingerprint of its samples, their order and labels.
         seen: how many of its samples the model had seen before.
     """
 
@@ -65,8 +65,14 @@ class SetEntry:
 
 
 def tensor_names(index: int) -> dict[str, str]:
-    """Return the names of a set's tensors in the file."""
-    return {part: f"sets.{index}.{part}" for part in ("logits", "labels", "ids", "id_ends")}
+    """Return the names of a set's tensors in the file, by what they hold."""
+    prefix = f"sets.{index}"
+    return {
+        "logits": f"{prefix}.logits",
+        "labels": f"{prefix}.labels",
+        "ids": f"{prefix}.ids",
+        "id_ends": f"{prefix}.id_ends",
+    }
 
 
 def score_tensor(index: int, score: str) -> str:
@@ -75,17 +81,26 @@ def score_tensor(index: int, score: str) -> str:
 
 
 def ranges(shape: Sequence[int]) -> list[range]:
-    """Return runs of neighbouring samples of ``[members, N, classes]`` that memory has room for."""
+    """Return runs of neighbouring samples whose logits fit into a block of memory.
+
+    Args:
+        shape: the shape of all logits, ``[members, N, classes]``.
+    """
     members, samples, classes = shape
-    step = max(1, BLOCK_BYTES // (members * classes * 4))
-    return [range(start, min(samples, start + step)) for start in range(0, samples, step)]
+    sample_bytes = members * classes * 4  # of float32
+    step = max(1, BLOCK_BYTES // sample_bytes)
+    runs = []
+    for start in range(0, samples, step):
+        stop = min(samples, start + step)
+        runs.append(range(start, stop))
+    return runs
 
 
 def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
+    """Return the mask ``[N]`` of the samples with a logit that was never written, from ``[members, N, classes]``."""
     raw = np.ascontiguousarray(logits).view(np.uint8)
-    by_logit = raw.reshape(*logits.shape, logits.itemsize)
-    never_written = (by_logit == EMPTY).all(axis=3)
+    logit_bytes = raw.reshape(*logits.shape, logits.itemsize)  # [members, N, classes, bytes]
+    never_written = (logit_bytes == EMPTY).all(axis=3)  # [members, N, classes]
     return never_written.any(axis=(0, 2))
 
 
@@ -93,20 +108,20 @@ class PredictionsWriter:
     """A predictions file in the making.
 
     Args:
-        path: of the unfinished file.
-        model: what the header says of the model; what decides the logits must be in it.
+        path: the path of the unfinished file.
+        model: the entry of the model in the header; it must tell everything that decides the logits.
         sets: the data sets.
-        members, classes: shape of the logits ``[members, N, classes]``.
-        kind: ``F32`` or ``F64``.
-        scores: names of the OOD scores on features that are kept beside the logits.
-        resume: go on with a file that is there.
+        members, classes: the shape of the logits, ``[members, N, classes]``.
+        kind: the type of the logits, ``F32`` or ``F64``.
+        scores: the names of the OOD scores on features that are kept beside the logits.
+        resume: continue a file that a stopped run has left.
 
     Attributes:
-        resumed: whether there was one.
+        resumed: whether there was such a file.
 
     Raises:
-        InputError: with ``resume``, when the file there is of other settings; the differences are listed.
-        OutputError, StorageError: it cannot be written.
+        InputError: with ``resume``, if the file was begun with other settings; the differences are listed.
+        OutputError, StorageError: if it cannot be written.
     """
 
     def __init__(
@@ -128,6 +143,8 @@ class PredictionsWriter:
             "model": dict(model),
             "sets": [dataset.header().to_json() for dataset in sets],
         }
+
+        # The tensors of the file.
         self._infos: dict[str, TensorInfo] = {}
         self._fixed: dict[str, bytes] = {}
         for index, dataset in enumerate(sets):
@@ -136,6 +153,8 @@ class PredictionsWriter:
             for score in scores:
                 self._infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
             self._add_fixed(index, dataset)
+
+        # The position at which each begins, behind the header.
         self._head, order = header_bytes(self._infos, self._description)
         self._starts: dict[str, int] = {}
         position = len(self._head)
@@ -145,7 +164,12 @@ class PredictionsWriter:
         self._open(order, resume)
 
     def _open(self, order: Sequence[str], resume: bool) -> None:
-        """Open the file, and give it its size where it is begun."""
+        """Open the file; a new one gets its final size.
+
+        Args:
+            order: the names of the tensors in the order of the file.
+            resume: continue a file that a stopped run has left.
+        """
         path = self.path
         try:
             self.resumed = resume and _begun(path)
@@ -158,29 +182,33 @@ class PredictionsWriter:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
-            if not _begun(path):  # nothing has been computed for it
+            if not _begun(path):  # without a header no logit has been written: nothing is lost
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
 
     def _add_fixed(self, index: int, dataset: SetEntry) -> None:
         """Add the tensors of a set that are known from the beginning: its ids and labels."""
         names = tensor_names(index)
-        encoded = [text.encode("utf-8", "surrogateescape") for text in dataset.ids]
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "ids": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-            "id_ends": np.cumsum([len(text) for text in encoded], dtype="<i8"),
-        }
+
+        # All ids in one text, and the position at which each ends.
+        encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
+        text = np.frombuffer(b"".join(encoded_ids), dtype=np.uint8)
+        lengths = [len(encoded) for encoded in encoded_ids]
+        id_ends = np.cumsum(lengths, dtype="<i8")
+        self._add_array(names["ids"], "U8", text)
+        self._add_array(names["id_ends"], "I64", id_ends)
         if dataset.labels is not None:
-            arrays["labels"] = dataset.labels.astype("<i8")
-        for part, array in arrays.items():
-            kind = "U8" if part == "ids" else "I64"
-            self._infos[names[part]] = TensorInfo(kind, array.shape)
-            self._fixed[names[part]] = array.tobytes()
+            self._add_array(names["labels"], "I64", dataset.labels.astype("<i8"))
+
+    def _add_array(self, name: str, kind: str, array: npt.NDArray[Any]) -> None:
+        """Add one tensor that is known from the beginning."""
+        self._infos[name] = TensorInfo(kind, array.shape)
+        self._fixed[name] = array.tobytes()
 
     def _fill(self, order: Sequence[str]) -> None:
         """Write the file with every logit empty.
 
-        The header comes last: a file without one was stopped before it had its size, and is begun anew.
+        The header is written last: a file without one was stopped before it had its size, and is begun anew.
         """
         self._file.seek(len(self._head))
         for name in order:
@@ -200,23 +228,29 @@ class PredictionsWriter:
         os.fsync(self._file.fileno())
 
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
-        """Return which samples of a set have no logits yet, ``[N]``."""
+        """Return the mask ``[N]`` of the samples of a set that have no logits yet."""
         name = tensor_names(index)["logits"]
-        parts = [np.zeros(0, dtype=np.bool_)]  # of a set without samples
-        for rows in ranges(self._infos[name].shape):
-            parts.append(is_empty(self._piece(name, rows)))
+        shape = self._infos[name].shape
+        parts = [np.zeros(0, dtype=np.bool_)]  # all there is of a set without samples
+        for rows in ranges(shape):
+            logits = self._piece(name, rows)
+            parts.append(is_empty(logits))
         return np.concatenate(parts)
 
     def _piece(self, name: str, rows: range) -> npt.NDArray[Any]:
         """Return the part ``[members, rows, columns]`` of neighbouring samples in a tensor."""
-        members, samples, columns = self._infos[name].shape
-        kind = LOGIT_FORMATS[self._infos[name].dtype]
-        row_bytes = columns * kind.itemsize
+        info = self._infos[name]
+        members, samples, columns = info.shape
+        number_format = LOGIT_FORMATS[info.dtype]
+        row_bytes = columns * number_format.itemsize
+        block_bytes = len(rows) * row_bytes
         blocks = []
         for member in range(members):
-            start = self._starts[name] + (member * samples + rows.start) * row_bytes
-            blocks.append(os.pread(self._file.fileno(), len(rows) * row_bytes, start))
-        return np.frombuffer(b"".join(blocks), kind).reshape(members, len(rows), columns)
+            first_row = member * samples + rows.start
+            position = self._starts[name] + first_row * row_bytes
+            blocks.append(os.pread(self._file.fileno(), block_bytes, position))
+        values = np.frombuffer(b"".join(blocks), number_format)
+        return values.reshape(members, len(rows), columns)
 
     def write(
         self,
@@ -226,29 +260,40 @@ class PredictionsWriter:
         scores: Mapping[str, npt.NDArray[np.float64]] = {},
     ) -> None:
         """Write the logits ``[members, len(rows), classes]`` and scores ``[members, len(rows)]`` of some samples."""
-        for score in self._scores:  # before the logits, which say that a sample is whole
-            self._write(score_tensor(index, score), rows, scores[score][:, :, None])
-        self._write(tensor_names(index)["logits"], rows, logits)
+        # Logits mark a sample as complete, so its scores are written before them.
+        for score in self._scores:
+            column = scores[score][:, :, None]  # [members, len(rows), 1]
+            self._write(score_tensor(index, score), rows, column)
+        logits_name = tensor_names(index)["logits"]
+        self._write(logits_name, rows, logits)
 
     def _write(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
         """Write the part ``[members, len(rows), columns]`` of a tensor."""
-        _, samples, width = self._infos[name].shape
-        kind = LOGIT_FORMATS[self._infos[name].dtype]
-        row_bytes = width * kind.itemsize
-        order = np.argsort(np.asarray(rows), kind="stable")
-        rising_rows = np.asarray(rows)[order]
-        values = np.ascontiguousarray(columns[:, order], dtype=kind)
+        info = self._infos[name]
+        _, samples, width = info.shape
+        number_format = LOGIT_FORMATS[info.dtype]
+        row_bytes = width * number_format.itemsize
+
+        # The samples in the order of the file.
+        unsorted_rows = np.asarray(rows)
+        order = np.argsort(unsorted_rows, kind="stable")
+        rising_rows = unsorted_rows[order]
+        values = np.ascontiguousarray(columns[:, order], dtype=number_format)
+
         # Samples that follow each other are written together.
         breaks = np.flatnonzero(np.diff(rising_rows) != 1) + 1
         for run in np.split(np.arange(len(rising_rows)), breaks):
-            first_row = int(rising_rows[run[0]])
+            first_row_of_run = int(rising_rows[run[0]])
             for member in range(len(values)):
-                position = self._starts[name] + (member * samples + first_row) * row_bytes
-                self._write_at(values[member, run].tobytes(), position)
+                first_row = member * samples + first_row_of_run
+                position = self._starts[name] + first_row * row_bytes
+                block = values[member, run].tobytes()
+                self._write_at(block, position)
 
     def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
-        """Return what :meth:`write` wrote of some samples, ``[members, len(rows), classes]``."""
-        return self._read(tensor_names(index)["logits"], rows)
+        """Return the logits ``[members, len(rows), classes]`` that :meth:`write` wrote for some samples."""
+        name = tensor_names(index)["logits"]
+        return self._read(name, rows)
 
     def read_scores(self, index: int, rows: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores ``[members, len(rows)]`` of the same samples, by name."""
@@ -259,12 +304,15 @@ class PredictionsWriter:
         return by_score
 
     def _read(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
+        """Return the part ``[members, len(rows), columns]`` of any samples in a tensor."""
         pieces = []
-        for row in map(int, rows):
-            pieces.append(self._piece(name, range(row, row + 1)))
+        for row in rows:
+            first = int(row)
+            pieces.append(self._piece(name, range(first, first + 1)))
         return np.concatenate(pieces, axis=1)
 
     def _write_at(self, block: bytes, position: int) -> None:
+        """Write a block of bytes to a position of the file; the system may take it in several parts."""
         try:
             done = 0
             while done < len(block):
@@ -279,26 +327,29 @@ class PredictionsWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file, finished or not."""
+        """Close the file, finished or not."""
         self._file.close()
 
 
 def _begun(path: Path) -> bool:
-    """Return whether there is an unfinished file that had got its size and its header."""
+    """Return whether there is an unfinished file that has its size and its header."""
     try:
         with open(path, "rb") as file:
-            return any(file.read(8))
-    except OSError:
+            header_length = file.read(8)
+    except OSError:  # most often there is no file; the reason for any other error is told when it is opened to write
         return False
+    is_written = any(header_length)  # the length of a header is never 0
+    return is_written
 
 
 def _check_same(path: Path, description: Mapping[str, Any]) -> None:
-    """Refuse an unfinished file of another model, other data or settings.
+    """Check that an unfinished file was begun with the same model, data and settings.
 
     Raises:
         InputError: listing the differences.
     """
-    stored = read_header(path).description or {}
+    header = read_header(path)
+    stored = header.description or {}
     if stored == description:
         return
     raise InputError(
@@ -309,7 +360,7 @@ def _check_same(path: Path, description: Mapping[str, Any]) -> None:
 
 
 def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description with the entries of the model beside the rest."""
+    """Return a description in which the entries of the model stand beside those of the file."""
     flat: dict[str, Any] = {}
     model = description.get("model")
     if isinstance(model, dict):
