@@ -367,8 +367,8 @@ MUTATIONS = (
     Mutation(
         "the interval of a small share",
         "hydractl/metrics/confidence.py",
-        "spread / (4 * total))",
-        "spread / (2 * total))",
+        "spread / (4 * total)\n",
+        "spread / (2 * total)\n",
         "tests/metrics/test_confidence.py",
     ),
     Mutation(

@@ -2,14 +2,15 @@
 
 A round draws as many samples as there are, with replacement, from the ID data and from each OOD data set, each with a
 generator of its own. The draws depend on the seed, the name and the size of the data set alone: every model is
-measured on the same resamples, so that the difference of two models is taken round by round (paired).
+measured on the same resamples, so that the difference of two models is computed round by round (paired).
 
-A round takes each metric of the literally repeated samples; nothing is approximated. Whatever needs an order is
+A round computes each metric of the literally repeated samples; nothing is approximated. Whatever needs an order is
 sorted once, and a round repeats the sorted values (:class:`~hydractl.metrics.samples.Resample`). scipy's bootstrap
-would draw each metric and each model anew: no pairs, and no sharing of what is sorted.
+would draw anew for each metric and each model: no pairs, and no sharing of what is sorted.
 
-A calibration error adds up distances, which grow with noise, and a resample is noisier than the data: its rounds lie
-above the value on the data. They are moved by the distance of their median from it (:attr:`Metric.biased`).
+A calibration error adds up distances, which grow with noise, and a resample is noisier than the data: the error in the
+rounds lies above that on the data. The rounds are moved down by the distance of their median from the value on the data
+(:attr:`Metric.biased`).
 
 Source: Efron and Tibshirani 1993, chapters 13 (percentile interval), 8.3 (several samples) and 10 (bias).
 """
@@ -42,7 +43,7 @@ CONVENTIONS = {
 Counts = NDArray[np.int64]
 
 _BLOCK = 1 << 19
-"""Draws of the largest data set that are counted together: 4 MiB."""
+"""The number of draws of the largest data set that are counted together: 4 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +51,8 @@ class Resampled:
     """The metrics of one model, on the data and on its resamples.
 
     Attributes:
-        values: by dotted key, the metric on the data itself; None where it has no meaning.
-        rounds: by dotted key, the metric in each round, [R]; only for keys with a value.
+        values: the metric on the data itself, by dotted key; None where it has no meaning.
+        rounds: the metric in each round, [R], by dotted key; only for keys with a value.
     """
 
     values: dict[str, float | None]
@@ -75,7 +76,7 @@ def resample(
     names: Names = None,
     advance: Callable[[int], None] = lambda rounds: None,
 ) -> Resampled:
-    """Take every metric of a row in each round.
+    """Compute every metric of a row in each round.
 
     A metric that has a value on the data has one in every round, because no data set changes its size.
 
@@ -83,29 +84,38 @@ def resample(
         inside: the ID samples.
         outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
-        rounds: how many resamples.
+        rounds: the number of resamples.
         seed: of the draws.
         names: of the metrics, where some are enough.
         advance: called with 1 after each round.
     """
+    # The metrics on the data themselves decide which have rounds.
     values: dict[str, float | None] = {}
+    values_in_rounds: dict[str, Floats] = {}
     for key, value in _numbers(row_blocks(inside, outside, groups)):
         _, _, name = key.rpartition(".")
-        if names is None or name in names:
-            values[key] = value
+        if names is not None and name not in names:
+            continue
+        values[key] = value
+        if value is not None:
+            values_in_rounds[key] = np.empty(rounds)
+
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     curves = _ResampledCurves(inside, outside)
-    per_round = {key: np.empty(rounds) for key, value in values.items() if value is not None}
     for i in range(rounds):
-        counts = {name: next(draws_of_set) for name, draws_of_set in draws.items()}
-        drawn = {name: Resample(samples, counts[name]) for name, samples in sets.items()}
+        counts = {}
+        resamples = {}
+        for name, samples in sets.items():
+            counts[name] = next(draws[name])
+            resamples[name] = Resample(samples, counts[name])
         leading, beside = curves.drawn(counts)
-        row = dict(_numbers(measured_blocks(drawn, groups, leading, beside, names)))
-        for key, values_in_rounds in per_round.items():
-            values_in_rounds[i] = row[key]
+        row_of_round = measured_blocks(resamples, groups, leading, beside, names)
+        numbers = dict(_numbers(row_of_round))
+        for key, in_rounds in values_in_rounds.items():
+            in_rounds[i] = numbers[key]
         advance(1)
-    return Resampled(values, per_round)
+    return Resampled(values, values_in_rounds)
 
 
 def resample_aurocs(
@@ -115,69 +125,84 @@ def resample_aurocs(
     rounds: int = 1000,
     seed: int = 0,
 ) -> dict[str, Resampled]:
-    """Return the AUROC against each OOD data set under its name, of several scores, in the rounds of :func:`resample`.
+    """Return the AUROC of several scores against each OOD data set, in the same rounds as :func:`resample`.
 
-    It is faster: the draws are made once for all scores, and many rounds are counted together, in integers until the
+    This is faster: the draws are made once for all scores, and many rounds are counted together, in integers until the
     last division.
 
     Args:
-        id_scores: OOD scores of the ID samples by the name of the score, [N] each.
-        ood_scores: by data set those of its samples, likewise.
-        rounds, seed: as there.
+        id_scores: the OOD scores of the ID samples, [N] each, by the name of the score.
+        ood_scores: the same scores of the samples of each OOD data set, [K] each, by its name.
+        rounds, seed: as for :func:`resample`.
+
+    Returns:
+        By the name of the score, the AUROC under the name of each OOD data set.
     """
     sizes = {"id": _size(id_scores)}
+    sets_with_value = []
     for name, scores in ood_scores.items():
         sizes[name] = _size(scores)
-    with_value = [name for name in ood_scores if sizes["id"] and sizes[name]]
+        if sizes["id"] and sizes[name]:
+            sets_with_value.append(name)
     aurocs_by_score = {}
     for score, inside in id_scores.items():
-        outside = {name: ood_scores[name][score] for name in with_value}
+        outside = {name: ood_scores[name][score] for name in sets_with_value}
         aurocs_by_score[score] = _ScoreAurocs(inside, outside, rounds)
 
+    # All scores are measured on the same draws, a block of rounds at a time.
     draws = {name: draw(seed, name, size) for name, size in sizes.items()}
-    step = max(1, _BLOCK // max(1, *sizes.values()))
-    for start in range(0, rounds, step):
-        block = range(start, min(rounds, start + step))
+    largest_size = max(1, *sizes.values())
+    rounds_in_block = max(1, _BLOCK // largest_size)
+    for start in range(0, rounds, rounds_in_block):
+        block = range(start, min(rounds, start + rounds_in_block))
         counts = {name: _next_rounds(draws_of_set, len(block)) for name, draws_of_set in draws.items()}
         for aurocs in aurocs_by_score.values():
             aurocs.add(block, counts)
 
-    # The data themselves, as one round in which each sample is drawn once.
+    # The data themselves are one round in which each sample is drawn once.
     data = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}
     resampled = {}
     for score, aurocs in aurocs_by_score.items():
         values: dict[str, float | None] = dict.fromkeys(ood_scores)
-        for name, value in aurocs.in_rounds(data).items():
-            values[name] = float(value[0])
+        for name, auroc_of_data in aurocs.in_rounds(data).items():
+            values[name] = float(auroc_of_data[0])
         resampled[score] = Resampled(values, aurocs.rounds)
     return resampled
 
 
 def _next_rounds(draws: Iterator[Counts], rounds: int) -> Counts:
     """Return how often each sample is drawn in the next rounds, [N, rounds]."""
-    return np.stack([next(draws) for _ in range(rounds)], axis=1)
+    drawn = []
+    for _ in range(rounds):
+        drawn.append(next(draws))
+    return np.stack(drawn, axis=1)
 
 
 def _size(scores: Mapping[str, Floats]) -> int:
-    """Return the number of samples that all scores are of."""
-    return len(next(iter(scores.values()), ()))
+    """Return the number of samples that have these scores, the same for each; 0 where there are no scores."""
+    if not scores:
+        return 0
+    values = next(iter(scores.values()))
+    return len(values)
 
 
 def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
-    """Return the unweighted mean over the data sets of :func:`resample_aurocs`; no value where one has none.
+    """Return the unweighted mean over the data sets of :func:`resample_aurocs`; no value where one of them has none.
 
     Args:
         of_sets: the AUROC against each data set.
-        key: of the mean.
+        key: the key of the mean.
     """
     values = [value for value in of_sets.values.values() if value is not None]
-    sets = len(values)
-    if not values or sets < len(of_sets.values):
+    sets = len(of_sets.values)
+    if not values or len(values) < sets:
         return Resampled({key: None}, {})
+    mean = math.fsum(values) / sets
     rounds = np.stack(list(of_sets.rounds.values()))  # [sets, R]
-    # Rounded as the means of :func:`resample` are, whatever the order of the data sets.
-    sums = np.asarray([math.fsum(values_in_round) for values_in_round in rounds.T])
-    return Resampled({key: math.fsum(values) / sets}, {key: sums / sets})
+    # The exact sum is rounded once, like the means of :func:`resample`, whatever the order of the data sets.
+    sums = [math.fsum(values_in_round) for values_in_round in rounds.T]
+    mean_in_rounds = np.asarray(sums) / sets
+    return Resampled({key: mean}, {key: mean_in_rounds})
 
 
 def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resampled:
@@ -185,24 +210,25 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 
     Args:
         inside: labelled ID samples.
-        rounds, seed: as there.
+        rounds, seed: as for :func:`resample`.
     """
     assert inside.label_log_probs is not None  # as the labels
+    # Both metrics are means of one term a sample, [N].
+    terms_by_key = {"id.accuracy": inside.correct.astype(np.float64), "id.nll": -inside.label_log_probs}
     draws = draw(seed, "id", len(inside))
-    terms = {"id.accuracy": inside.correct.astype(np.float64), "id.nll": -inside.label_log_probs}
     counts = np.stack([next(draws) for _ in range(rounds)])  # [R, N]
     values: dict[str, float | None] = {}
-    per_round = {}
-    for key, terms_of_samples in terms.items():
-        values[key] = float(terms_of_samples.mean())
-        per_round[key] = counts @ terms_of_samples / len(inside)
-    return Resampled(values, per_round)
+    values_in_rounds = {}
+    for key, terms in terms_by_key.items():
+        values[key] = float(terms.mean())
+        values_in_rounds[key] = counts @ terms / len(inside)
+    return Resampled(values, values_in_rounds)
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
-    """Return ``[low, high]`` of every metric by its dotted key: quantiles of the rounds.
+    """Return ``[low, high]`` of every metric by its dotted key; None where the metric has no value on the data.
 
-    These are the (1 - level)/2 and (1 + level)/2 quantiles; None where the metric has no value on the data.
+    They are the (1 - level)/2 and (1 + level)/2 quantiles of the rounds.
     """
     by_key: dict[str, list[float] | None] = {}
     for key, value in resampled.values.items():
@@ -225,22 +251,25 @@ def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) 
     Raises:
         ValueError: the two differ in their number of rounds.
     """
-    table: dict[str, PairedDifferenceEntry] = {}
-    for key, value in other.values.items():
-        before = first.values.get(key)
-        if value is None or before is None:
-            table[key] = {"value": None, "ci": None}
+    differences: dict[str, PairedDifferenceEntry] = {}
+    for key, other_value in other.values.items():
+        first_value = first.values.get(key)
+        if other_value is None or first_value is None:
+            differences[key] = {"value": None, "ci": None}
             continue
-        if len(first.rounds[key]) != len(other.rounds[key]):
+        first_rounds = first.rounds[key]
+        other_rounds = other.rounds[key]
+        if len(first_rounds) != len(other_rounds):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
-        difference = value - before
-        rounds = _centred(key, other.rounds[key] - first.rounds[key], difference)
-        table[key] = {"value": difference, "ci": _interval(rounds, level)}
-    return table
+        difference = other_value - first_value
+        difference_in_rounds = other_rounds - first_rounds
+        rounds = _centred(key, difference_in_rounds, difference)
+        differences[key] = {"value": difference, "ci": _interval(rounds, level)}
+    return differences
 
 
 def _centred(key: str, rounds: Floats, value: float) -> Floats:
-    """Return the rounds of a metric, those of a biased one around its value on the data."""
+    """Return the rounds of a metric; those of a biased metric moved so that their median is its value on the data."""
     if not _is_biased(key):
         return rounds
     bias = np.median(rounds) - value
@@ -250,37 +279,43 @@ def _centred(key: str, rounds: Floats, value: float) -> Floats:
 def _is_biased(key: str) -> bool:
     """Return whether a dotted key is that of a metric whose rounds lie above the value on the data."""
     for metric in metrics("id"):
-        endings = tuple(f".{name}" for name in metric.keys)
-        if metric.biased and key.endswith(endings):
-            return True
+        if not metric.biased:
+            continue
+        for metric_key in metric.keys:
+            if key.endswith(f".{metric_key}"):
+                return True
     return False
 
 
 def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
-    """Yield, for ever, how often each of n samples is drawn in a round, [n]; they add up to n.
+    """Yield for one round after another, without end, how often each of n samples is drawn, [n]; they add up to n.
 
-    The same for the same seed, name of the data set and n.
+    The rounds are the same for the same seed, name of the data set and n.
     """
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+    encoded_name = name.encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(encoded_name).digest()
     words = np.frombuffer(digest, dtype="<u4").tolist()
     generator = np.random.default_rng([seed, *words])
     while True:
-        if n:
-            yield np.bincount(generator.integers(0, n, n), minlength=n)
-        else:
+        if not n:
             yield np.zeros(0, dtype=np.int64)
+            continue
+        drawn_samples = generator.integers(0, n, n)
+        yield np.bincount(drawn_samples, minlength=n)
 
 
 def _interval(values: Floats, level: float) -> list[float]:
-    shares = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(values, shares)
+    """Return ``[low, high]``, between which the middle share ``level`` of the values lies."""
+    lower_share = (1 - level) / 2
+    upper_share = (1 + level) / 2
+    low, high = np.quantile(values, [lower_share, upper_share])
     return [float(low), float(high)]
 
 
 def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield all metrics below, by dotted key; counts, groups and pairs are no metrics."""
+    """Yield the dotted key and the value of all metrics in nested blocks; counts, groups and pairs are left out."""
     for key, value in row.items():
-        # Whether it is a number is told ten times as fast as whether it is a mapping, and most are numbers.
+        # The check for a number comes first: it is ten times as fast as that for a mapping, and most are numbers.
         if not isinstance(value, float) and isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}.")
         elif key not in ("n", "group", "pairs"):
@@ -291,7 +326,7 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 
 
 class _ResampledCurve:
-    """The curve of one OOD data set on resamples: the thresholds stay, only what they flag is counted anew.
+    """The curve of one OOD data set on resamples: the thresholds stay, only the samples they flag are counted anew.
 
     Args:
         id_scores: OOD scores of the ID samples, [N].
@@ -299,44 +334,50 @@ class _ResampledCurve:
     """
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
-        thresholds = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
+        all_scores = np.concatenate([id_scores, ood_scores])
+        thresholds = np.unique(all_scores)[::-1]  # falling
         self._id_order = np.argsort(id_scores, kind="stable")
         self._ood_order = np.argsort(ood_scores, kind="stable")
-        self._id_below = np.searchsorted(id_scores[self._id_order], thresholds, side="left")
-        self._ood_below = np.searchsorted(ood_scores[self._ood_order], thresholds, side="left")
+        rising_id_scores = id_scores[self._id_order]
+        rising_ood_scores = ood_scores[self._ood_order]
+        self._id_below = np.searchsorted(rising_id_scores, thresholds, side="left")
+        self._ood_below = np.searchsorted(rising_ood_scores, thresholds, side="left")
 
     def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
-        """Return the curve, given how often each sample is drawn; None if a side is empty."""
+        """Return the curve, given how often each ID and each OOD sample is drawn; None if a side is empty."""
         if not len(inside) or not len(outside):
             return None
-        true_positives = _at_least(outside[self._ood_order], self._ood_below)
-        false_positives = _at_least(inside[self._id_order], self._id_below)
+        ood_counts = outside[self._ood_order]
+        id_counts = inside[self._id_order]
+        true_positives = _at_least(ood_counts, self._ood_below)
+        false_positives = _at_least(id_counts, self._id_below)
         return Curve(true_positives, false_positives)
 
 
 _CurveOfSet = _ResampledCurve | None
-"""None where the score says nothing."""
+"""None where the score says nothing of a single member."""
 
 
 class _ResampledCurves:
-    """The curves of all OOD data sets, by the score that leads and by each that is reported beside."""
+    """The curves of all OOD data sets, by the leading score and by each that is reported beside it."""
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
-        leading = {name: samples.score for name, samples in outside.items()}
-        self._leading = for_each_set(_ResampledCurve, inside.score, leading)
+        leading_scores = {name: samples.score for name, samples in outside.items()}
+        self._leading = for_each_set(_ResampledCurve, inside.score, leading_scores)
         self._beside: dict[str, dict[str, _CurveOfSet]] = {}
+        all_samples = [inside, *outside.values()]
         for score, id_scores in inside.scores.items():
-            if _leads(score, [inside, *outside.values()]):
-                self._beside[score] = self._leading  # counted once
+            if _leads(score, all_samples):
+                self._beside[score] = self._leading  # the same object, so that it is counted once
                 continue
             ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
             self._beside[score] = for_each_set(_ResampledCurve, id_scores, ood_scores)
 
     def drawn(self, counts: Mapping[str, Counts]) -> tuple[Curves, dict[str, Curves]]:
-        """Return the curves of the score that leads, and those of the others by name.
+        """Return the curves of the leading score, and those of the others by name.
 
         Args:
-            counts: by data set how often each sample is drawn, the ID data as ``id``.
+            counts: for each data set, how often each sample is drawn, the ID data as ``id``.
         """
         leading = _drawn(self._leading, counts)
         beside = {}
@@ -358,23 +399,26 @@ def _drawn(curves: Mapping[str, _CurveOfSet], counts: Mapping[str, Counts]) -> C
 
 
 def _at_least(counts: Counts, below: Counts) -> Counts:
-    """Return the samples at or above each threshold.
+    """Return the number of drawn samples at or above each threshold, [T].
 
     Args:
-        counts: how often each sample is drawn, in the order of the scores; they add up to the number of samples.
-        below: how many scores are below each threshold.
+        counts: how often each sample is drawn, by rising score, [N]; they add up to N.
+        below: the number of samples below each threshold, before any draw, [T].
     """
-    lower = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=lower[1:])
-    return len(counts) - lower[below]
+    n = len(counts)
+    drawn_among_first = np.zeros(n + 1, dtype=np.int64)  # among the first 0..N by rising score
+    np.cumsum(counts, out=drawn_among_first[1:])
+    return n - drawn_among_first[below]
 
 
 def _leads(score: str, sets: Iterable[Samples]) -> bool:
-    """Return whether a score that is reported beside has the values of the one that leads, on all sets."""
+    """Return whether a score that is reported beside the leading one has the same values, on all sets."""
     for samples in sets:
         leading = samples.score
         beside = samples.scores[score]
-        if leading is None or beside is None or not np.array_equal(leading, beside):
+        if leading is None or beside is None:
+            return False
+        if not np.array_equal(leading, beside):
             return False
     return True
 
@@ -384,45 +428,58 @@ class _ScoreAurocs:
 
     Args:
         id_scores: of the ID samples, [N].
-        ood_scores: by data set those of its samples, [K].
-        rounds: R.
+        ood_scores: of the samples of each OOD data set, [K], by its name.
+        rounds: R, the number of rounds.
 
     Attributes:
-        rounds: by data set the AUROC in each round, [R].
+        rounds: the AUROC against each data set in each round, [R], by its name.
     """
 
     def __init__(self, id_scores: Floats, ood_scores: Mapping[str, Floats], rounds: int) -> None:
-        self._order = np.argsort(id_scores, kind="stable")
-        self._sorted = id_scores[self._order]
+        self._id_order = np.argsort(id_scores, kind="stable")
+        self._rising_id_scores = id_scores[self._id_order]
         self._ood_scores = ood_scores
-        self.rounds = {name: np.empty(rounds) for name in ood_scores}
+        self.rounds: dict[str, Floats] = {}
+        for name in ood_scores:
+            self.rounds[name] = np.empty(rounds)
 
     def add(self, block: range, counts: Mapping[str, Counts]) -> None:
-        """Take some rounds r, given how often each sample is drawn in them, [N, r] by data set."""
+        """Measure the rounds of a block.
+
+        Args:
+            block: the numbers of r rounds.
+            counts: for each data set, how often each sample is drawn in them, [N, r], the ID data as ``id``.
+        """
         for name, aurocs in self.in_rounds(counts).items():
-            self.rounds[name][block.start : block.stop] = aurocs
+            in_all_rounds = self.rounds[name]
+            in_all_rounds[block.start : block.stop] = aurocs
 
     def in_rounds(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
-        """Return the AUROC against each data set in some rounds, [r]."""
-        inside = counts["id"]
-        samples, rounds = inside.shape
-        below = np.zeros((samples + 1, rounds), dtype=np.int64)  # drawn ones among the first 0..N by rising score
-        np.cumsum(inside[self._order], axis=0, out=below[1:])
+        """Return the AUROC against each data set in r rounds, [r], from counts as of :meth:`add`."""
+        id_counts = counts["id"]
+        samples, rounds = id_counts.shape
+        # The number of drawn ID samples among the first 0..N by rising score.
+        drawn_among_first = np.zeros((samples + 1, rounds), dtype=np.int64)
+        np.cumsum(id_counts[self._id_order], axis=0, out=drawn_among_first[1:])
         aurocs = {}
         for name, scores in self._ood_scores.items():
-            pairs = 2 * len(self._sorted) * len(scores)
-            aurocs[name] = self._twice_u(below, scores, counts[name]) / pairs
+            twice_u = self._twice_u(drawn_among_first, scores, counts[name])
+            twice_pairs = 2 * samples * len(scores)
+            aurocs[name] = twice_u / twice_pairs
         return aurocs
 
-    def _twice_u(self, below: Counts, ood_scores: Floats, outside: Counts) -> Counts:
+    def _twice_u(self, drawn_among_first: Counts, ood_scores: Floats, ood_counts: Counts) -> Counts:
         """Return twice the Mann-Whitney U of the OOD side in each round, [r].
 
         Args:
-            below: how many drawn ID samples are among the first 0..N by rising score, [N + 1, r].
+            drawn_among_first: the number of drawn ID samples among the first 0..N by rising score, [N + 1, r].
             ood_scores: of the OOD samples, [K].
-            outside: how often each of them is drawn, [K, r].
+            ood_counts: how often each of them is drawn, [K, r].
         """
-        lower = below[np.searchsorted(self._sorted, ood_scores, side="left")]
-        lower_or_equal = below[np.searchsorted(self._sorted, ood_scores, side="right")]
+        places_before = np.searchsorted(self._rising_id_scores, ood_scores, side="left")
+        places_behind = np.searchsorted(self._rising_id_scores, ood_scores, side="right")
+        lower = drawn_among_first[places_before]
+        lower_or_equal = drawn_among_first[places_behind]
         twice_lower = lower + lower_or_equal  # twice the ID samples below each OOD sample, ties half: [K, r]
-        return np.asarray(np.einsum("kr,kr->r", twice_lower, outside), dtype=np.int64)
+        twice_u = np.einsum("kr,kr->r", twice_lower, ood_counts)
+        return np.asarray(twice_u, dtype=np.int64)

@@ -46,7 +46,7 @@ _LOWEST_LOG_P = -1e150
 class CalibrationEntry(TypedDict):
     """A calibration as files and rows hold it.
 
-    ``temperature`` is null for ``vector``, ``scale`` and ``bias`` for ``temperature``.
+    ``temperature`` is null for the kind ``vector``; ``scale`` and ``bias`` are null for the kind ``temperature``.
     """
 
     kind: str
@@ -64,45 +64,57 @@ class Calibration:
     bias: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self._has_its_numbers():
+        if not self._has_right_counts() or not self._has_usable_numbers():
             raise InputError(_NO_CALIBRATION)
         if self.kind == "temperature" and self.scale[0] <= 0:
             raise InputError("a temperature is above 0")
 
-    def _has_its_numbers(self) -> bool:
-        """Return whether there are as many numbers as the kind has, all of them finite."""
-        scales, biases = len(self.scale), len(self.bias)
+    def _has_right_counts(self) -> bool:
+        """Return whether there are as many scales and biases as the kind has."""
+        scales = len(self.scale)
+        biases = len(self.bias)
         if self.kind == "temperature":
-            has_as_many = (scales, biases) == (1, 0)
-        else:
-            has_as_many = self.kind in CALIBRATION_KINDS and scales == biases >= 1
-        if not has_as_many:
+            return scales == 1 and biases == 0
+        if self.kind == "vector":
+            return scales >= 1 and biases == scales
+        return False
+
+    def _has_usable_numbers(self) -> bool:
+        """Return whether all scales and biases are finite and not larger than any fit needs."""
+        numbers = np.array(self.scale + self.bias)
+        if not np.isfinite(numbers).all():
             return False
-        numbers = np.array([*self.scale, *self.bias])
-        return bool(np.isfinite(numbers).all() and np.abs(numbers).max() <= _LARGEST_NUMBER)
+        largest = np.abs(numbers).max()
+        return bool(largest <= _LARGEST_NUMBER)
 
     @property
     def temperature(self) -> float | None:
         """The temperature T, for the kind ``temperature``; else None."""
         if self.kind != "temperature":
             return None
-        return _twelve_digits(1.0 / self.scale[0])
+        inverse_temperature = self.scale[0]
+        return _twelve_digits(1.0 / inverse_temperature)
 
     def apply(self, log_probs: Floats) -> Floats:
         """Return calibrated log p [N, C] from log p [N, C].
 
         Raises:
-            InputError: vector scaling fitted for another number of classes.
+            InputError: vector scaling was fitted for another number of classes.
         """
-        return log_softmax(self.scaled(log_probs))
+        scaled = self.scaled(log_probs)
+        return log_softmax(scaled)
 
     def scaled(self, log_probs: Floats) -> Floats:
-        """Return ``log p * scale + bias`` [N, C], whose softmax is the calibrated p."""
-        if self.kind == "vector" and len(self.scale) != log_probs.shape[1]:
-            raise InputError(
-                f"the calibration was fitted for {len(self.scale)} classes, the model has {log_probs.shape[1]}"
-            )
-        scaled = np.maximum(log_probs, _LOWEST_LOG_P) * np.array(self.scale)
+        """Return ``log p * scale + bias`` [N, C], whose softmax is the calibrated p, from log p [N, C].
+
+        Raises:
+            InputError: vector scaling was fitted for another number of classes.
+        """
+        classes = log_probs.shape[1]
+        if self.kind == "vector" and len(self.scale) != classes:
+            raise InputError(f"the calibration was fitted for {len(self.scale)} classes, the model has {classes}")
+        bounded = np.maximum(log_probs, _LOWEST_LOG_P)
+        scaled = bounded * np.array(self.scale)
         if not self.bias:
             return scaled
         return scaled + np.array(self.bias)
@@ -111,28 +123,40 @@ class Calibration:
         """Return the entry that :meth:`from_json` reads."""
         if self.kind == "temperature":
             return {"kind": self.kind, "temperature": self.temperature, "scale": None, "bias": None}
-        return {"kind": self.kind, "temperature": None, "scale": list(self.scale), "bias": list(self.bias)}
+        return {
+            "kind": self.kind,
+            "temperature": None,
+            "scale": list(self.scale),
+            "bias": list(self.bias),
+        }
 
     @classmethod
     def of_temperature(cls, temperature: float) -> Calibration:
-        """Return the calibration that divides log p by a temperature above 0, of which twelve digits count."""
+        """Return the calibration that divides log p by a temperature, rounded to twelve digits.
+
+        Raises:
+            InputError: the temperature is outside 1e-9..1e9.
+        """
         if not 1e-9 <= temperature <= 1e9:
             raise InputError(f"a temperature is between 1e-9 and 1e9, not {temperature}")
-        return cls("temperature", (1.0 / _twelve_digits(temperature),), ())
+        scale = 1.0 / _twelve_digits(temperature)
+        return cls("temperature", (scale,), ())
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Calibration:
-        """Read what :meth:`to_json` wrote; other entries are left alone.
+        """Read a document that :meth:`to_json` wrote; further entries are ignored.
 
         Raises:
             InputError: it is not such a document.
         """
         try:
-            if document["kind"] == "temperature":
-                return cls.of_temperature(float(document["temperature"]))
-            scale = tuple(float(value) for value in document["scale"])
-            bias = tuple(float(value) for value in document["bias"])
-            return cls(document["kind"], scale, bias)
+            kind = document["kind"]
+            if kind == "temperature":
+                temperature = float(document["temperature"])
+                return cls.of_temperature(temperature)
+            scale = tuple(map(float, document["scale"]))
+            bias = tuple(map(float, document["bias"]))
+            return cls(kind, scale, bias)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(_NO_CALIBRATION) from error
 
@@ -140,10 +164,10 @@ class Calibration:
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """Fit the temperature of lowest NLL, between 0.01 and 100.
 
-    The NLL is convex in 1/T: its minimum is the one zero of its derivative, found by scipy's brentq. The ends of the
-    range are the answers where the minimum lies outside: 0.01 when every prediction is right (the NLL falls with T for
-    ever), 100 when the labels are no more probable than the other classes. Where the NLL does not depend on T (one
-    class only, all classes equally probable, every label certain), T is 1.
+    The NLL is convex in 1/T: its minimum is the one zero of its derivative, which scipy's brentq finds. Where the
+    minimum lies outside the range, the nearer end is returned: 0.01 when every prediction is right (the lower T, the
+    lower the NLL), 100 when the labels are no more probable than the other classes. Where the NLL does not depend on T
+    (one class only, all classes equally probable, every label certain), T is 1.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -154,32 +178,37 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """
     from scipy.optimize import brentq
 
-    checked = _checked(log_probs, labels)
+    checked_labels = _checked(log_probs, labels)
     if not _depends_on_temperature(log_probs):
         return Calibration.of_temperature(1.0)
+
+    # The NLL is convex, so its slopes at the ends of the range tell whether the minimum lies between them.
     lowest_scale = 1.0 / HIGHEST_TEMPERATURE
     highest_scale = 1.0 / LOWEST_TEMPERATURE
-    rises_throughout = _slope(lowest_scale, log_probs, checked) >= 0.0
-    falls_throughout = _slope(highest_scale, log_probs, checked) <= 0.0
+    rises_throughout = _slope(lowest_scale, log_probs, checked_labels) >= 0.0
+    falls_throughout = _slope(highest_scale, log_probs, checked_labels) <= 0.0
     if rises_throughout and falls_throughout:  # flat: every label is certain at every temperature
         return Calibration.of_temperature(1.0)
     if rises_throughout:
         return Calibration.of_temperature(HIGHEST_TEMPERATURE)
     if falls_throughout:
         return Calibration.of_temperature(LOWEST_TEMPERATURE)
-    scale = brentq(_slope, lowest_scale, highest_scale, args=(log_probs, checked), xtol=1e-14, rtol=1e-14)
+
+    # A scale is found to 14 digits, two more than are kept.
+    scale = brentq(_slope, lowest_scale, highest_scale, args=(log_probs, checked_labels), xtol=1e-14, rtol=1e-14)
     return Calibration.of_temperature(1.0 / scale)
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the scales and biases of lowest NLL, held by a weak ridge to temperature scaling.
+    """Fit the scales and biases of lowest NLL, held near temperature scaling by a weak ridge.
 
-    Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2), T from :func:`fit_temperature`: convex with
-    one minimum, by scipy's L-BFGS-B. The ridge settles what the data leave open: a constant added to all biases, a
-    class that no sample has, and scales that would grow for ever where a class is always told apart.
+    Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2) with scipy's L-BFGS-B, T from
+    :func:`fit_temperature`. The function is convex and has one minimum. The ridge settles what the data leave open: a
+    constant added to all biases, a class that no sample has, and scales that would grow without bound where a class is
+    always told apart.
 
-    It ends after 500 steps at the latest, which it needs where classes are many and their samples few (1,000 classes of
-    five samples: 40 s on one core); what it then has is no worse than any step before.
+    The search ends after 500 steps at the latest. It needs them where classes are many and their samples few (1,000
+    classes of five samples: 40 s on one core); the point reached by then is no worse than any before it.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -190,22 +219,29 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """
     from scipy.optimize import minimize
 
-    checked = _checked(log_probs, labels)
+    checked_labels = _checked(log_probs, labels)
     classes = log_probs.shape[1]
-    inverse_temperature = fit_temperature(log_probs, checked).scale[0]
-    # A point holds the scales [C], then the biases [C].
+    temperature_scaling = fit_temperature(log_probs, checked_labels)
+    inverse_temperature = temperature_scaling.scale[0]
+    # A point of the search holds the scales [C], then the biases [C].
     centre = np.concatenate([np.full(classes, inverse_temperature), np.zeros(classes)])
 
     def value_and_gradient(point: Floats) -> tuple[float, Floats]:
-        nll, nll_gradient = _vector_nll(log_probs, checked, point[:classes], point[classes:])
+        scale = point[:classes]
+        bias = point[classes:]
+        nll, nll_gradient = _vector_nll(log_probs, checked_labels, scale, bias)
         away = point - centre
         ridge = RIDGE / 2 * float(away @ away)
-        return nll + ridge, nll_gradient + RIDGE * away
+        ridge_gradient = RIDGE * away
+        return nll + ridge, nll_gradient + ridge_gradient
 
-    # Only the gradient ends it (or 500 steps): how little the value falls says little where it is as flat as the ridge.
+    # Only the gradient or 500 steps end the search: where the function is as flat as the ridge, a step that hardly
+    # lowers the value does not say that the minimum is near.
     limits = {"gtol": 1e-8, "ftol": 0.0, "maxiter": 500, "maxfun": 50_000}
-    best = minimize(value_and_gradient, centre, method="L-BFGS-B", jac=True, options=limits).x
-    return Calibration("vector", tuple(best[:classes].tolist()), tuple(best[classes:].tolist()))
+    result = minimize(value_and_gradient, centre, method="L-BFGS-B", jac=True, options=limits)
+    scale = result.x[:classes].tolist()
+    bias = result.x[classes:].tolist()
+    return Calibration("vector", tuple(scale), tuple(bias))
 
 
 def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
@@ -217,8 +253,9 @@ def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Cal
 
 
 def _twelve_digits(value: float) -> float:
-    """Round to twelve digits, so that T is the same again after 1/T, whose last digit is rounding."""
-    return float(f"{value:.12g}")
+    """Return a value rounded to twelve digits, so that T does not change when it is computed anew from 1/T."""
+    text = f"{value:.12g}"
+    return float(text)
 
 
 def _checked(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
@@ -233,9 +270,13 @@ def _checked(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
 
 
 def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
-    """Return runs of samples that are small enough for temporaries."""
-    step = max(1, probabilities.BLOCK_VALUES // log_probs.shape[1])
-    return [slice(start, start + step) for start in range(0, len(log_probs), step)]
+    """Return slices that cover the samples of log p [N, C], so short that temporaries stay in the cache."""
+    samples, classes = log_probs.shape
+    step = max(1, probabilities.BLOCK_VALUES // classes)
+    slices = []
+    for start in range(0, samples, step):
+        slices.append(slice(start, start + step))
+    return slices
 
 
 def _depends_on_temperature(log_probs: np.ndarray) -> bool:
@@ -243,36 +284,43 @@ def _depends_on_temperature(log_probs: np.ndarray) -> bool:
     for rows in _blocks_of_rows(log_probs):
         block = log_probs[rows]
         spread = block.max(axis=1) - block.min(axis=1)
-        if (spread > 1e-9).any():
+        exceeds_rounding = spread > 1e-9
+        if exceeds_rounding.any():
             return True
     return False
 
 
 def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
-    """Return the derivative of the mean NLL by the scale: the mean of E[log p] - log p_y."""
+    """Return the derivative of the mean NLL with respect to the scale: the mean of E[log p] - log p_y."""
     slope = 0.0
     for rows in _blocks_of_rows(log_probs):
-        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)
-        expected = np.einsum("nc,nc->n", softmax(block * scale), block)
-        label_log_probs = block[np.arange(len(block)), labels[rows]]
-        slope += float((expected - label_log_probs).sum())
+        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
+        calibrated_probs = softmax(block * scale)
+        expected = np.einsum("nc,nc->n", calibrated_probs, block)
+        every_sample = np.arange(len(block))
+        label_log_probs = block[every_sample, labels[rows]]
+        differences = expected - label_log_probs
+        slope += float(differences.sum())
     return slope / len(labels)
 
 
 def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats) -> tuple[float, Floats]:
-    """Return the mean NLL with these scales and biases [C], and its gradient [2C]."""
+    """Return the mean NLL with these scales and biases [C], and its gradient [2C], by scale and then by bias."""
     nll = 0.0
-    by_scale = np.zeros_like(scale)
-    by_bias = np.zeros_like(bias)
+    scale_gradient = np.zeros_like(scale)
+    bias_gradient = np.zeros_like(bias)
     for rows in _blocks_of_rows(log_probs):
         block = np.maximum(log_probs[rows], _LOWEST_LOG_P)
-        at_label = (np.arange(len(block)), labels[rows])
+        every_sample = np.arange(len(block))
+        at_label = (every_sample, labels[rows])
         _, shifted, powers, total = shifted_powers(block * scale + bias)
+
         label_log_probs = shifted[at_label] - np.log(total[:, 0])
         nll -= float(label_log_probs.sum())
+
         error = np.divide(powers, total, out=powers)  # p - 1[y = k], the gradient by the logits: [n, C]
         error[at_label] -= 1.0
-        by_scale += np.einsum("nc,nc->c", error, block)
-        by_bias += error.sum(axis=0)
-    gradient = np.concatenate([by_scale, by_bias])
+        scale_gradient += np.einsum("nc,nc->c", error, block)
+        bias_gradient += error.sum(axis=0)
+    gradient = np.concatenate([scale_gradient, bias_gradient])
     return nll / len(labels), gradient / len(labels)

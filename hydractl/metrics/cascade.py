@@ -1,12 +1,12 @@
 """A cascade: one member of an ensemble answers alone where its OOD score is low; the others run for the other samples.
 
 A sample that stops counts as one on which all members agree with the first: the averaged prediction is the first
-member's, mutual information and disagreement are 0, and every OOD score is defined. All members of a sample that goes
-on are those of the whole ensemble.
+member's, mutual information and disagreement are 0, and every OOD score is defined. A sample that goes on has the
+answers of the whole ensemble.
 
-The threshold is fitted to what stopping loses of the whole ensemble's figures, with the samples that stop and those
-that go on in one ranking, as they are served. A loss counts at its upper 95 % limit: of means by their paired standard
-error, of the AUROC by DeLong et al. 1988.
+The threshold is fitted so that stopping loses little of the whole ensemble's figures. The samples that stop and those
+that go on are in one ranking, as they are served. Each loss is judged by its upper 95 % limit: that of a mean follows
+from the paired standard error, that of the AUROC from DeLong et al. 1988.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cascade:
 
     Attributes:
         member: the number of the member that runs first, from 0.
-        score: the OOD score, of the first member alone, that decides.
+        score: the name of the OOD score, of the first member alone, that decides.
         value: samples with this score or a higher one go on.
     """
 
@@ -53,19 +53,24 @@ class Cascade:
     value: float
 
     def goes_on(self, logits: np.ndarray) -> NDArray[np.bool_]:
-        """Return which samples run all members, ``[N]``, from the logits ``[N, C]`` of the first one."""
-        scores = OOD_SCORES[self.score](logits[None])
+        """Return the mask ``[N]`` of the samples that run all members, from the first member's logits ``[N, C]``."""
+        score_of = OOD_SCORES[self.score]
+        scores = score_of(logits[None])
         return np.asarray(scores >= self.value)
 
     def served(self, logits: np.ndarray) -> np.ndarray:
         """Return the logits ``[M, N, C]`` that a cascade gives, from those of the whole ensemble."""
-        first = logits[self.member]
-        goes_on = self.goes_on(first)
-        return np.where(goes_on[:, None], logits, first)
+        of_first_member = logits[self.member]  # [N, C]
+        goes_on = self.goes_on(of_first_member)
+        return np.where(goes_on[:, None], logits, of_first_member)
 
 
 def stored_cascade(document: Any, members: int) -> Cascade | None:
     """Return the cascade that a checkpoint holds; None without one.
+
+    Args:
+        document: read from the checkpoint.
+        members: number of members of the model.
 
     Raises:
         InputError: for what fuse does not write.
@@ -76,30 +81,32 @@ def stored_cascade(document: Any, members: int) -> Cascade | None:
         f"the checkpoint holds a broken cascade {shown(document)}", hint="write it again: fuse --cascade"
     )
     try:
-        cascade = Cascade(document["member"], document["score"], float(document["value"]))
-        is_member = type(cascade.member) is int and 0 <= cascade.member < members
-        says_something = not SCORES[cascade.score].of_several
+        member = document["member"]
+        score = document["score"]
+        value = float(document["value"])
+        needs_several = SCORES[score].of_several
     except (KeyError, TypeError, ValueError):
         raise broken from None
-    if not is_member or not says_something or not np.isfinite(cascade.value):
+    is_member = type(member) is int and 0 <= member < members
+    if not is_member or needs_several or not np.isfinite(value):
         raise broken
-    return cascade
+    return Cascade(member, score, value)
 
 
 # --- fitting ----------------------------------------------------------------------------------------------------------
 
 
 class CascadeLoss(NamedTuple):
-    """The loss that a cascade has in a figure of the whole ensemble, and the upper 95 % limit of it."""
+    """The loss in one figure of the whole ensemble, and the upper 95 % limit of that loss."""
 
     value: float
     upper: float
 
 
 class MemberAnswers(NamedTuple):
-    """The answers of one member, or of all, on N samples: which are right, log p of the label, the OOD score.
+    """The answers of one member, or of all, on N samples: 1 where right, else 0; log p of the label; the OOD score.
 
-    The first two are None for OOD samples.
+    Each is [N]; the first two are None for OOD samples.
     """
 
     correct: Floats | None
@@ -120,9 +127,9 @@ class FittedCascade:
     """A threshold, and what it does on the validation data.
 
     Attributes:
-        cascade: what was fitted.
-        share: of the ID samples, those that go on.
-        losses: of ``accuracy``, of ``nll`` (its rise, in nats), and of the AUROC of each OOD set as ``auroc.NAME``.
+        cascade: the rule with the fitted threshold.
+        share: the share of the ID samples that go on.
+        losses: by figure: ``accuracy``, ``nll`` (its rise, in nats), and ``auroc.NAME`` for each OOD set.
     """
 
     cascade: Cascade
@@ -131,10 +138,12 @@ class FittedCascade:
 
 
 def answers_of(logits: np.ndarray, labels: np.ndarray | None, score: str) -> MemberAnswers:
-    """Return the answers of logits ``[M, N, C]``."""
+    """Return the answers of logits ``[M, N, C]``, with the OOD score of a name; labels are None for OOD samples."""
     samples = samples_of(logits, labels, score=score, pairs=False)
     assert samples.score is not None, "the settings refuse scores of several members"
-    correct = None if labels is None else samples.correct.astype(np.float64)
+    correct = None
+    if labels is not None:
+        correct = samples.correct.astype(np.float64)
     return MemberAnswers(correct, samples.label_log_probs, samples.score)
 
 
@@ -146,18 +155,18 @@ def fit_cheapest_cascade(
     allowed: float,
     costs: Sequence[tuple[float, float]],
 ) -> FittedCascade | None:
-    """Fit the cascade of lowest expected cost on ID data whose losses are at most ``allowed``, at their upper limits.
+    """Fit the cascade of lowest expected cost on ID data whose losses, at their upper limits, are at most ``allowed``.
 
-    Every member is tried as the first one, at every threshold that tells two ID samples apart. Between two of them the
-    lowest counts, at which the fewest OOD samples stop.
+    Every member is tried as the first one, at every threshold that tells two ID samples apart. Of the thresholds
+    between two such samples the lowest is taken, at which the fewest OOD samples stop.
 
     Args:
         inside: logits ``[M, N, C]`` of the ID validation samples.
         labels: theirs, ``[N]``.
-        outside: logits of each set of OOD validation samples, by its name; without any, no AUROC is looked at.
-        score: the OOD score that decides and is served, one that means something of a single member.
-        allowed: largest loss of each figure.
-        costs: for each member, that of running it first, and that of running the others behind it.
+        outside: logits of each set of OOD validation samples, by its name; without any, no AUROC is considered.
+        score: the OOD score that decides and is served, one that a single member has.
+        allowed: the largest loss that any figure may have.
+        costs: for each member, the cost of running it first, and that of running the others after it.
 
     Returns:
         None where no sample may stop.
@@ -169,17 +178,18 @@ def fit_cheapest_cascade(
     of_all = _answers_of_sets(inside, labels, outside, score)
     cheapest: FittedCascade | None = None
     lowest_cost = np.inf
-    for member, (first, rest) in enumerate(costs):
-        alone = slice(member, member + 1)
+    for member, (first_cost, rest_cost) in enumerate(costs):
+        alone = slice(member, member + 1)  # a slice, so that the logits stay [1, N, C]
         outside_alone = {name: logits[alone] for name, logits in outside.items()}
         of_member = _answers_of_sets(inside[alone], labels, outside_alone, score)
         stopping = _most_stopping(of_member, of_all, allowed)
         if stopping is None:
             continue
-        cost = first + stopping.share * rest
+        cost = first_cost + stopping.share * rest_cost
         if cost < lowest_cost:
             lowest_cost = cost
-            cheapest = FittedCascade(Cascade(member, score, stopping.value), stopping.share, stopping.losses)
+            cascade = Cascade(member, score, stopping.value)
+            cheapest = FittedCascade(cascade, stopping.share, stopping.losses)
     return cheapest
 
 
@@ -189,20 +199,29 @@ def _check_many_enough(sets: Mapping[str, np.ndarray]) -> None:
     Raises:
         InputError: naming every set that has too few.
     """
-    few = [f"{name} has {logits.shape[1]}" for name, logits in sets.items() if logits.shape[1] < FEWEST_SAMPLES]
-    if few:
-        raise InputError(f"a cascade needs {FEWEST_SAMPLES} validation samples of each set: {', '.join(few)}")
+    too_small = []
+    for name, logits in sets.items():
+        samples = logits.shape[1]
+        if samples < FEWEST_SAMPLES:
+            too_small.append(f"{name} has {samples}")
+    if too_small:
+        listed = ", ".join(too_small)
+        raise InputError(f"a cascade needs {FEWEST_SAMPLES} validation samples of each set: {listed}")
 
 
 def _answers_of_sets(
     inside: np.ndarray, labels: np.ndarray, outside: Mapping[str, np.ndarray], score: str
 ) -> AnswersOfSets:
-    of_outside = {name: answers_of(logits, None, score) for name, logits in outside.items()}
-    return AnswersOfSets(answers_of(inside, labels, score), of_outside)
+    """Return the answers on the ID set and on each OOD set, from their logits ``[M, N, C]``."""
+    answers_inside = answers_of(inside, labels, score)
+    answers_outside = {}
+    for name, logits in outside.items():
+        answers_outside[name] = answers_of(logits, None, score)
+    return AnswersOfSets(answers_inside, answers_outside)
 
 
 class _Stopping(NamedTuple):
-    """A threshold, the share of ID samples that go on at it, and what is lost."""
+    """A threshold, the share of ID samples that go on at it, and the losses by figure."""
 
     value: float
     share: float
@@ -210,90 +229,126 @@ class _Stopping(NamedTuple):
 
 
 def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: float) -> _Stopping | None:
-    """Return the threshold at which most ID samples stop at the answer of one member, and no loss is too large.
+    """Return the threshold at which most ID samples stop at the answer of one member and no loss is too large.
+
+    None where no threshold loses little enough.
 
     Args:
         of_member: the answers of the member that runs first.
         of_all: those of all members.
-        allowed: largest loss of each figure.
+        allowed: the largest loss that any figure may have.
     """
     scores = of_member.inside.score
     order = np.argsort(scores, kind="stable")
     rising = scores[order]
-    # By the number of ID samples that stop, in the order of their scores: [N].
+
+    # The losses of the means, by the number of ID samples that stop in the order of their scores: [N].
     accuracy = _losses_of_mean("accuracy", of_member.inside, of_all.inside, order)
     nll = _losses_of_mean("nll", of_member.inside, of_all.inside, order)
     is_allowed = (accuracy.upper <= allowed) & (nll.upper <= allowed)
+
+    # Samples of equal score stop together.
     next_higher = np.append(rising[1:], np.inf)
     is_last_of_its_score = rising != next_higher
-    all_scores = [scores]
-    for answers in of_member.outside.values():
-        all_scores.append(answers.score)
-    every_score = np.unique(np.concatenate(all_scores))
-    # The place of the last sample that stops, from the most that stop to the fewest.
+
+    # The places of the last sample that stops, from the most that stop to the fewest.
     candidates = np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]
+    every_score = _distinct_scores(of_member)
     for last in candidates.tolist():
         value = _above(float(rising[last]), every_score)
         auroc_losses = _auroc_losses(of_member, of_all, value, allowed)
-        if auroc_losses is not None:
-            losses = {"accuracy": accuracy.at(last), "nll": nll.at(last), **auroc_losses}
-            share = 1.0 - (last + 1) / len(scores)
-            return _Stopping(value, share, losses)
+        if auroc_losses is None:
+            continue
+        losses = {"accuracy": accuracy.at(last), "nll": nll.at(last), **auroc_losses}
+        share = 1.0 - (last + 1) / len(scores)
+        return _Stopping(value, share, losses)
     return None
+
+
+def _distinct_scores(answers: AnswersOfSets) -> Floats:
+    """Return the distinct OOD scores of all samples, ID and OOD, in rising order."""
+    scores = [answers.inside.score]
+    for outside in answers.outside.values():
+        scores.append(outside.score)
+    return np.unique(np.concatenate(scores))
 
 
 def _auroc_losses(
     of_member: AnswersOfSets, of_all: AnswersOfSets, value: float, allowed: float
 ) -> dict[str, CascadeLoss] | None:
     """Return the loss of the AUROC against each OOD set at a threshold; None as soon as one is too large."""
-    inside = _served_scores(of_member.inside, of_all.inside, value)
+    inside_served = _served_scores(of_member.inside, of_all.inside, value)
     losses = {}
     for name, outside_alone in of_member.outside.items():
         outside_all = of_all.outside[name]
-        outside = _served_scores(outside_alone, outside_all, value)
-        loss = auroc_loss((of_all.inside.score, outside_all.score), (inside, outside))
+        outside_served = _served_scores(outside_alone, outside_all, value)
+        before = (of_all.inside.score, outside_all.score)
+        after = (inside_served, outside_served)
+        loss = auroc_loss(before, after)
         if loss.upper > allowed:
             return None
         losses[f"auroc.{name}"] = loss
     return losses
 
 
-def _served_scores(alone: MemberAnswers, every: MemberAnswers, value: float) -> Floats:
-    """Return the scores that are served: of the first member where a sample stops, else of all members."""
-    return np.where(alone.score < value, alone.score, every.score)
+def _served_scores(alone: MemberAnswers, together: MemberAnswers, value: float) -> Floats:
+    """Return the scores [N] that are served: the first member's where a sample stops, else those of all members."""
+    stops = alone.score < value
+    return np.where(stops, alone.score, together.score)
 
 
-def _above(score: float, every: Floats) -> float:
-    """Return half way from a score to the next higher one of any sample, so that rounding decides about none."""
-    place = int(np.searchsorted(every, score, side="right"))
-    following = float(every[place]) if place < len(every) else float(np.nextafter(score, np.inf))
-    half = score + (following - score) / 2
-    if half > score:
-        return half
-    return following  # there is no number between the two
+def _above(score: float, every_score: Floats) -> float:
+    """Return the number half way from a score to the next higher one of any sample.
+
+    A threshold there lies as far from every score as it can, so that rounding decides about no sample.
+
+    Args:
+        score: the score below the threshold.
+        every_score: the distinct scores of all samples, in rising order.
+    """
+    place = int(np.searchsorted(every_score, score, side="right"))
+    if place < len(every_score):
+        next_score = float(every_score[place])
+    else:
+        next_score = float(np.nextafter(score, np.inf))
+    half_way = score + (next_score - score) / 2
+    if half_way > score:
+        return half_way
+    return next_score  # there is no number between the two
 
 
 class _MeanLosses(NamedTuple):
-    """How much a mean loses when the first ``1..N`` samples of an order stop, and the upper limits of that: ``[N]``."""
+    """The losses of a mean when the first ``1..N`` samples of an order stop, and their upper 95 % limits, ``[N]``."""
 
     values: Floats
     upper: Floats
 
     def at(self, last: int) -> CascadeLoss:
         """Return the loss where the last sample that stops has this place in the order."""
-        return CascadeLoss(float(self.values[last]), float(self.upper[last]))
+        value = float(self.values[last])
+        upper = float(self.upper[last])
+        return CascadeLoss(value, upper)
 
 
-def _losses_of_mean(name: str, alone: MemberAnswers, every: MemberAnswers, order: NDArray[np.int64]) -> _MeanLosses:
-    """Return what the mean of ``accuracy`` or ``nll`` loses when the first samples of an order stop."""
+def _losses_of_mean(name: str, alone: MemberAnswers, together: MemberAnswers, order: NDArray[np.int64]) -> _MeanLosses:
+    """Return the losses of the mean ``accuracy`` or ``nll`` when the first ``1..N`` samples of an order stop.
+
+    Args:
+        name: which of the two.
+        alone: the answers of the member that runs first, on labelled samples.
+        together: those of all members.
+        order: the places of the samples in the order in which they stop, ``[N]``.
+    """
     if name == "accuracy":
-        of_first, of_every = alone.correct, every.correct
+        values_alone = alone.correct
+        values_together = together.correct
     else:
-        of_first, of_every = alone.log_p, every.log_p
-    assert of_first is not None and of_every is not None  # of labelled samples
-    lost = (of_every - of_first)[order]
+        values_alone = alone.log_p
+        values_together = together.log_p
+    assert values_alone is not None and values_together is not None  # of labelled samples
+    lost = (values_together - values_alone)[order]
     n = len(lost)
-    mean = np.cumsum(lost) / n
+    mean = np.cumsum(lost) / n  # a sample that goes on loses nothing, so that all N samples count
     mean_square = np.cumsum(lost**2) / n
     variance = np.maximum(mean_square - mean**2, 0.0)
     standard_error = np.sqrt(variance / n)
@@ -304,28 +359,32 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> C
     """Return the AUROC of OOD scores before minus that after, on the same samples, and its upper limit.
 
     Args:
-        before, after: the scores of ID samples, then of OOD samples.
+        before, after: the scores of the ID samples, and those of the OOD samples.
 
     Source: DeLong, DeLong and Clarke-Pearson 1988: the variance of a difference, from the placements of each sample.
     """
     inside_before, outside_before = _placements(*before)
     inside_after, outside_after = _placements(*after)
-    inside = inside_before - inside_after
-    outside = outside_before - outside_after
-    value = float(outside.mean())
-    variance = inside.var() / len(inside) + outside.var() / len(outside)
+    inside_lost = inside_before - inside_after  # [N]
+    outside_lost = outside_before - outside_after  # [K]
+    value = float(outside_lost.mean())
+    variance = inside_lost.var() / len(inside_lost) + outside_lost.var() / len(outside_lost)
     standard_error = float(np.sqrt(variance))
     return CascadeLoss(value, value + _LIMIT * standard_error)
 
 
 def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
     """Return the share of OOD samples above each ID sample, and of ID samples below each OOD sample; ties half."""
-    return 1.0 - _below(inside, outside), _below(outside, inside)
+    ood_above = 1.0 - _share_below(inside, outside)
+    id_below = _share_below(outside, inside)
+    return ood_above, id_below
 
 
-def _below(scores: Floats, others: Floats) -> Floats:
-    """Return for each sample the share of others below it, ties half."""
+def _share_below(scores: Floats, others: Floats) -> Floats:
+    """Return for each score the share of the others that are below it, ties counted half."""
     rising = np.sort(others)
     lower = np.searchsorted(rising, scores, "left")
     lower_or_equal = np.searchsorted(rising, scores, "right")
-    return np.asarray((lower + lower_or_equal) / (2 * len(others)), dtype=np.float64)
+    twice_lower = lower + lower_or_equal
+    share = twice_lower / (2 * len(others))
+    return np.asarray(share, dtype=np.float64)

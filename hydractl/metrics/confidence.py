@@ -21,25 +21,33 @@ class ConfidenceInterval(NamedTuple):
 def share_interval(count: int, total: int) -> ConfidenceInterval:
     """Return the score interval of the share of ``count`` among ``total`` > 0 samples.
 
-    Written out, because importing scipy.stats takes more than a second of every eval; a test holds it to scipy's.
+    The formula is written out because importing scipy.stats would take more than a second of every eval; a test
+    compares it with scipy's.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
     share = count / total
     spread = _Z * _Z / total
     middle = share + spread / 2
-    half = _Z * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    # At a count of 0 or of all samples one end is 0 or 1 but for rounding.
-    low = 0.0 if count == 0 else (middle - half) / (1 + spread)
-    high = 1.0 if count == total else (middle + half) / (1 + spread)
+    variance = share * (1 - share) / total + spread / (4 * total)
+    half = _Z * math.sqrt(variance)
+    low = (middle - half) / (1 + spread)
+    high = (middle + half) / (1 + spread)
+    # At a count of 0 or of all samples one end is exactly 0 or 1; the formula gives it but for rounding.
+    if count == 0:
+        low = 0.0
+    if count == total:
+        high = 1.0
     return ConfidenceInterval(low, high)
 
 
 def mean_interval(values: Floats) -> ConfidenceInterval:
-    """Return the interval of the mean of values [N] by its standard error; infinite for a single value."""
-    if len(values) < 2:
+    """Return the interval of the mean of values [N] by its standard error; infinite for fewer than two values."""
+    n = len(values)
+    if n < 2:
         return ConfidenceInterval(-math.inf, math.inf)
     mean = float(values.mean())
-    standard_error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    standard_deviation = float(values.std(ddof=1))
+    standard_error = standard_deviation / math.sqrt(n)
     half = _Z * standard_error
     return ConfidenceInterval(mean - half, mean + half)

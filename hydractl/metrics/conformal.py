@@ -2,8 +2,8 @@
 
 The threshold qhat is the ceil((n + 1)(1 - alpha))-th smallest nonconformity score of the n validation labels; the set
 of a sample holds every class whose score is at most qhat. Where validation and test samples are exchangeable, a set
-holds its label with probability 1 - alpha at least. Written out, because a fit and a count of sets that see each batch
-once, with ranks in exact fractions, are less than what a library would need around it.
+holds its label with probability 1 - alpha at least. The method is written out here, because a fit and a count of sets
+that see each batch once, with ranks in exact fractions, are shorter than the code that a library would need around it.
 
 Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, there "LABEL"); Romano, Sesia and Candes
 2020 (APS).
@@ -40,8 +40,8 @@ class Conformal:
     Attributes:
         method: ``lac`` or ``aps``.
         alpha: the share of labels that the sets may miss, between 0 and 1.
-        qhat: the highest nonconformity score a class of a set has, 0..1.
-        n_val: validation samples it was taken from.
+        qhat: the highest nonconformity score of a class that is in a set, 0..1.
+        n_val: number of validation samples that it was fitted to.
     """
 
     method: Literal["lac", "aps"]
@@ -84,18 +84,19 @@ class ConformalEntry(TypedDict):
 def nonconformity(probs: Floats, method: str) -> Floats:
     """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C].
 
-    ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all classes before it by falling p, classes of one p in the
-    order of their index. This is the score of Romano et al. 2020 without its random share of p_k (u = 1), which
-    keeps the guarantee and makes the sets somewhat larger.
+    ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all classes before it by falling p, equally probable
+    classes in the order of their index. This is the score of Romano et al. 2020 without its random share of p_k
+    (u = 1), which keeps the guarantee and makes the sets somewhat larger.
     """
     if method == "lac":
         return 1.0 - probs
     order = np.argsort(-probs, axis=1, kind="stable")
     falling = np.take_along_axis(probs, order, axis=1)
-    # No sum may exceed 1 by rounding, so that a qhat of 1 holds every class.
-    sums = np.minimum(np.cumsum(falling, axis=1), 1.0)
+    sums = np.cumsum(falling, axis=1)
+    at_most_1 = np.minimum(sums, 1.0)  # else rounding could leave a class out of the sets of qhat 1
+    # Each sum goes back to the class that it belongs to.
     scores = np.empty_like(probs)
-    np.put_along_axis(scores, order, sums, axis=1)
+    np.put_along_axis(scores, order, at_most_1, axis=1)
     return scores
 
 
@@ -112,13 +113,13 @@ def fit_conformal(
     alpha: float = 0.1,
     calibration: Calibration | None = None,
 ) -> Conformal:
-    """Take the threshold from validation data, block by block.
+    """Fit the threshold to validation data, block by block.
 
     Args:
         logits: [M, N, C], any float type; a memory map is read block by block.
         labels: [N] integers in 0..C-1.
         method: one of :data:`CONFORMAL_METHODS`.
-        alpha: between 0 and 1.
+        alpha: the share of labels that the sets may miss, between 0 and 1.
         calibration: what to apply to p.
 
     Raises:
@@ -128,25 +129,29 @@ def fit_conformal(
     if not 0 < alpha < 1 or method not in CONFORMAL_METHODS:
         raise InputError(f"conformal sets need lac or aps and an alpha between 0 and 1, not {method} and {alpha}")
     _, samples, classes = check_shape(logits).shape
-    checked = check_labels(labels, samples, classes)
-    if not len(checked):
+    checked_labels = check_labels(labels, samples, classes)
+    if not samples:
         raise InputError("conformal sets need at least one labelled validation sample")
-    scores = np.empty(len(checked))
+    label_scores = np.empty(samples)
     for rows, block in blocks(logits, calibration):
-        of_classes = nonconformity(block.probs, method)  # [n, C]
-        scores[rows] = of_classes[np.arange(len(of_classes)), checked[rows]]
-    return Conformal(method, alpha, quantile(scores, alpha), len(checked))
+        class_scores = nonconformity(block.probs, method)  # [n, C]
+        every_sample = np.arange(len(class_scores))
+        label_scores[rows] = class_scores[every_sample, checked_labels[rows]]
+    qhat = quantile(label_scores, alpha)
+    return Conformal(method, alpha, qhat, samples)
 
 
 def quantile(scores: np.ndarray, alpha: float) -> float:
     """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible, if that is the n + 1-st."""
     n = len(scores)
     # In exact decimals: (n + 1) * (1 - alpha) in float64 can lie just above a whole number.
-    may_be_missed = int((n + 1) * Fraction(str(alpha)))
+    exact_alpha = Fraction(str(alpha))
+    may_be_missed = int((n + 1) * exact_alpha)
     rank = (n + 1) - may_be_missed
     if rank > n:
         return 1.0
-    return float(np.sort(scores)[rank - 1])
+    rising = np.sort(scores)
+    return float(rising[rank - 1])
 
 
 class SetCounts:
@@ -162,7 +167,7 @@ class SetCounts:
         self._calibration = calibration
         self._samples = 0
         self._covered = 0
-        self._classes = 0
+        self._classes_in_sets = 0
         self._empty = 0
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
@@ -177,23 +182,26 @@ class SetCounts:
             InputError: a label is outside 0..C-1.
         """
         _, samples, classes = check_shape(logits).shape
-        checked = check_labels(labels, samples, classes)
+        checked_labels = check_labels(labels, samples, classes)
         for rows, block in blocks(logits, self._calibration):
-            in_set = prediction_sets(block.probs, self.fitted)  # [n, C]
-            sizes = in_set.sum(axis=1)
-            is_covered = in_set[np.arange(len(in_set)), checked[rows]]
-            self._samples += len(in_set)
+            is_in_set = prediction_sets(block.probs, self.fitted)  # [n, C]
+            set_sizes = is_in_set.sum(axis=1)
+            every_sample = np.arange(len(is_in_set))
+            is_covered = is_in_set[every_sample, checked_labels[rows]]
+            is_empty = set_sizes == 0
+
+            self._samples += len(is_in_set)
             self._covered += int(is_covered.sum())
-            self._classes += int(sizes.sum())
-            self._empty += int(np.count_nonzero(sizes == 0))
+            self._classes_in_sets += int(set_sizes.sum())
+            self._empty += int(np.count_nonzero(is_empty))
 
     @property
     def mean_size(self) -> float | None:
         """The mean number of classes in a set; None without samples."""
-        return self._share(self._classes)
+        return self._per_sample(self._classes_in_sets)
 
-    def _share(self, count: int) -> float | None:
-        """Return a count for each sample; None without samples."""
+    def _per_sample(self, count: int) -> float | None:
+        """Return a count divided by the number of samples; None without samples."""
         if not self._samples:
             return None
         return count / self._samples
@@ -205,7 +213,7 @@ class SetCounts:
             "alpha": self.fitted.alpha,
             "qhat": self.fitted.qhat,
             "n_val": self.fitted.n_val,
-            "coverage": self._share(self._covered),
+            "coverage": self._per_sample(self._covered),
             "mean_size": self.mean_size,
-            "empty": self._share(self._empty),
+            "empty": self._per_sample(self._empty),
         }

@@ -15,7 +15,7 @@ from hydractl.metrics.samples import BINS, Samples, bin_edges
 SCORE_BINS = 40
 
 POINTS = 201
-"""How many points a curve has at most."""
+"""The largest number of points of a curve."""
 
 RISK_COVERAGE = (
     "Error rate (risk) among the i most confident samples against i/N (coverage), at no more than 201"
@@ -72,7 +72,7 @@ class CurvesBlock(TypedDict):
 
 
 def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
-    """Return all curves of a model; ``roc`` and ``scores`` are None where the OOD score says nothing of it.
+    """Return all curves of a model; ``roc`` and ``scores`` are None where the model has no OOD score.
 
     Args:
         inside: the ID samples; without labels, or without any sample, ``reliability`` and ``risk_coverage`` are None.
@@ -82,16 +82,19 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
     if inside.labels is not None and len(inside) > 0:
         block["reliability"] = reliability_bins(inside)
         block["risk_coverage"] = risk_coverage_points(inside)
-    sets = {"id": inside, **outside}
-    scores = {name: samples.score for name, samples in sets.items() if samples.score is not None}
-    if scores:
-        block["roc"] = _roc_of_sets(scores["id"], {name: scores[name] for name in outside})
-        block["scores"] = histograms(scores)
+    if inside.score is None:  # then no set has one
+        return block
+    ood_scores = {}
+    for name, samples in outside.items():
+        assert samples.score is not None
+        ood_scores[name] = samples.score
+    block["roc"] = _roc_of_sets(inside.score, ood_scores)
+    block["scores"] = histograms({"id": inside.score, **ood_scores})
     return block
 
 
 def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> dict[str, RocPoints]:
-    """Return the ROC curve of each OOD set; one without samples has none."""
+    """Return the ROC curve of each OOD set by name, without the sets that have no samples."""
     curve_of_set = {}
     for name, scores in ood_scores.items():
         points = roc_points(id_scores, scores)
@@ -102,8 +105,9 @@ def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) ->
 
 def reliability_bins(samples: Samples) -> ReliabilityBins:
     """Return accuracy against confidence in the bins of ``ece``, of labelled samples."""
-    sizes = samples.bin_sizes  # [BINS], as all that follow
-    hits = np.bincount(samples.bins[samples.correct], minlength=BINS)
+    sizes = samples.bin_sizes  # [BINS], like the next two
+    bins_of_correct = samples.bins[samples.correct]
+    correct_counts = np.bincount(bins_of_correct, minlength=BINS)
     summed_confidences = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
     bins: ReliabilityBins = {
         "edges": bin_edges().tolist(),
@@ -115,10 +119,10 @@ def reliability_bins(samples: Samples) -> ReliabilityBins:
     }
     for index in np.flatnonzero(sizes).tolist():
         size = int(sizes[index])
-        right = int(hits[index])
-        interval = share_interval(right, size)
+        correct = int(correct_counts[index])
+        interval = share_interval(correct, size)
         bins["confidence"][index] = float(summed_confidences[index] / size)
-        bins["accuracy"][index] = right / size
+        bins["accuracy"][index] = correct / size
         bins["low"][index] = interval.low
         bins["high"][index] = interval.high
     return bins
@@ -128,9 +132,10 @@ def risk_coverage_points(samples: Samples) -> RiskCoveragePoints:
     """Return the risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples."""
     n = len(samples)
     evenly_spaced = np.linspace(1, n, min(n, POINTS))
-    kept = np.unique(evenly_spaced.round().astype(np.int64))  # i, numbers of samples: [points]
-    risk = samples.errors[kept - 1] / kept
-    coverage = kept / n
+    whole_numbers = evenly_spaced.round().astype(np.int64)
+    most_confident = np.unique(whole_numbers)  # i, numbers of samples: [points]
+    risk = samples.errors[most_confident - 1] / most_confident
+    coverage = most_confident / n
     return {"coverage": coverage.tolist(), "risk": risk.tolist()}
 
 
@@ -149,20 +154,22 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | Non
         return None
     fpr = np.concatenate([[0.0], curve.false_positives / curve.negatives])
     tpr = np.concatenate([[0.0], curve.true_positives / curve.positives])
-    kept = _evenly(fpr + tpr)
-    return {"fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist()}
+    kept_points = _evenly_spaced(fpr + tpr)
+    return {"fpr": fpr[kept_points].tolist(), "tpr": tpr[kept_points].tolist()}
 
 
-def _evenly(along: Floats) -> np.ndarray:
+def _evenly_spaced(values: Floats) -> np.ndarray:
     """Return the places of at most 201 of the increasing values, evenly spaced in value, first and last included."""
-    if len(along) <= POINTS:
-        return np.arange(len(along))
-    marks = np.linspace(along[0], along[-1], POINTS)
-    # The values on either side of each mark.
-    after = np.clip(np.searchsorted(along, marks), 1, len(along) - 1)
+    n = len(values)
+    if n <= POINTS:
+        return np.arange(n)
+    marks = np.linspace(values[0], values[-1], POINTS)
+    # The places of the values on either side of each mark.
+    after = np.clip(np.searchsorted(values, marks), 1, n - 1)
     before = after - 1
-    is_before_nearer = marks - along[before] <= along[after] - marks
-    nearest = np.where(is_before_nearer, before, after)
+    distance_before = marks - values[before]
+    distance_after = values[after] - marks
+    nearest = np.where(distance_before <= distance_after, before, after)
     return np.unique(nearest)
 
 
@@ -172,8 +179,13 @@ def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
-    checked = {name: check_finite(values, f"scores of {name}") for name, values in scores.items()}
-    low, high = _range_of([values for values in checked.values() if values.size])
+    checked = {}
+    not_empty = []
+    for name, values in scores.items():
+        checked[name] = check_finite(values, f"scores of {name}")
+        if checked[name].size:
+            not_empty.append(checked[name])
+    low, high = _range_of(not_empty)
     edges = np.linspace(low, high, SCORE_BINS + 1)
     inner_edges = edges[1:-1]
     table: Histograms = {"edges": edges.tolist()}
@@ -187,8 +199,10 @@ def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:
     """Return the lowest and the highest value, moved apart where they are equal, as numpy.histogram does."""
     if not arrays:
         return 0.0, 1.0
-    low = min(float(values.min()) for values in arrays)
-    high = max(float(values.max()) for values in arrays)
+    lows = [float(values.min()) for values in arrays]
+    highs = [float(values.max()) for values in arrays]
+    low = min(lows)
+    high = max(highs)
     if low == high:
         return low - 0.5, high + 0.5
     return low, high

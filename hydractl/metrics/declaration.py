@@ -1,4 +1,4 @@
-"""What a metric is, and all there are: one function with its name, its sentence, its heading and its direction.
+"""Declarations of metrics: each is one function with its name, its sentence, its heading and its direction.
 
 The rows of ``eval.json``, bootstrap intervals and paired differences, the keys of ``--require``, the conventions and
 the columns of tables follow from the declarations. Our own come first, in the order in which they are declared. Other
@@ -28,22 +28,22 @@ class Metric:
     """One metric.
 
     Attributes:
-        function: from what it is taken of to a number, or to one number for each of ``parts``: of labelled samples
-            (``id``), of a :class:`~hydractl.metrics.ood.Curve` (``ood``), of samples and their members' votes
-            (``diversity``). Samples are a :class:`~hydractl.metrics.samples.Samples` or, in a round of the bootstrap, a
+        function: computes the number, or one number for each of ``parts``, from labelled samples (kind ``id``), a
+            :class:`~hydractl.metrics.ood.Curve` (``ood``), or samples and their members' votes (``diversity``). Samples
+            are a :class:`~hydractl.metrics.samples.Samples` or, in a round of the bootstrap, a
             :class:`~hydractl.metrics.samples.Resample`, of at least one sample.
-        kind: where it stands: ``id.KEY``; ``ood.SET.KEY`` and averages over sets; ``diversity.SET.KEY``.
+        kind: decides its place in a row: ``id.KEY``; ``ood.SET.KEY`` and averages over sets; ``diversity.SET.KEY``.
         key: its name in ``eval.json``.
         convention: one sentence that defines it, kept in every document that holds it.
         label: heading of its column; empty where tables leave it out.
-        words: what a person calls it.
+        words: its name in a sentence.
         direction: ``higher`` or ``lower``, whichever is better; empty where neither is.
         digits: digits after the point, in tables.
         place: its column among those of its kind, where that is not the order of declaration.
         parts: keys of its numbers below ``key``, where it has several.
         by_severity: whether it is taken of each corruption at each severity as well (``id`` alone).
-        biased: whether it is a distance that noise makes larger, so that resamples lie above the value on the data; its
-            interval is moved by as much (``id`` alone).
+        biased: whether it is a distance that noise makes larger, so that resamples lie above the value on the data; the
+            bootstrap then moves its interval down by the difference (``id`` alone).
     """
 
     function: Callable[[Any], Any]
@@ -64,7 +64,7 @@ class Metric:
 
     @property
     def missing(self) -> Any:
-        """The value that stands in its place without samples."""
+        """The value without samples: None, or None for each of ``parts``."""
         if self.parts:
             return dict.fromkeys(self.parts)
         return None
@@ -74,19 +74,26 @@ class Metric:
         """The dotted keys of its numbers."""
         if not self.parts:
             return (self.key,)
-        return tuple(f"{self.key}.{part}" for part in self.parts)
+        dotted_keys = [f"{self.key}.{part}" for part in self.parts]
+        return tuple(dotted_keys)
 
 
 def metric(kind: MetricKind, convention: str = "", **described: Any) -> Callable[[Callable[[Any], Any]], Metric]:
     """Declare the function below as the :class:`Metric` of its name.
 
-    Its convention is the first paragraph of its docstring, unless one is given.
+    Args:
+        kind: as of :class:`Metric`.
+        convention: its defining sentence; by default the first paragraph of the function's docstring.
+        described: further attributes of :class:`Metric`.
     """
 
     def declare(function: Callable[[Any], Any]) -> Metric:
-        first_paragraph, _, _ = (function.__doc__ or "").partition("\n\n")
-        words = convention or " ".join(first_paragraph.split())
-        return Metric(function, kind, function.__name__, words, **described)
+        sentence = convention
+        if not sentence:
+            docstring = function.__doc__ or ""
+            first_paragraph, _, _ = docstring.partition("\n\n")
+            sentence = " ".join(first_paragraph.split())
+        return Metric(function, kind, function.__name__, sentence, **described)
 
     return declare
 
@@ -98,20 +105,24 @@ def metrics(kind: MetricKind) -> tuple[Metric, ...]:
     Raises:
         InputError: another package names what cannot be imported, is no metric, or has a key that is taken.
     """
-    every = [*_declared_here(), *_declared_by_plugins()]
-    return tuple(metric for metric in every if metric.kind == kind)
+    every = list(_declared_here())
+    every += _declared_by_plugins()
+    metrics_of_kind = [declared for declared in every if declared.kind == kind]
+    return tuple(metrics_of_kind)
 
 
 def table_metrics(kind: MetricKind) -> tuple[Metric, ...]:
     """Return the metrics of a kind that have a column in tables, from left to right."""
-    with_column = [metric for metric in metrics(kind) if metric.label]
-    return tuple(sorted(with_column, key=lambda metric: metric.place))
+    with_column = [declared for declared in metrics(kind) if declared.label]
+    with_column.sort(key=lambda declared: declared.place)
+    return tuple(with_column)
 
 
 def _declared_here() -> Iterator[Metric]:
     """Yield the metrics of this package, in the order in which they are declared."""
     for home in _HOMES:
-        for value in vars(importlib.import_module(home)).values():
+        module = importlib.import_module(home)
+        for value in vars(module).values():
             if isinstance(value, Metric):
                 yield value
 
@@ -121,10 +132,12 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
     """Return the metrics of other packages, by the names of their entry points."""
     from importlib.metadata import entry_points
 
-    used_keys = {"n", "group", "pairs"}  # what stands beside metrics
-    used_keys.update(metric.key for metric in _declared_here())
+    used_keys = {"n", "group", "pairs"}  # entries of a row beside its metrics
+    for own_metric in _declared_here():
+        used_keys.add(own_metric.key)
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     plugin_metrics = []
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    for point in points:
         what = f"the metric {point.name} = {point.value} of another package"
         loaded = load_entry_point(point)
         if not isinstance(loaded, Metric) or loaded.kind not in get_args(MetricKind):

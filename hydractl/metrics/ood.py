@@ -26,10 +26,12 @@ def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
     The sum over all pairs of 2 where the OOD score is higher and 1 where the two are equal, in O((N + K) log(N + K)).
     """
     id_sorted, ood_sorted = _sorted(id_scores, ood_scores)
-    # ID samples below each OOD sample: [K].
+    # How many ID samples are below each OOD sample: [K].
     lower = np.searchsorted(id_sorted, ood_sorted, side="left")
     lower_or_equal = np.searchsorted(id_sorted, ood_sorted, side="right")
-    return int(lower.sum(dtype=np.int64)) + int(lower_or_equal.sum(dtype=np.int64))
+    pairs_lower = int(lower.sum(dtype=np.int64))
+    pairs_lower_or_equal = int(lower_or_equal.sum(dtype=np.int64))
+    return pairs_lower + pairs_lower_or_equal
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,18 +61,21 @@ class Curve:
 
     def of_id(self) -> Curve:
         """Return the curve with ID positive: how many are at or below each threshold, from the lowest."""
-        return Curve(_not_above(self.false_positives), _not_above(self.true_positives))
+        id_not_above = _not_above(self.false_positives)
+        ood_not_above = _not_above(self.true_positives)
+        return Curve(true_positives=id_not_above, false_positives=ood_not_above)
 
     @cached_property
     def gained(self) -> NDArray[np.int64]:
-        """OOD samples that each threshold flags and the one above it does not, [T]."""
+        """The number of OOD samples that each threshold flags and the one above it does not, [T]."""
         return _steps(self.true_positives)
 
     @cached_property
     def precision(self) -> Floats:
-        """Share of OOD among the flagged samples, [T]; 1 where none is flagged."""
+        """The share of OOD samples among those flagged, [T]; 1 where none is flagged."""
         flagged = self.true_positives + self.false_positives
-        return np.divide(self.true_positives, flagged, out=np.ones(len(flagged)), where=flagged > 0)
+        ones = np.ones(len(flagged))
+        return np.divide(self.true_positives, flagged, out=ones, where=flagged > 0)
 
 
 def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
@@ -82,9 +87,12 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
     id_sorted, ood_sorted = _sorted(id_scores, ood_scores)
     if not id_sorted.size or not ood_sorted.size:
         return None
-    thresholds = np.unique(np.concatenate([id_sorted, ood_sorted]))[::-1]
-    true_positives = ood_sorted.size - np.searchsorted(ood_sorted, thresholds, side="left")
-    false_positives = id_sorted.size - np.searchsorted(id_sorted, thresholds, side="left")
+    all_scores = np.concatenate([id_sorted, ood_sorted])
+    thresholds = np.unique(all_scores)[::-1]  # falling
+    ood_below = np.searchsorted(ood_sorted, thresholds, side="left")
+    id_below = np.searchsorted(id_sorted, thresholds, side="left")
+    true_positives = ood_sorted.size - ood_below
+    false_positives = id_sorted.size - id_below
     return Curve(true_positives.astype(np.int64), false_positives.astype(np.int64))
 
 
@@ -95,9 +103,10 @@ def auroc(curve: Curve) -> float:
     The area under the ROC curve: an exact integer, divided once.
     """
     higher = curve.false_positives - _steps(curve.false_positives)  # ID samples above each threshold, [T]
-    # Of the ID samples, those at a threshold are counted half for the OOD samples there, and those below it whole.
+    # An OOD sample at a threshold wins over the ID samples below it, and half over those at the same threshold.
     twice_below = 2 * curve.negatives - higher - curve.false_positives
-    twice_u = int((curve.gained * twice_below).sum())
+    pairs_won = curve.gained * twice_below
+    twice_u = int(pairs_won.sum())
     return twice_u / (2 * curve.negatives * curve.positives)
 
 
@@ -108,8 +117,9 @@ def fpr95(curve: Curve) -> float:
     """
     # recall >= 0.95 in integers: 20 true positives >= 19 K.
     flags_enough = 20 * curve.true_positives >= 19 * curve.positives
-    highest = int(np.argmax(flags_enough))
-    return int(curve.false_positives[highest]) / curve.negatives
+    highest_threshold = int(np.argmax(flags_enough))
+    id_flagged = int(curve.false_positives[highest_threshold])
+    return id_flagged / curve.negatives
 
 
 @metric("ood", direction="lower")
@@ -123,11 +133,13 @@ def fpr95_nearest(curve: Curve) -> float:
     distance is an integer, 20 true positives - 19 K, so the two can differ where two recalls are equally near (37/40
     and 39/40) and rounding decides for the library.
     """
-    complete = int(np.argmax(curve.true_positives == curve.positives))
+    flags_all = curve.true_positives == curve.positives
+    lowest_needed = int(np.argmax(flags_all))
     distance = np.abs(20 * curve.true_positives - 19 * curve.positives)
-    upwards = distance[complete::-1]
-    nearest = complete - int(np.argmin(upwards))
-    return int(curve.false_positives[nearest]) / curve.negatives
+    upwards = distance[lowest_needed::-1]
+    nearest = lowest_needed - int(np.argmin(upwards))
+    id_flagged = int(curve.false_positives[nearest])
+    return id_flagged / curve.negatives
 
 
 @metric("ood", label="aupr", words="AUPR", direction="higher", place=2)
@@ -136,7 +148,8 @@ def aupr(curve: Curve) -> float:
 
     The sum over thresholds of (recall_i - recall_i-1) * precision_i.
     """
-    return float((curve.gained * curve.precision).sum() / curve.positives)
+    steps = curve.gained * curve.precision
+    return float(steps.sum() / curve.positives)
 
 
 @metric("ood", direction="higher")
@@ -146,7 +159,9 @@ def aupr_trapezoid(curve: Curve) -> float:
     Source: Yang et al. 2022; Zhang et al. 2023: scikit-learn's ``precision_recall_curve``, then ``auc``.
     """
     precision = np.concatenate([[1.0], curve.precision])
-    steps = curve.gained * (precision[1:] + precision[:-1]) / 2
+    before = precision[:-1]
+    after = precision[1:]
+    steps = curve.gained * (after + before) / 2
     return float(steps.sum() / curve.positives)
 
 
@@ -156,16 +171,23 @@ def aupr_in(curve: Curve) -> float:
 
     Its AUPR_IN; AUPR_OUT is ``aupr_trapezoid``.
     """
-    return float(aupr_trapezoid(curve.of_id()))
+    id_positive = curve.of_id()
+    return float(aupr_trapezoid(id_positive))
 
 
 def _not_above(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many are at or below each threshold, from the lowest, from how many are at or above, from the highest.
+    """Turn the numbers of samples at or above each threshold into those at or below each.
 
-    Both are [T].
+    Args:
+        counts: at or above each threshold, from the highest threshold to the lowest, [T].
+
+    Returns:
+        Those at or below each threshold, from the lowest to the highest, [T].
     """
     above = np.concatenate([[0], counts[:-1]])
-    return (counts[-1] - above)[::-1]
+    every_sample = counts[-1]
+    not_above = every_sample - above
+    return not_above[::-1]
 
 
 def _steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ class OodScore:
     Attributes:
         function: of a block of n samples -> float64 [n].
         convention: the sentence that defines it.
-        of_several: whether it says something of several members only, and is constant for one.
+        of_several: whether it needs several members; for one member it is constant.
     """
 
     function: Callable[[Block], Floats]
@@ -56,7 +56,7 @@ OF_ZERO_SHOT = ("vilu",)
 
 
 def says_nothing(name: str, members: int) -> bool:
-    """Return whether a score is the same for all samples of so few members."""
+    """Return whether a score is constant with this number of members, so that it tells no samples apart."""
     if members > 1 or name not in SCORES:
         return False
     return SCORES[name].of_several
@@ -66,8 +66,9 @@ def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callabl
     """Declare the function below as the score of its name."""
 
     def declare(function: Callable[[Block], Floats]) -> OodScore:
-        SCORES[function.__name__] = OodScore(function, convention, of_several)
-        return SCORES[function.__name__]
+        score = OodScore(function, convention, of_several)
+        SCORES[function.__name__] = score
+        return score
 
     return declare
 
@@ -75,7 +76,8 @@ def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callabl
 @ood_score("OOD score: minus the highest p.")
 def msp(block: Block) -> Floats:
     """Minus the maximum softmax probability of p, [n]. Source: Hendrycks and Gimpel 2017."""
-    return -block.probs.max(axis=1)
+    confidence = block.probs.max(axis=1)
+    return -confidence
 
 
 @ood_score("OOD score: entropy of p, in nats.")
@@ -87,11 +89,14 @@ def entropy(block: Block) -> Floats:
 @ood_score("OOD score: the second highest p minus the highest.")
 def margin(block: Block) -> Floats:
     """The second highest p minus the highest, [n], -1..0; minus p for one class. Source: Scheffer et al. 2001."""
-    rising = block.probs.copy()
+    rising = block.probs.copy()  # [n, C]
     rising.sort(axis=1)
-    if rising.shape[1] == 1:
+    classes = rising.shape[1]
+    if classes == 1:
         return -rising[:, 0]
-    return rising[:, -2] - rising[:, -1]
+    highest = rising[:, -1]
+    second_highest = rising[:, -2]
+    return second_highest - highest
 
 
 @ood_score("OOD score: sum of (p_k (1 - p_k))^0.1 over the 100 classes of highest p.")
@@ -99,21 +104,24 @@ def gen(block: Block) -> Floats:
     """Generalised entropy of p, [n]. Source: Liu et al. 2023, gamma = 0.1 and M = 100."""
     rising = block.probs.copy()
     rising.sort(axis=1)
-    highest = rising[:, -_GEN_CLASSES:]
+    highest = rising[:, -_GEN_CLASSES:]  # [n, at most 100]
     spread = highest * (1.0 - highest)
-    return (spread**_GEN_GAMMA).sum(axis=1)
+    terms = spread**_GEN_GAMMA
+    return terms.sum(axis=1)
 
 
 @ood_score("OOD score: mean over members of -logsumexp of the logits (temperature 1).")
 def energy(block: Block) -> Floats:
     """Mean over members of the energy -logsumexp(logits), [n]. Source: Liu et al. 2020, equation 4, T = 1."""
-    return -block.logsumexp.mean(axis=0)
+    mean_over_members = block.logsumexp.mean(axis=0)
+    return -mean_over_members
 
 
 @ood_score("OOD score: mean over members of minus the highest logit.")
 def maxlogit(block: Block) -> Floats:
     """Mean over members of minus the highest logit, [n]. Source: Hendrycks et al. 2022."""
-    return -block.highest.mean(axis=0)
+    mean_over_members = block.highest.mean(axis=0)
+    return -mean_over_members
 
 
 @ood_score("OOD score: H(p) - mean over members of H(p_m), in nats; constant for one member.", of_several=True)
@@ -129,6 +137,7 @@ def mi(block: Block) -> Floats:
 )
 def variance(block: Block) -> Floats:
     """Population variance over members of the probability of the ensemble's predicted class, [n]; 0 for one member."""
-    chosen = block.member_probs_of_predicted
+    probs = block.member_probs_of_predicted  # [M, n]
     # The shift changes nothing but rounding: the variance of equal members is exactly 0.
-    return (chosen - chosen[0]).var(axis=0)
+    shifted = probs - probs[0]
+    return shifted.var(axis=0)

@@ -1,7 +1,7 @@
 """Results that cannot be what was meant: an accuracy of guessing, a loss worse than no prediction, sets of all classes.
 
-Every function returns a sentence, or None where nothing is odd. Of what is measured on samples, the 95 % interval
-decides and not the figure: ten samples say little, and are left alone.
+Every function returns a sentence, or None where nothing is odd. A figure that is measured on samples is judged by its
+95 % interval: ten samples say little, and raise no doubt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_SHOWN = 5
 """Classes of an order that a sentence lists."""
 
 _CLEAR = 0.5
-"""Accuracy that the best of all orders must reach: by chance the best of very many fits a few samples well."""
+"""The accuracy that the best of all orders must exceed: among very many orders some fit a few samples by chance."""
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
@@ -29,12 +29,12 @@ _CLEAR = 0.5
 
 @dataclass(frozen=True)
 class ExpectedAccuracy:
-    """An accuracy that the model has elsewhere.
+    """An accuracy of the model that is known from elsewhere.
 
     Attributes:
         accuracy: the figure.
-        samples: how many it was measured on; None where that is not known.
-        where: where it was measured: what follows the figure in a sentence.
+        samples: the number of samples it was measured on; None where that is not known.
+        where: a clause that says where it was measured, which follows the figure in a sentence.
     """
 
     accuracy: float
@@ -46,7 +46,8 @@ class ExpectedAccuracy:
         """The lower end of its interval."""
         if self.samples is None:
             return self.accuracy
-        return share_interval(round(self.accuracy * self.samples), self.samples).low
+        correct = round(self.accuracy * self.samples)
+        return share_interval(correct, self.samples).low
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class LabelOrder:
     """An order of the classes in which the labels would fit the predictions.
 
     Attributes:
-        words: what order it is.
+        words: the name of the order, in a sentence.
         places: for each label the class it would stand for, ``[C]``.
-        accuracy: in that order.
+        accuracy: the accuracy in that order.
     """
 
     words: str
@@ -64,11 +65,14 @@ class LabelOrder:
     accuracy: float
 
     def __str__(self) -> str:
-        moved = np.flatnonzero(self.places != np.arange(len(self.places)))
-        pairs = [f"{label} as {self.places[label]}" for label in moved[:_MOST_SHOWN]]
-        if len(moved) > _MOST_SHOWN:
-            pairs.append("...")
-        listed = ", ".join(pairs)
+        as_they_are = np.arange(len(self.places))
+        moved_labels = np.flatnonzero(self.places != as_they_are)
+        moves = []
+        for label in moved_labels[:_MOST_SHOWN]:
+            moves.append(f"{label} as {self.places[label]}")
+        if len(moved_labels) > _MOST_SHOWN:
+            moves.append("...")
+        listed = ", ".join(moves)
         return f"with {self.words} (label {listed}) it would be {self.accuracy:.3f}"
 
 
@@ -85,7 +89,7 @@ def accuracy_doubt(
         predicted, labels: classes ``[N]``.
         classes: number of classes of the model.
         names: of its classes, where they are known.
-        expected: what it has elsewhere, where that is known.
+        expected: the accuracy of the model elsewhere, where that is known.
     """
     total = len(labels)
     if not total:
@@ -93,10 +97,16 @@ def accuracy_doubt(
     largest = _largest_share(labels)
     if largest == 1.0:  # no accuracy exceeds it
         return None
-    correct = int((predicted == labels).sum())
-    doubt = _below_largest(correct, total, largest) or _below_expected(correct, total, largest, expected)
+
+    is_correct = predicted == labels
+    correct = int(is_correct.sum())
+    doubt = _below_largest(correct, total, largest)
+    if doubt is None:
+        doubt = _below_expected(correct, total, largest, expected)
     if doubt is None:
         return None
+
+    # Perhaps the labels are numbered in another order.
     order = fitting_order(predicted, labels, classes, names)
     if order is None:
         return f"{doubt}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
@@ -104,7 +114,12 @@ def accuracy_doubt(
 
 
 def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
-    """Return what is odd about a number of right predictions, where the predictions themselves are not at hand."""
+    """Return what is odd about a number of right predictions, where the predictions themselves are not available.
+
+    Args:
+        correct: the number of right predictions.
+        labels: ``[N]``, N > 0.
+    """
     largest = _largest_share(labels)
     if largest == 1.0:
         return None
@@ -113,7 +128,9 @@ def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
 
 def _largest_share(labels: NDArray[np.int64]) -> float:
     """Return the share of the largest class among labels [N], N > 0."""
-    return int(np.bincount(labels).max()) / len(labels)
+    class_sizes = np.bincount(labels)
+    largest_size = int(class_sizes.max())
+    return largest_size / len(labels)
 
 
 def _below_largest(correct: int, total: int, largest: float) -> str | None:
@@ -153,27 +170,35 @@ def fitting_order(
 
     Orders that people make by mistake are named: reversed, and sorted by name where the model's is not, or the other
     way round.
+
+    Args:
+        predicted, labels: classes ``[N]``.
+        classes: number of classes of the model.
+        names: of its classes, where they are known.
     """
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     confusion = np.zeros((classes, classes), dtype=np.int64)  # [label, prediction]
     np.add.at(confusion, (labels, predicted), 1)
     as_they_are = np.arange(classes)
+    total = len(labels)
 
     def correct_in(places: NDArray[np.int64]) -> int:
-        return int(confusion[as_they_are, places].sum())
+        counts = confusion[as_they_are, places]
+        return int(counts.sum())
 
-    rows, best = linear_sum_assignment(confusion, maximize=True)
-    assert np.array_equal(rows, as_they_are)
-    # A class that no label has goes nowhere: it stays where it is if that place is free, which no sample can tell.
+    # The best of all orders. The place of a class that no label has is arbitrary, and no sample depends on it.
+    label_order, best = linear_sum_assignment(confusion, maximize=True)
+    assert np.array_equal(label_order, as_they_are)
     best_places = np.asarray(best, dtype=np.int64)
-    total = len(labels)
     most_correct = correct_in(best_places)
     low = share_interval(most_correct, total).low
     is_clear = low > max(_largest_share(labels), _CLEAR)
     is_better = most_correct != correct_in(as_they_are)
     if not is_clear or not is_better:
         return None
+
+    # A usual order that fits as well, within the interval, is the likelier mistake.
     for words, places in _usual_orders(classes, names):
         accuracy = correct_in(places) / total
         if accuracy >= low:
@@ -182,11 +207,12 @@ def fitting_order(
 
 
 def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return the orders that people make by mistake, each with its name."""
+    """Return the orders that people make by mistake, ``[C]`` each, with their names."""
     in_order = np.arange(classes)
     orders = [("the labels in reversed order", in_order[::-1])]
     if names is not None and len(names) == classes:
-        by_name = np.array(sorted(range(classes), key=names.__getitem__), dtype=np.int64)
+        classes_by_name = sorted(range(classes), key=names.__getitem__)
+        by_name = np.array(classes_by_name, dtype=np.int64)
         orders.append(("the labels counted in the order of the sorted names", by_name))
         orders.append(("the model's classes taken in the order of the sorted names", np.argsort(by_name)))
     return orders
@@ -198,27 +224,29 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
 def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
     """Return what is odd about the log probabilities of the labels, ``[N]``, in nats.
 
-    A mean below that of the uniform prediction says that the probabilities are worth less than none.
+    A mean below that of the uniform prediction says that the probabilities are worse than no prediction at all.
     """
     uniform = math.log(classes)
     losses = -label_log_probs
     low = mean_interval(losses).low
     if low <= uniform:
         return None
+    nll = losses.mean()
     return (
-        f"NLL {losses.mean():.4g} of {len(losses)} samples (at least {low:.4g} by its 95 % "
+        f"NLL {nll:.4g} of {len(losses)} samples (at least {low:.4g} by its 95 % "
         f"interval) is above {uniform:.3f}, that of the uniform prediction"
     )
 
 
 def loss_doubt(losses: Floats, classes: int) -> str | None:
-    """Return what is odd about the cross-entropies of the last steps of a training, in nats."""
+    """Return what is odd about the cross-entropies of the last steps of a training, ``[steps]``, in nats."""
     uniform = math.log(classes)
     low = mean_interval(losses).low
     if low <= uniform:
         return None
+    mean_loss = losses.mean()
     return (
-        f"the training ends with a loss of {losses.mean():.4g} (at least {low:.4g} by its 95 % interval), above "
+        f"the training ends with a loss of {mean_loss:.4g} (at least {low:.4g} by its 95 % interval), above "
         f"{uniform:.3f}, that of the uniform prediction: it diverged or has not begun to learn; lower --lr, or train "
         "longer"
     )
@@ -228,10 +256,16 @@ def loss_doubt(losses: Floats, classes: int) -> str | None:
 
 
 def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
-    """Return what is odd about conformal sets that always hold every class."""
+    """Return what is odd about conformal sets that always hold every class.
+
+    Args:
+        fitted: the threshold of the sets.
+        mean_size: the mean number of classes in a set; None without samples.
+        classes: number of classes of the model.
+    """
     if mean_size is None or mean_size < classes:
         return None
-    needed = math.ceil(1 / fitted.alpha) - 1
+    needed = math.ceil(1 / fitted.alpha) - 1  # with fewer, qhat is 1 whatever the scores
     text = f"every conformal set holds all {classes} classes, which says nothing"
     if fitted.n_val < needed:
         return f"{text}: {fitted.n_val} validation samples are fewer than the {needed} that --conformal needs"

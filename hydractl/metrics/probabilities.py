@@ -19,7 +19,7 @@ from hydractl.errors import InputError, NonFiniteError
 
 Floats = NDArray[np.float64]
 
-# Float64 values in one block of samples (1 MiB): larger blocks are slower, the temporaries leave the cache.
+# Float64 values in one block of samples (1 MiB): larger blocks are slower, because their temporaries leave the cache.
 BLOCK_VALUES = 1 << 17
 
 # Above this the difference of two logits can leave the range of float64.
@@ -27,7 +27,7 @@ _LARGEST_LOGIT = 1e300
 
 
 def check_shape(member_logits: np.ndarray) -> np.ndarray:
-    """Return the logits as an array, values unread.
+    """Return the logits as an array, without reading their values.
 
     Raises:
         ValueError: not [M, N, C] numbers with M >= 1 and C >= 1.
@@ -35,14 +35,15 @@ def check_shape(member_logits: np.ndarray) -> np.ndarray:
     logits = np.asarray(member_logits)
     if logits.ndim != 3 or logits.shape[0] < 1 or logits.shape[2] < 1:
         raise ValueError(f"member logits must be [members, samples, classes], got shape {logits.shape}")
-    is_number = np.issubdtype(logits.dtype, np.floating) or np.issubdtype(logits.dtype, np.integer)
-    if not is_number:
+    is_floating = np.issubdtype(logits.dtype, np.floating)
+    is_integer = np.issubdtype(logits.dtype, np.integer)
+    if not is_floating and not is_integer:
         raise ValueError(f"member logits must be floating point, got {logits.dtype}")
     return logits
 
 
 def check_logits(member_logits: np.ndarray) -> np.ndarray:
-    """Check the members' logits and return them, unchanged unless they are integers (then float64).
+    """Check the members' logits and return them, integers as float64, all others unchanged.
 
     Args:
         member_logits: [M, N, C] with M >= 1 and C >= 1, any float type.
@@ -55,34 +56,47 @@ def check_logits(member_logits: np.ndarray) -> np.ndarray:
     if np.issubdtype(logits.dtype, np.integer):
         logits = logits.astype(np.float64)
     good = _in_range(logits)  # [M, N]
-    if not good.all():
-        members, samples = np.nonzero(~good)
-        affected = np.unique(samples).size
-        raise NonFiniteError(
-            f"the logits of member {members[0]} are not finite at sample {samples[0]}"
-            f" ({affected} of {logits.shape[1]} samples are affected)",
-            hint="run with float32 (--dtype float32), or check the checkpoint's weights for NaN",
-        )
-    return logits
+    if good.all():
+        return logits
+
+    bad_members, bad_samples = np.nonzero(~good)
+    affected = np.unique(bad_samples).size
+    raise NonFiniteError(
+        f"the logits of member {bad_members[0]} are not finite at sample {bad_samples[0]}"
+        f" ({affected} of {logits.shape[1]} samples are affected)",
+        hint="run with float32 (--dtype float32), or check the checkpoint's weights for NaN",
+    )
 
 
 def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
     """Return whether all logits of a member and sample are finite and of magnitude 1e300 at most, [M, N]."""
-    # A comparison with NaN is false and numpy's max and min pass NaN on, so one test finds NaN, infinities and giants.
-    limit = min(_LARGEST_LOGIT, float(np.finfo(logits.dtype).max))
+    largest_of_dtype = float(np.finfo(logits.dtype).max)
+    limit = min(_LARGEST_LOGIT, largest_of_dtype)
+    # A comparison with NaN is false, and numpy's max and min return NaN where there is one: no value escapes the test.
     highest = logits.max(axis=2)
     lowest = logits.min(axis=2)
-    return np.asarray((highest <= limit) & (lowest >= -limit))
+    in_range = (highest <= limit) & (lowest >= -limit)
+    return np.asarray(in_range)
 
 
 def check_finite(values: np.ndarray, name: str) -> Floats:
-    """Return a vector [N] as float64, and raise NonFiniteError naming its first NaN or infinity."""
+    """Return a vector [N] as float64.
+
+    Args:
+        values: [N], any type that converts to float64.
+        name: what to call the values in a message.
+
+    Raises:
+        ValueError: not one number a sample.
+        NonFiniteError: naming the first sample whose value is NaN or infinite.
+    """
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1:
         raise ValueError(f"{name} must be one number a sample, got shape {vector.shape}")
-    good = np.isfinite(vector)
-    if not good.all():
-        raise NonFiniteError(f"{name}: not finite at sample {int(np.argmin(good))}")
+    is_finite = np.isfinite(vector)
+    if not is_finite.all():
+        first_bad = int(np.argmin(is_finite))
+        raise NonFiniteError(f"{name}: not finite at sample {first_bad}")
     return vector
 
 
@@ -97,18 +111,26 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
     are_integers = np.issubdtype(array.dtype, np.integer) or array.size == 0
     if array.shape != (samples,) or not are_integers:
         raise ValueError(f"labels must be {samples} integers, got shape {array.shape} of {array.dtype}")
-    wrong = np.flatnonzero((array < 0) | (array >= classes))
-    if wrong.size:
-        values, first, counts = np.unique(array[wrong], return_index=True, return_counts=True)
-        problems = []
-        for value, where, count in zip(values, first, counts, strict=True):
-            problems.append(f"label {value}: {count} samples, first sample {wrong[where]}")
+    is_outside = (array < 0) | (array >= classes)
+    if is_outside.any():
+        wrong_samples = np.flatnonzero(is_outside)
         raise InputError(
-            f"{wrong.size} of {samples} labels are outside the model's classes 0..{classes - 1}",
+            f"{wrong_samples.size} of {samples} labels are outside the model's classes 0..{classes - 1}",
             hint="the data must use the label order of the model (--label-map)",
-            problems=problems,
+            problems=_counts_of_labels(array, wrong_samples),
         )
     return array.astype(np.int64)
+
+
+def _counts_of_labels(labels: np.ndarray, wrong_samples: NDArray[np.int64]) -> list[str]:
+    """Say how many of some samples have each label, and which is the first of them."""
+    wrong_labels = labels[wrong_samples]
+    values, first_places, counts = np.unique(wrong_labels, return_index=True, return_counts=True)
+    first_samples = wrong_samples[first_places]
+    sentences = []
+    for index, value in enumerate(values):
+        sentences.append(f"label {value}: {counts[index]} samples, first sample {first_samples[index]}")
+    return sentences
 
 
 class Scaling(Protocol):
@@ -119,14 +141,14 @@ class Scaling(Protocol):
         """``temperature``, which keeps the order of classes, or ``vector``."""
 
     def scaled(self, log_probs: Floats) -> Floats:
-        """Return the calibrated log p of log p [n, C], up to a constant."""
+        """Return the calibrated log p [n, C] of log p [n, C], up to a constant for each sample."""
 
 
 class Block:
     """Logits of some samples, float64 [M, n, C] in C order, and what follows from them.
 
-    ``probs``, ``log_probs``, ``entropy`` and ``predicted`` are calibrated where a calibration is given; all else is of
-    the members as they are.
+    ``probs``, ``log_probs``, ``entropy`` and ``predicted`` are calibrated where a calibration is given; everything else
+    describes the members as they are.
     """
 
     def __init__(self, logits: Floats, calibration: Scaling | None = None) -> None:
@@ -137,12 +159,14 @@ class Block:
     def highest(self) -> Floats:
         """The highest logit of each member, [M, n]."""
         highest, _, _, _ = self._powers
-        return np.asarray(highest[:, :, 0], dtype=np.float64)
+        without_class_axis = highest[:, :, 0]
+        return np.asarray(without_class_axis, dtype=np.float64)
 
     @cached_property
     def votes(self) -> NDArray[np.int64]:
         """The class each member votes for, [M, n]: its highest logit, the lowest index on a tie."""
-        return np.asarray(self.logits.argmax(axis=2), dtype=np.int64)
+        highest_class = self.logits.argmax(axis=2)
+        return np.asarray(highest_class, dtype=np.int64)
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -153,8 +177,9 @@ class Block:
     def logsumexp(self) -> Floats:
         """log sum exp of each member's logits, [M, n], in nats."""
         highest, _, _, total = self._powers
-        sums = highest + np.log(total)
-        return np.asarray(sums[:, :, 0], dtype=np.float64)
+        log_sums = highest + np.log(total)  # [M, n, 1]
+        without_class_axis = log_sums[:, :, 0]
+        return np.asarray(without_class_axis, dtype=np.float64)
 
     @cached_property
     def member_probs(self) -> Floats:
@@ -176,7 +201,8 @@ class Block:
     @cached_property
     def pooled(self) -> Floats:
         """The mean over members of their softmax, [n, C]: p before calibration."""
-        return np.asarray(self.member_probs.mean(axis=0), dtype=np.float64)
+        mean_over_members = self.member_probs.mean(axis=0)
+        return np.asarray(mean_over_members, dtype=np.float64)
 
     @cached_property
     def pooled_log(self) -> Floats:
@@ -210,17 +236,21 @@ class Block:
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
         """The class of highest p, [n]; the lowest index on a tie."""
-        # A temperature changes no prediction; taken anew, rounding could decide between two classes of one probability.
-        keeps_order = self.calibration is None or self.calibration.kind != "vector"
-        probs = self.pooled if keeps_order else self.probs
-        return np.asarray(probs.argmax(axis=1), dtype=np.int64)
+        changes_order = self.calibration is not None and self.calibration.kind == "vector"
+        # A temperature changes no prediction. From its p, rounding could decide between two equally probable classes.
+        probs = self.pooled
+        if changes_order:
+            probs = self.probs
+        most_probable = probs.argmax(axis=1)
+        return np.asarray(most_probable, dtype=np.int64)
 
     @cached_property
     def entropy(self) -> Floats:
         """Entropy of p in nats, [n]."""
-        # Log p is finite, so a p that underflows to 0 adds 0; 0.0 - x avoids a negative zero.
+        # Log p is finite, so a p that underflows to 0 adds 0.
         terms = np.exp(self.log_probs) * self.log_probs
-        return np.asarray(0.0 - terms.sum(axis=1), dtype=np.float64)
+        entropy = 0.0 - terms.sum(axis=1)  # unlike -x, never a negative zero
+        return np.asarray(entropy, dtype=np.float64)
 
     @cached_property
     def mi(self) -> Floats:
@@ -236,17 +266,20 @@ class Block:
             return np.zeros(self.logits.shape[1])
         terms = self.member_powers * (self.member_log_probs - self.pooled_log)
         divergence = terms.sum(axis=2)  # of each member from the mean, [M, n]
-        return np.asarray(np.maximum(divergence.mean(axis=0), 0.0), dtype=np.float64)
+        mean_divergence = divergence.mean(axis=0)
+        not_negative = np.maximum(mean_divergence, 0.0)
+        return np.asarray(not_negative, dtype=np.float64)
 
     @cached_property
     def member_probs_of_predicted(self) -> Floats:
         """Each member's probability of the class of highest p before calibration, [M, n]."""
         predicted = self.pooled.argmax(axis=1)
-        return self.member_probs[:, np.arange(len(predicted)), predicted]
+        every_sample = np.arange(len(predicted))
+        return self.member_probs[:, every_sample, predicted]
 
 
 def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
-    """Yield which samples, and their :class:`Block`, run by run in order; one empty block when N is 0.
+    """Yield the slice of the samples in each block and their :class:`Block`, in order; one empty block when N is 0.
 
     The logits are read once, a block at a time, and checked as they are read.
 
@@ -267,25 +300,37 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
         values = np.array(logits[:, start : start + step], dtype=np.float64, order="C")
         if not _in_range(values).all():
             check_logits(logits)  # raises, and counts what is affected in the whole array
-        yield slice(start, start + values.shape[1]), Block(values, calibration)
+        stop = start + values.shape[1]
+        yield slice(start, stop), Block(values, calibration)
 
 
 def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Floats]:
-    """Make a function of one :class:`Block` -> [n, ...] one of any logits [M, N, C] -> [N, ...], checked."""
+    """Turn a function of one :class:`Block`, [n, ...], into one of logits [M, N, C], [N, ...].
+
+    The function that comes back raises what :func:`blocks` raises.
+    """
 
     @functools.wraps(function)
     def on_all_samples(member_logits: np.ndarray) -> Floats:
-        return np.concatenate([function(block) for _, block in blocks(member_logits)])
+        values_of_blocks = []
+        for _, block in blocks(member_logits):
+            values = function(block)
+            values_of_blocks.append(values)
+        return np.concatenate(values_of_blocks)
 
     return on_all_samples
 
 
 def shifted_powers(logits: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return, over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum."""
+    """Return, over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum.
+
+    The highest logit and the sum keep the last axis, of length 1.
+    """
     highest = logits.max(axis=-1, keepdims=True)
     shifted = logits - highest
     powers = np.exp(shifted)
-    return highest, shifted, powers, powers.sum(axis=-1, keepdims=True)
+    total = powers.sum(axis=-1, keepdims=True)
+    return highest, shifted, powers, total
 
 
 def softmax(logits: Floats) -> Floats:
@@ -295,24 +340,29 @@ def softmax(logits: Floats) -> Floats:
     confidence that lies on a bin edge stays on it.
     """
     _, _, powers, total = shifted_powers(logits)
-    return np.asarray(powers / total, dtype=np.float64)
+    probs = powers / total
+    return np.asarray(probs, dtype=np.float64)
 
 
 def log_softmax(logits: Floats) -> Floats:
     """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite where the softmax underflows."""
     _, shifted, _, total = shifted_powers(logits)
-    return np.asarray(shifted - np.log(total), dtype=np.float64)
+    log_probs = shifted - np.log(total)
+    return np.asarray(log_probs, dtype=np.float64)
 
 
 def pool_log_probs(log_probs: Floats) -> Floats:
     """Return log p [N, C] of the mean over members, from the members' log-probabilities [M, N, C].
 
-    logsumexp over members - log M. Equal members give their own values back, exactly.
+    It is the logsumexp over members less log M. Equal members give their own values back, exactly.
     """
-    highest = log_probs.max(axis=0)
-    total = np.exp(log_probs - highest).sum(axis=0)
-    log_mean = np.log(total) - np.log(float(len(log_probs)))  # exactly 0 where all members are equal
-    return np.asarray(highest + log_mean, dtype=np.float64)
+    members = len(log_probs)
+    highest = log_probs.max(axis=0)  # [N, C]
+    powers = np.exp(log_probs - highest)
+    total = powers.sum(axis=0)
+    log_mean = np.log(total) - np.log(float(members))  # exactly 0 where all members are equal
+    pooled = highest + log_mean
+    return np.asarray(pooled, dtype=np.float64)
 
 
 @per_sample

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, TypeVar
@@ -30,7 +29,7 @@ CONVENTIONS = {
 
 
 Names = Collection[str] | None
-"""Keys of the metrics that are taken; None for all."""
+"""Keys of the metrics that are measured; None for all."""
 
 MetricValues = dict[str, float | None]
 """Metrics by key; None where one has no value."""
@@ -61,21 +60,28 @@ class RowBlocks(DetectionBlocks):
 
 
 def _asked_for(kind: MetricKind, names: Names) -> list[Metric]:
-    """Return the metrics of a kind that are taken."""
-    return [metric for metric in metrics(kind) if names is None or metric.key in names]
+    """Return the metrics of a kind that have one of the names; all of the kind where ``names`` is None."""
+    of_kind = list(metrics(kind))
+    if names is None:
+        return of_kind
+    return [metric for metric in of_kind if metric.key in names]
 
 
 def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]:
     """Return n and the metrics of labelled ID data, by name.
 
     Returns:
-        All but n are None when there is no sample. Only n for data without labels.
+        The block of the row. All values but n are None when there is no sample. Data without labels have n alone.
     """
-    block: dict[str, Any] = {"n": len(samples)}
+    n = len(samples)
+    block: dict[str, Any] = {"n": n}
     if samples.labels is None:
         return block
     for metric in _asked_for("id", names):
-        block[metric.key] = metric(samples) if len(samples) else metric.missing
+        if n:
+            block[metric.key] = metric(samples)
+        else:
+            block[metric.key] = metric.missing
     return block
 
 
@@ -83,23 +89,30 @@ def ood_block(curve: Curve | None, names: Names = None) -> MetricValues:
     """Return the OOD metrics of one curve by name; all None without one."""
     block: MetricValues = {}
     for metric in _asked_for("ood", names):
-        block[metric.key] = None if curve is None else metric(curve)
+        if curve is None:
+            block[metric.key] = None
+        else:
+            block[metric.key] = metric(curve)
     return block
 
 
 def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricValues:
-    """Return how much the members differ on one data set, by the name of the metric."""
+    """Return how much the members differ on one data set, by the name of the metric; all None without samples."""
+    n = len(samples)
     block: MetricValues = {}
     for metric in _asked_for("diversity", names):
-        block[metric.key] = metric(samples) if len(samples) else None
+        if n:
+            block[metric.key] = metric(samples)
+        else:
+            block[metric.key] = None
     return block
 
 
 def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
-    """Return a warning of members that hardly differ on some data; None where they do.
+    """Return a warning that the members hardly differ on some data; None where they do differ.
 
     Args:
-        values: as of :func:`diversity_block`; one member has no ``disagreement``, and nothing is said.
+        values: as of :func:`diversity_block`; a single member has no ``disagreement``, and there is no warning.
         where: the data, for the warning.
     """
     mi = values.get("mi")
@@ -135,16 +148,18 @@ def group_averages(
         if group in ("near", "far"):
             blocks_by_average[f"{group}_avg"].append(block)
     averages: dict[str, MetricValues] = {}
-    for average, blocks in blocks_by_average.items():
-        averages[average] = {}
+    for average_name, blocks in blocks_by_average.items():
+        average: MetricValues = {}
         for metric in _asked_for("ood", names):
             values = [block[metric.key] for block in blocks]
-            averages[average][metric.key] = _mean(values)
+            average[metric.key] = _mean(values)
+        averages[average_name] = average
     return averages
 
 
 Curves = Mapping[str, Curve | None]
-"""By OOD data set the curve of the ID samples against it; None where either is empty, or the score says nothing."""
+"""The curve of the ID samples against each OOD data set, by its name; None where one of the two is empty, or the score
+says nothing of a single member."""
 
 
 def measured_blocks(
@@ -159,9 +174,9 @@ def measured_blocks(
     Args:
         samples: the ID samples, named ``id``, and those of each OOD data set.
         groups: "near", "far" or None for each OOD data set.
-        curves: of the OOD score that leads.
-        beside: of each score that is reported beside, by its name; ``scores`` is left out where there are none. The
-            one that leads may be among them: given the very curves that lead, it is measured once.
+        curves: those of the leading OOD score.
+        beside: those of each score that is reported beside it, by its name; ``scores`` is left out where there are
+            none. The leading score may be among them: where its curves are the same object, it is measured once.
         names: of the metrics.
     """
     leading = _detection(curves, samples, groups, names)
@@ -174,7 +189,8 @@ def measured_blocks(
         "diversity": {},
     }
     for name, samples_of_set in samples.items():
-        row["diversity"][name] = {**diversity_block(samples_of_set, names)}
+        diversity = diversity_block(samples_of_set, names)
+        row["diversity"][name] = {**diversity}
     scores: dict[str, DetectionBlocks] = {}
     for score, curves_of_score in beside.items():
         if curves_of_score is curves:
@@ -207,7 +223,7 @@ def _detection(
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowBlocks:
-    """Return ``id``, ``ood``, the averages, ``diversity`` (of each pair of members too) and ``scores`` of one model.
+    """Return ``id``, ``ood``, the averages, ``diversity`` (also of each pair of members) and ``scores`` of one model.
 
     Args:
         inside: the ID samples.
@@ -233,12 +249,12 @@ AnyCurve = TypeVar("AnyCurve")
 def for_each_set(
     make: Callable[[Floats, Floats], AnyCurve], id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
 ) -> dict[str, AnyCurve | None]:
-    """Make a curve of the ID scores [N] against the scores [K] of each OOD data set; None where a score says nothing.
+    """Make a curve of the ID scores [N] against the scores [K] of each OOD data set; None where there are no scores.
 
     Args:
-        make: makes the curve, of ID scores and OOD scores.
-        id_scores: by one OOD score.
-        ood_scores: by the same score, for each data set.
+        make: makes the curve, from ID scores and OOD scores.
+        id_scores: one OOD score of the ID samples; None where it says nothing of a single member.
+        ood_scores: the same score of the samples of each OOD data set.
     """
     curves: dict[str, AnyCurve | None] = dict.fromkeys(ood_scores)
     if id_scores is None:
@@ -252,26 +268,30 @@ def for_each_set(
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     """Return the dotted keys of the numbers that the row of one model may hold, for ``--require``."""
     sets = list(ood_sets)
+    keys = ["id.n"]
+    for metric in metrics("id"):
+        keys += [f"id.{key}" for key in metric.keys]
+
+    # The leading score stands in the row itself, the others below ``scores``.
     prefixes = [""]
     for score in scores:
         prefixes.append(f"scores.{score}.")
     groups = [f"ood.{name}" for name in sets]
     if sets:
         groups += AVERAGES
-    keys = ["id.n"]
-    for metric in metrics("id"):
-        keys += [f"id.{key}" for key in metric.keys]
-    for prefix, group, metric in itertools.product(prefixes, groups, metrics("ood")):
-        keys.append(f"{prefix}{group}.{metric.key}")
-    for prefix, name in itertools.product(prefixes, sets):
-        keys.append(f"{prefix}ood.{name}.n")
-    for name, metric in itertools.product(["id", *sets], metrics("diversity")):
-        keys.append(f"diversity.{name}.{metric.key}")
+    for prefix in prefixes:
+        for group in groups:
+            keys += [f"{prefix}{group}.{metric.key}" for metric in metrics("ood")]
+    for prefix in prefixes:
+        keys += [f"{prefix}ood.{name}.n" for name in sets]
+
+    for name in ("id", *sets):
+        keys += [f"diversity.{name}.{metric.key}" for metric in metrics("diversity")]
     return keys
 
 
 def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Return the metrics of :func:`id_block`, from logits.
+    """Return n and the metrics of :func:`id_block`, from logits.
 
     Args:
         member_logits: [M, N, C], any float type.
@@ -281,7 +301,8 @@ def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         NonFiniteError: a logit is NaN or infinite.
         InputError: a label is outside 0..C-1.
     """
-    return id_block(samples_of(member_logits, labels))
+    samples = samples_of(member_logits, labels)
+    return id_block(samples)
 
 
 def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
@@ -294,7 +315,8 @@ def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
-    return {"n": len(ood_scores), **ood_block(curve_of(id_scores, ood_scores))}
+    curve = curve_of(id_scores, ood_scores)
+    return {"n": len(ood_scores), **ood_block(curve)}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

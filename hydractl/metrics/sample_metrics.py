@@ -28,7 +28,8 @@ SHARES = (80, 90, 95)
 @metric("id", label="acc", words="accuracy", direction="higher", place=0, by_severity=True)
 def accuracy(samples: Labelled) -> float:
     """Share of samples whose most probable class (the lowest index on a tie) is the label."""
-    return samples.total("correct") / len(samples)
+    correct = samples.total("correct")
+    return correct / len(samples)
 
 
 @metric("id", label="brier", words="Brier score", direction="lower", place=2, by_severity=True)
@@ -54,9 +55,10 @@ def ece(samples: Labelled) -> float:
 
     Source: Naeini et al. 2015; Guo et al. 2017.
     """
-    # Samples that lie bin by bin, in data order within each: the sum of a bin is that of its samples alone.
+    # The samples of a bin lie side by side, in data order, so that its sum is rounded as that of its samples alone.
     binned = samples.sorted_by("bins")
-    inner_ends = np.cumsum(samples.bin_sizes)[:-1]
+    ends = np.cumsum(samples.bin_sizes)
+    inner_ends = ends[:-1]
     confidences = np.split(binned.confidence, inner_ends)
     corrects = np.split(binned.correct, inner_ends)
     return _weighted_gap(confidences, corrects, len(samples))
@@ -82,7 +84,8 @@ def aurc(samples: Labelled) -> float:
 
     Source: Geifman, Uziel and El-Yaniv 2019. Libraries that integrate the points by trapezoids differ by about 1/N.
     """
-    most_confident = np.arange(1, len(samples) + 1)  # i, their number: [N]
+    n = len(samples)
+    most_confident = np.arange(1, n + 1)  # i, their number: [N]
     error_rates = samples.errors / most_confident
     return float(error_rates.mean())
 
@@ -111,7 +114,9 @@ def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[np.ndarray],
     """
     gaps = []
     for confidence, correct in zip(confidences, corrects, strict=True):
-        gaps.append(abs(np.count_nonzero(correct) - float(confidence.sum())))
+        right_predictions = np.count_nonzero(correct)
+        summed_confidence = float(confidence.sum())
+        gaps.append(abs(right_predictions - summed_confidence))
     return float(sum(gaps) / samples)
 
 
@@ -150,15 +155,17 @@ class PairBlock(TypedDict):
 
 
 def pairs(samples: Samples) -> list[PairBlock]:
-    """Return how much each two members differ; nothing where nobody asked for pairs."""
+    """Return how much each two members differ; an empty list where pairs were not compared."""
     if not len(samples.pair_mi):
         return []
     blocks: list[PairBlock] = []
     members = range(len(samples.votes))
-    for (a, b), pair_mi in zip(combinations(members, 2), samples.pair_mi, strict=True):
+    member_pairs = list(combinations(members, 2))
+    for (a, b), pair_mi in zip(member_pairs, samples.pair_mi, strict=True):
         if not len(samples):
             blocks.append({"a": a, "b": b, "mi": None, "disagreement": None})
             continue
-        of_pair = replace(samples, votes=samples.votes[[a, b]])
-        blocks.append({"a": a, "b": b, "mi": float(pair_mi), "disagreement": disagreement(of_pair)})
+        only_these_two = replace(samples, votes=samples.votes[[a, b]])
+        pair_disagreement = disagreement(only_these_two)
+        blocks.append({"a": a, "b": b, "mi": float(pair_mi), "disagreement": pair_disagreement})
     return blocks

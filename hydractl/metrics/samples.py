@@ -32,21 +32,21 @@ class ByConfidence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The predictions of M members on N samples, as far as metrics need them.
+    """What metrics need of the predictions of M members on N samples.
 
     Attributes:
         predicted: [N], the class of highest p, the lowest index on a tie.
         confidence: [N], the highest p.
         entropy: [N], of p, in nats.
         mi: [N], mutual information of the members, in nats.
-        score: [N], the OOD score that leads, higher = more OOD; None where it says nothing of a single member.
+        score: [N], the leading OOD score, higher = more OOD; None where it says nothing of a single member.
         votes: int32 [M, N], the class each member votes for.
         pair_mi: [M(M-1)/2], mean mutual information of each two members, in the order of ``itertools.combinations``;
             empty where nobody asked for pairs.
         labels: [N], or None for data without labels; then the next two are None as well.
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
-        scores: of each OOD score that is reported beside, by its name, what ``score`` is of the one that leads.
+        scores: every OOD score that is reported beside the leading one, by name; each is like ``score``.
     """
 
     predicted: NDArray[np.int64]
@@ -67,7 +67,8 @@ class Samples:
     @property
     def member_pairs(self) -> int:
         """The number of pairs of members."""
-        return math.comb(len(self.votes), 2)
+        members = len(self.votes)
+        return math.comb(members, 2)
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
@@ -90,28 +91,34 @@ class Samples:
         return differing
 
     def mean(self, name: str) -> float:
-        """Return the mean of one of the values [N]."""
-        return float(getattr(self, name).mean())
+        """Return the mean of the attribute of this name, values [N]."""
+        values = getattr(self, name)
+        return float(values.mean())
 
     def total(self, name: str) -> int:
-        """Return the sum of one of the counts or truth values [N]."""
-        return int(getattr(self, name).sum())
+        """Return the sum of the attribute of this name, counts or truth values [N]."""
+        values = getattr(self, name)
+        return int(values.sum())
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
         """Return the samples by rising or falling confidence or by bin, ties in data order."""
         if name not in self._sorted:
             order = self.order(name)
-            self._sorted[name] = ByConfidence(self.confidence[order], self.correct[order])
+            confidence = self.confidence[order]
+            correct = self.correct[order]
+            self._sorted[name] = ByConfidence(confidence, correct)
         return self._sorted[name]
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
         """Wrong predictions among the i = 1..N most confident samples, [N]; ties stay in data order."""
-        return np.cumsum(~self.sorted_by("falling").correct, dtype=np.int64)
+        most_confident_first = self.sorted_by("falling")
+        wrong = ~most_confident_first.correct
+        return np.cumsum(wrong, dtype=np.int64)
 
     @cached_property
     def bin_sizes(self) -> NDArray[np.int64]:
-        """Samples in each bin of equal width, [BINS]."""
+        """The number of samples in each bin of equal width, [BINS]."""
         return np.bincount(self.bins, minlength=BINS)
 
     @cached_property
@@ -128,20 +135,22 @@ class Samples:
 
     @cached_property
     def _orders(self) -> dict[str, NDArray[np.int64]]:
+        """The cache of :meth:`order`, which other methods fill."""
         return {}
 
     @cached_property
     def _sorted(self) -> dict[str, ByConfidence]:
+        """The cache of :meth:`sorted_by`."""
         return {}
 
 
 class Resample:
-    """Samples drawn with replacement, as metrics take them: the same attributes as of :class:`Samples`.
+    """Samples drawn with replacement, with the attributes of :class:`Samples` that metrics need.
 
     What needs an order is sorted once, in the samples themselves, and repeated here.
 
     Args:
-        samples: what is drawn from.
+        samples: the samples to draw from.
         counts: how often each sample is drawn, int64 [N]; they add up to N.
     """
 
@@ -154,37 +163,47 @@ class Resample:
         return len(self.counts)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the values [..., N] of the samples that were drawn, those of one sample side by side."""
+        """Return an attribute [..., N] of the drawn samples, the repetitions of one sample side by side.
+
+        None where the attribute is None.
+        """
         values = getattr(self.samples, name)
         if values is None:
             return None
         return np.repeat(values, self.counts, axis=-1)
 
     def mean(self, name: str) -> float:
-        """Return the mean of one of the values [N]."""
-        total = float(self.counts @ getattr(self.samples, name))
+        """Return the mean over the drawn samples of the attribute of this name, values [N]."""
+        values = getattr(self.samples, name)
+        total = float(self.counts @ values)
         return total / len(self)
 
     def total(self, name: str) -> int:
-        """Return the sum of one of the counts or truth values [N]."""
-        return int(self.counts @ getattr(self.samples, name))
+        """Return the sum over the drawn samples of the attribute of this name, counts or truth values [N]."""
+        values = getattr(self.samples, name)
+        return int(self.counts @ values)
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
         """Return the drawn samples by rising or falling confidence or by bin, ties in data order."""
-        drawn = self.counts[self.samples.order(name)]
+        order = self.samples.order(name)
+        counts_in_order = self.counts[order]
         confidence, correct = self.samples.sorted_by(name)
-        return ByConfidence(np.repeat(confidence, drawn), np.repeat(correct, drawn))
+        drawn_confidence = np.repeat(confidence, counts_in_order)
+        drawn_correct = np.repeat(correct, counts_in_order)
+        return ByConfidence(drawn_confidence, drawn_correct)
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
         """Wrong predictions among the i = 1..N most confident samples, [N]."""
-        wrong = ~self.samples.sorted_by("falling").correct
-        drawn = self.counts[self.samples.order("falling")]
-        return np.cumsum(np.repeat(wrong, drawn), dtype=np.int64)
+        most_confident_first = self.samples.sorted_by("falling")
+        wrong = ~most_confident_first.correct
+        order = self.samples.order("falling")
+        drawn_wrong = np.repeat(wrong, self.counts[order])
+        return np.cumsum(drawn_wrong, dtype=np.int64)
 
     @property
     def bin_sizes(self) -> NDArray[np.int64]:
-        """Samples in each bin of equal width, [BINS]."""
+        """The number of drawn samples in each bin of equal width, [BINS]."""
         sizes = np.bincount(self.samples.bins, weights=self.counts, minlength=BINS)
         return sizes.astype(np.int64)
 
@@ -194,16 +213,18 @@ def bin_edges(bins: int = BINS) -> Floats:
 
     The same numbers as ``numpy.linspace(0, 1, 16)`` for 15 bins.
     """
-    return np.arange(bins + 1) / bins
+    numerators = np.arange(bins + 1)
+    return numerators / bins
 
 
 def bin_of(confidence: np.ndarray, bins: int = BINS) -> NDArray[np.int64]:
-    """Return the index 0..bins-1 of the bin [edge_k, edge_k+1) of each confidence [N]; 1 is in the last bin.
+    """Return the index 0..bins-1 of the bin [edge_k, edge_k+1) of each confidence, [N]; 1 is in the last bin.
 
-    Found by comparison with :func:`bin_edges`: ``floor(confidence * bins)`` rounds, and puts some values just below
-    an edge into the bin above it.
+    The confidences are compared with :func:`bin_edges`, because ``floor(confidence * bins)`` rounds and puts some
+    values just below an edge into the bin above it.
     """
-    return np.searchsorted(bin_edges(bins)[1:-1], confidence, side="right")
+    inner_edges = bin_edges(bins)[1:-1]
+    return np.searchsorted(inner_edges, confidence, side="right")
 
 
 def samples_of(
@@ -219,7 +240,7 @@ def samples_of(
     """Reduce member logits to :class:`Samples`, in one pass over blocks of samples, in float64.
 
     Args:
-        logits: [M, N, C], any float type; as large as you like if it is a memory map. What is kept are 40 + 4M bytes
+        logits: [M, N, C], any float type; as large as you like if it is a memory map. The result takes 40 + 4M bytes
             a sample, 24 more with labels.
         labels: [N] integers in 0..C-1.
         score: a name of :data:`hydractl.metrics.ood_scores.SCORES`.
@@ -241,8 +262,12 @@ def samples_of(
         else:
             scores[name] = _empty_score(name, shape)
     scores_beside = {name: scores[name] for name in beside}
-    checked = None if labels is None else check_labels(labels, n, classes)
-    samples = _empty(shape, checked, pairs, scores[score], scores_beside)
+    checked_labels = None
+    if labels is not None:
+        checked_labels = check_labels(labels, n, classes)
+
+    # The arrays are made first, and every block of samples fills its part of them.
+    samples = _empty(shape, checked_labels, pairs, scores[score], scores_beside)
     pair_sums = np.zeros(len(samples.pair_mi))
     for rows, block in blocks(logits, calibration):
         samples.predicted[rows] = block.predicted
@@ -261,19 +286,27 @@ def samples_of(
 
 
 def _fill_labelled(samples: Samples, rows: slice, block: Block) -> None:
-    """Fill in what is taken of labelled samples only."""
+    """Fill in, for the samples of one block, what only labelled samples have.
+
+    Raises:
+        NonFiniteError: log p of a label is not finite.
+    """
     if samples.labels is None or samples.label_log_probs is None or samples.brier_terms is None:
         return
-    at_label = np.arange(len(block.probs)), samples.labels[rows]
-    samples.label_log_probs[rows] = check_finite(block.log_probs[at_label], "log p of the label")
-    error = block.probs.copy()  # p_k - 1[y = k]
+    every_sample = np.arange(len(block.probs))
+    at_label = every_sample, samples.labels[rows]
+    label_log_probs = block.log_probs[at_label]
+    samples.label_log_probs[rows] = check_finite(label_log_probs, "log p of the label")
+    error = block.probs.copy()  # p_k - 1[y = k], [n, C]
     error[at_label] -= 1.0
-    samples.brier_terms[rows] = np.square(error, out=error).sum(axis=1)
+    squared_error = np.square(error, out=error)
+    samples.brier_terms[rows] = squared_error.sum(axis=1)
 
 
 def pair_mi(block: Block) -> Floats:
-    """Return the mutual information of each two members a < b, in the order of ``itertools.combinations``, [P, n]."""
-    probs, log_probs = block.member_powers, block.member_log_probs
+    """Return the mutual information of each two members a < b, in nats, [P, n] in ``itertools.combinations``' order."""
+    probs = block.member_powers
+    log_probs = block.member_log_probs
     members, n, _ = log_probs.shape
     if members == 2:
         return block.mi[None]
@@ -286,12 +319,13 @@ def pair_mi(block: Block) -> Floats:
         above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
         smaller = np.minimum(probs[a], probs[b])
         both_terms = (probs[a] + probs[b]) * above - smaller * apart  # the two divergences of each class, [n, C]
-        by_pair[pair] = np.maximum(both_terms.sum(axis=1) / 2, 0.0)
+        mean_divergence = both_terms.sum(axis=1) / 2
+        by_pair[pair] = np.maximum(mean_divergence, 0.0)
     return by_pair
 
 
 def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
-    """Make room for a score of [M, N, C] logits; None where it says nothing of a single member."""
+    """Return an empty array [N] for a score of logits [M, N, C]; None where it says nothing of a single member."""
     members, n, _ = shape
     if says_nothing(name, members):
         return None
@@ -305,9 +339,16 @@ def _empty(
     score: Floats | None,
     beside: Mapping[str, Floats | None],
 ) -> Samples:
-    """Make room for the samples of [M, N, C] logits."""
+    """Return the samples of logits [M, N, C] with empty arrays that are still to be filled."""
     members, n, _ = shape
-    compared_pairs = math.comb(members, 2) if pairs else 0
+    compared_pairs = 0
+    if pairs:
+        compared_pairs = math.comb(members, 2)
+    label_log_probs = None
+    brier_terms = None
+    if labels is not None:
+        label_log_probs = np.empty(n)
+        brier_terms = np.empty(n)
     return Samples(
         predicted=np.empty(n, dtype=np.int64),
         confidence=np.empty(n),
@@ -317,7 +358,7 @@ def _empty(
         votes=np.empty((members, n), dtype=np.int32),
         pair_mi=np.zeros(compared_pairs),
         labels=labels,
-        label_log_probs=None if labels is None else np.empty(n),
-        brier_terms=None if labels is None else np.empty(n),
+        label_log_probs=label_log_probs,
+        brier_terms=brier_terms,
         scores=beside,
     )

@@ -24,13 +24,14 @@ _LARGEST_VALUE = 1e300
 
 
 class ThresholdRule(NamedTuple):
-    """``ood:0.95`` or ``id:0.01``: which side the share is of, and the share, exactly as written."""
+    """A rule ``ood:0.95`` or ``id:0.01``: the data whose samples are counted, and their share, exactly as written."""
 
     side: Literal["id", "ood"]
     share: Fraction
 
     def __str__(self) -> str:
-        return f"{self.side}:{float(self.share)}"
+        share = float(self.share)
+        return f"{self.side}:{share}"
 
 
 class ThresholdEntry(TypedDict):
@@ -49,16 +50,16 @@ class ThresholdBlock(ThresholdEntry):
 
 
 def parse_rule(text: str) -> ThresholdRule:
-    """Read the rule that ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1) says.
+    """Read a rule ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1).
 
     Raises:
-        UsageError: the text says none.
+        UsageError: the text is no such rule.
     """
     side, _, number = text.partition(":")
     try:
         share = Fraction(number)
     except (ValueError, ZeroDivisionError):
-        share = Fraction(-1)  # in neither range
+        share = Fraction(-1)  # no number: in neither range, so refused below
     if side == "ood" and 0 < share <= 1:
         return ThresholdRule("ood", share)
     if side == "id" and 0 <= share < 1:
@@ -74,15 +75,25 @@ def stored_threshold(entry: Any) -> ThresholdEntry | None:
     """
     if entry is None:
         return None
-    if isinstance(entry, Mapping):
-        has_names = isinstance(entry.get("score"), str) and isinstance(entry.get("rule"), str)
-        if has_names and _is_finite_number(entry.get("value")):
-            return {"score": entry["score"], "value": entry["value"], "rule": entry["rule"]}
-    raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
+    if not _is_threshold(entry):
+        raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
+    return {"score": entry["score"], "value": entry["value"], "rule": entry["rule"]}
+
+
+def _is_threshold(entry: Any) -> bool:
+    """Return whether a value read from a file has the fields of a :class:`ThresholdEntry`."""
+    if not isinstance(entry, Mapping):
+        return False
+    if not isinstance(entry.get("score"), str):
+        return False
+    if not isinstance(entry.get("rule"), str):
+        return False
+    return _is_finite_number(entry.get("value"))
 
 
 def _is_finite_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    is_truth_value = isinstance(value, bool)  # Python's True is an int
+    if is_truth_value or not isinstance(value, (int, float)):
         return False
     return abs(value) < _LARGEST_VALUE
 
@@ -93,12 +104,14 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
     Raises:
         InputError: there is no such score.
     """
-    entry = document.get("ood_score") or document.get("threshold") or {}
+    entry = document.get("ood_score") or document.get("threshold")
+    if not entry:
+        return None
     name: str | None
     if isinstance(entry, Mapping):
         name = entry.get("score")
     else:
-        name = shown(entry)  # no such document: refused below
+        name = shown(entry)  # not of the form that is written: the name of no score
     if name is None or name in SCORES or name in ON_FEATURES:
         return name
     raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
@@ -107,14 +120,15 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
 def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
     """Return the threshold that a rule gives on the validation scores of its side, [N].
 
-    ``ood:S``: the highest score that at least the share S of the samples reach. ``id:S``: the number next above the
-    highest score that must not be flagged, the lowest threshold that at most the share S of the samples reach.
+    For ``ood:S``: the highest score that at least the share S of the samples reach. For ``id:S``: the lowest threshold
+    that at most the share S of the samples reach, the number next above the highest score that must not be flagged.
 
     Raises:
         InputError: no sample.
         NonFiniteError: a score is NaN or infinite.
     """
-    falling = np.sort(check_finite(scores, "scores"))[::-1]
+    checked = check_finite(scores, "scores")
+    falling = np.sort(checked)[::-1]
     n = len(falling)
     if not n:
         raise InputError(f"a threshold {rule} needs validation samples")
@@ -123,16 +137,22 @@ def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
         must_be_flagged = math.ceil(share_of_samples)
         return float(falling[must_be_flagged - 1])
     may_be_flagged = math.floor(share_of_samples)
-    return float(np.nextafter(falling[may_be_flagged], np.inf))
+    highest_not_flagged = falling[may_be_flagged]
+    return float(np.nextafter(highest_not_flagged, np.inf))
 
 
 def flagged(scores: np.ndarray, value: float) -> float | None:
-    """Return the share of samples with a score at or above the threshold; None without samples."""
+    """Return the share of samples [N] with a score at or above the threshold; None without samples.
+
+    Raises:
+        NonFiniteError: a score is NaN or infinite.
+    """
     checked = check_finite(scores, "scores")
-    if not len(checked):
+    n = len(checked)
+    if not n:
         return None
-    reached = int(np.count_nonzero(checked >= value))
-    return reached / len(checked)
+    is_flagged = checked >= value
+    return int(np.count_nonzero(is_flagged)) / n
 
 
 def threshold_block(
@@ -140,10 +160,13 @@ def threshold_block(
 ) -> ThresholdBlock:
     """Return the row's entry for its threshold, from the OOD scores ``[N]`` of each data set."""
     value = threshold["value"]
+    ood_flagged = {}
+    for name, scores in ood_scores.items():
+        ood_flagged[name] = flagged(scores, value)
     return {
         "score": threshold["score"],
         "value": value,
         "rule": threshold["rule"],
         "id_flagged": flagged(id_scores, value),
-        "ood_flagged": {name: flagged(scores, value) for name, scores in ood_scores.items()},
+        "ood_flagged": ood_flagged,
     }

@@ -1,7 +1,7 @@
-"""The OOD scores on features: each is one declaration, how it is fitted on training data and taken of samples.
+"""The OOD scores on features: each is declared with a function that fits it to training data and one that computes it.
 
-Both are about one member; the score of an ensemble is the mean over its members. All arithmetic is float64, but for the
-training of a network.
+Both functions see one member; the score of an ensemble is the mean over its members. All arithmetic is float64, except
+for the training of a network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 
 Statistics = Mapping[str, Floats]
-"""What a score has been fitted to, by name."""
+"""The arrays that a score keeps of the training data, by name."""
 
 Score = Callable[[Statistics, Floats, Floats], Floats]
 
@@ -51,8 +51,8 @@ class FeatureScore:
     """One score.
 
     Attributes:
-        fit: from training data to what is kept of them.
-        score: of what was kept, features [n, D] and logits [n, C] in float64: float64 [n].
+        fit: computes from training data what the score keeps of them.
+        score: computes the scores, float64 [n], from what was kept, features [n, D] and logits [n, C] in float64.
         convention: the sentence that defines it.
     """
 
@@ -70,7 +70,8 @@ def _declare(name: str, convention: str, fit: Callable[[MemberTraining], Statist
     assert name in ON_FEATURES
 
     def declare(score: Score) -> Score:
-        FEATURE_SCORES[name] = FeatureScore(fit, score, f"OOD score: {convention}; mean over members.")
+        sentence = f"OOD score: {convention}; mean over members."
+        FEATURE_SCORES[name] = FeatureScore(fit, score, sentence)
         return score
 
     return declare
@@ -82,34 +83,44 @@ def _declare(name: str, convention: str, fit: Callable[[MemberTraining], Statist
 def _whitening(centred: Floats) -> Floats:
     """Return the root of the pseudo-inverse of the covariance of centred features [N, D]: [D, r], r its rank.
 
-    Directions in which the features spread by no more than rounding in float32 are left out, as a norm in front of the
-    classifier, or fewer samples than features, leave some without any spread.
+    Directions in which the features spread by no more than rounding in float32 are left out: a norm in front of the
+    classifier, or fewer samples than features, leaves some directions without any spread.
+
+    Raises:
+        InputError: the features do not spread in any direction.
     """
     covariance = centred.T @ centred / len(centred)
-    values, vectors = np.linalg.eigh(covariance)  # by rising eigenvalues
-    largest = values[-1]
-    rounding = largest * len(values) * _EPSILON**2
-    kept = values > rounding
-    if not kept.any() or largest <= 0:
+    eigenvalues, eigenvectors = np.linalg.eigh(covariance)  # rising; [D] and [D, D]
+    largest = eigenvalues[-1]
+    rounding = largest * len(eigenvalues) * _EPSILON**2
+    exceeds_rounding = eigenvalues > rounding
+    if not exceeds_rounding.any() or largest <= 0:
         raise InputError("the features of --train are the same for every sample", hint="give more training data")
-    return np.asarray(vectors[:, kept] / np.sqrt(values[kept]))
+    directions = eigenvectors[:, exceeds_rounding]
+    deviations = np.sqrt(eigenvalues[exceeds_rounding])
+    return np.asarray(directions / deviations)
 
 
 def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
-    """Return what classes of one covariance are described by.
+    """Describe the classes as Gaussians that share one covariance.
 
     Returns:
         ``centre`` of all features, [D]; ``whitening`` of the covariance within classes, [D, r]; the whitened ``means``
         of the classes, [K, r].
     """
     assert data.labels is not None  # checked when --train is opened
-    centre = data.features.mean(axis=0)
+    centre = data.features.mean(axis=0)  # [D]
+
     _, class_of_sample, class_sizes = np.unique(data.labels, return_inverse=True, return_counts=True)
-    means = np.zeros((len(class_sizes), data.features.shape[1]))  # [K, D]
+    dimensions = data.features.shape[1]
+    means = np.zeros((len(class_sizes), dimensions))  # [K, D]
     np.add.at(means, class_of_sample, data.features)
     means /= class_sizes[:, None]
-    whitening = _whitening(data.features - means[class_of_sample])
-    return {"centre": centre, "whitening": whitening, "means": (means - centre) @ whitening}
+
+    within_classes = data.features - means[class_of_sample]  # [N, D]
+    whitening = _whitening(within_classes)
+    whitened_means = (means - centre) @ whitening
+    return {"centre": centre, "whitening": whitening, "means": whitened_means}
 
 
 @_declare("mahalanobis", "squared Mahalanobis distance to the nearest class mean", _fit_mahalanobis)
@@ -119,23 +130,27 @@ def _mahalanobis(fitted: Statistics, features: Floats, logits: Floats) -> Floats
     means = fitted["means"]  # [K, r]
     squared_lengths = np.square(means).sum(axis=1)
     distances = _squared_distances(whitened, means, squared_lengths)  # [n, K]
-    return np.asarray(distances.min(axis=1))
+    nearest = distances.min(axis=1)
+    return np.asarray(nearest)
 
 
 def _squared_distances(points: Floats, others: Floats, squared_lengths: Floats) -> Floats:
     """Return the squared distances [n, K] of points [n, D] from others [K, D], whose squared lengths are known, [K].
 
-    Computed as |a|^2 - 2 a b + |b|^2: the differences [n, K, D] would be too much at once.
+    They are computed as |a|^2 - 2 a b + |b|^2, because the differences [n, K, D] would need too much memory.
     """
-    squared_lengths_of_points = np.square(points).sum(axis=1)
+    squares = np.square(points)
+    squared_lengths_of_points = squares.sum(axis=1)
     twice_products = 2 * points @ others.T  # [n, K]
-    return np.asarray(squared_lengths_of_points[:, None] - twice_products + squared_lengths)
+    squared_distances = squared_lengths_of_points[:, None] - twice_products + squared_lengths
+    return np.asarray(squared_distances)
 
 
 def _fit_rmd(data: MemberTraining) -> dict[str, Floats]:
-    """Return what :func:`_fit_mahalanobis` does, and the whitening of all features, ``background`` [D, r]."""
+    """Return the arrays of :func:`_fit_mahalanobis`, and ``background`` [D, r], the whitening of all features."""
     fitted = _fit_mahalanobis(data)
-    background = _whitening(data.features - fitted["centre"])
+    centred = data.features - fitted["centre"]
+    background = _whitening(centred)
     return {**fitted, "background": background}
 
 
@@ -143,49 +158,67 @@ def _fit_rmd(data: MemberTraining) -> dict[str, Floats]:
 def _rmd(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Ren et al. 2021, equation 3."""
     whitened = (features - fitted["centre"]) @ fitted["background"]  # [n, r]
-    to_mean_of_all = np.square(whitened).sum(axis=1)
+    squares = np.square(whitened)
+    to_mean_of_all = squares.sum(axis=1)
     to_nearest_class = _mahalanobis(fitted, features, logits)
-    return np.asarray(to_nearest_class - to_mean_of_all)
+    difference = to_nearest_class - to_mean_of_all
+    return np.asarray(difference)
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
 
 def unit(features: Floats) -> Floats:
-    """Return features [N, D] scaled to length 1; those of length 0 stay so."""
+    """Return features [N, D] scaled to length 1; those of length 0 remain 0."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.maximum(lengths, 1e-12)
+    positive_lengths = np.maximum(lengths, 1e-12)
+    return features / positive_lengths
 
 
 def _fit_knn(data: MemberTraining) -> Statistics:
-    """Return the training features of length 1 as ``bank`` [N, D], their ``squares`` [N], and ``k`` [1]."""
+    """Keep the training features for the search.
+
+    Returns:
+        ``bank``, the features scaled to length 1, [N, D]; ``squares``, their squared lengths after rounding, [N]; ``k``
+        [1].
+
+    Raises:
+        InputError: there are fewer than k training samples.
+    """
     if len(data.features) < data.neighbours:
         raise InputError(
             f"knn looks for the nearest neighbour {data.neighbours}, and --train has {len(data.features)} samples",
             hint="give more training data, or a smaller --knn-k",
         )
-    bank = unit(data.features).astype(np.float32).astype(np.float64)  # half as large in a file
+    # Rounded to float32, which takes half the space in a file, before the lengths are computed.
+    rounded = unit(data.features).astype(np.float32)
+    bank = rounded.astype(np.float64)
     squared_lengths = np.square(bank).sum(axis=1)
-    return {"bank": bank, "squares": squared_lengths, "k": np.array([float(data.neighbours)])}
+    k = np.array([float(data.neighbours)])
+    return {"bank": bank, "squares": squared_lengths, "k": k}
 
 
 @_declare("knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn)
 def _knn(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2022, section 3."""
-    place = int(fitted["k"][0]) - 1
+    k = int(fitted["k"][0])
     squared_distances = _squared_distances(unit(features), fitted["bank"], fitted["squares"])  # [n, N]
-    of_neighbour = np.partition(squared_distances, place, axis=1)[:, place]
-    return np.asarray(np.sqrt(np.maximum(of_neighbour, 0.0)))  # rounding makes some of them negative
+    partitioned = np.partition(squared_distances, k - 1, axis=1)
+    to_neighbour = partitioned[:, k - 1]  # squared, [n]
+    not_negative = np.maximum(to_neighbour, 0.0)  # rounding makes some of them negative
+    return np.asarray(np.sqrt(not_negative))
 
 
 # --- the classifier ---------------------------------------------------------------------------------------------------
 
 
 def _energy(logits: Floats) -> Floats:
-    """Return -logsumexp of logits [n, C], [n]."""
+    """Return the energy, -logsumexp, of logits [n, C], [n]."""
     highest = logits.max(axis=1)
-    powers = np.exp(logits - highest[:, None])
-    return np.asarray(-highest - np.log(powers.sum(axis=1)))
+    shifted = logits - highest[:, None]
+    total = np.exp(shifted).sum(axis=1)
+    energy = -highest - np.log(total)
+    return np.asarray(energy)
 
 
 def _energy_of_classified(fitted: Statistics, features: Floats) -> Floats:
@@ -195,7 +228,10 @@ def _energy_of_classified(fitted: Statistics, features: Floats) -> Floats:
 
 
 def _principal_dimensions(features: int) -> int:
-    """Return the dimensions of the principal space of ViM: those of the paper, and half of few as its authors do."""
+    """Return the number of dimensions of ViM's principal space for so many features.
+
+    1000 and 512 are those of the paper; its authors take half of the features where there are fewer.
+    """
     if features > 1500:
         return 1000
     if features >= 768:
@@ -204,30 +240,39 @@ def _principal_dimensions(features: int) -> int:
 
 
 def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
-    """Return the space outside the principal one, and what scales a length in it to a logit.
+    """Fit the residual space, which is orthogonal to the principal space, and the factor that makes a length a logit.
 
     Returns:
-        ``origin``, the features whose logits are all 0, [D]; ``residual``, the space outside, [D, r]; ``alpha`` [1].
+        ``origin``, the features whose logits are all 0, [D]; ``residual``, a basis of the residual space, [D, r];
+        ``alpha``, the factor, [1].
+
+    Raises:
+        InputError: the training features have no part in the residual space.
     """
     origin = -np.linalg.pinv(data.weight) @ data.bias
-    shifted = data.features - origin
+    shifted = data.features - origin  # [N, D]
     second_moments = shifted.T @ shifted / len(shifted)  # [D, D]
-    _, vectors = np.linalg.eigh(second_moments)  # by rising eigenvalues: the residual space comes first
-    dimensions = len(vectors)
-    residual = vectors[:, : dimensions - _principal_dimensions(dimensions)]
+
+    _, eigenvectors = np.linalg.eigh(second_moments)  # by rising eigenvalues: the residual space comes first
+    dimensions = len(eigenvectors)
+    residual_dimensions = dimensions - _principal_dimensions(dimensions)
+    residual = eigenvectors[:, :residual_dimensions]
+
     lengths = np.linalg.norm(shifted @ residual, axis=1)
     if not lengths.any():
         raise InputError("the features of --train have no residual for vim", hint="give more training data")
-    alpha = data.highest.mean() / lengths.mean()  # scales a length to a logit
+    alpha = data.highest.mean() / lengths.mean()
     return {"origin": origin, "residual": residual, "alpha": np.array([alpha])}
 
 
 @_declare("vim", "length of the features outside their principal space, scaled to a logit, plus the energy", _fit_vim)
 def _vim(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Wang et al. 2022, sections 4.2 and 4.3, before the softmax that keeps the order."""
-    outside = (features - fitted["origin"]) @ fitted["residual"]  # [n, r]
-    virtual_logit = np.linalg.norm(outside, axis=1) * fitted["alpha"][0]
-    return np.asarray(virtual_logit + _energy(logits))
+    """Source: Wang et al. 2022, sections 4.2 and 4.3, without their softmax, which would not change the order."""
+    residual = (features - fitted["origin"]) @ fitted["residual"]  # [n, r]
+    lengths = np.linalg.norm(residual, axis=1)
+    virtual_logit = lengths * fitted["alpha"][0]
+    scores = virtual_logit + _energy(logits)
+    return np.asarray(scores)
 
 
 def _classifier(data: MemberTraining) -> dict[str, Floats]:
@@ -235,7 +280,7 @@ def _classifier(data: MemberTraining) -> dict[str, Floats]:
 
 
 def _fit_react(data: MemberTraining) -> Statistics:
-    """Return the classifier, and the quantile of all training features at which they are clipped, ``clip`` [1]."""
+    """Return the classifier, and ``clip`` [1], the quantile of all training features at which features are clipped."""
     clip = np.quantile(data.features, REACT_CLIP)
     return {**_classifier(data), "clip": np.array([clip])}
 
@@ -245,30 +290,40 @@ def _fit_react(data: MemberTraining) -> Statistics:
 )
 def _react(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2021, section 3."""
-    clipped = np.minimum(features, fitted["clip"][0])
+    highest_value = fitted["clip"][0]
+    clipped = np.minimum(features, highest_value)
     return _energy_of_classified(fitted, clipped)
 
 
 @_declare("ash", "energy of the logits of the highest 35 % of the features, scaled by ASH-S", _classifier)
 def _ash(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Djurisic et al. 2023, algorithm 3 (ASH-S), with 65 % pruned; of equal features the first are kept."""
+    # Keep the highest features of each sample, and set the others to 0.
     dimensions = features.shape[1]
     kept = dimensions - round(dimensions * ASH_PRUNED)
-    places = np.argsort(-features, axis=1, kind="stable")[:, :kept]  # of the highest features, [n, kept]
+    falling = np.argsort(-features, axis=1, kind="stable")
+    places = falling[:, :kept]  # of the highest features, [n, kept]
     highest = np.take_along_axis(features, places, axis=1)
     pruned = np.zeros_like(features)
     np.put_along_axis(pruned, places, highest, axis=1)
-    scale = np.exp(features.sum(axis=1) / pruned.sum(axis=1))
-    return _energy_of_classified(fitted, pruned * scale[:, None])
+
+    # Scale what is kept by the part of the sum that was lost.
+    sums_before = features.sum(axis=1)
+    sums_after = pruned.sum(axis=1)
+    scale = np.exp(sums_before / sums_after)
+    scaled = pruned * scale[:, None]
+    return _energy_of_classified(fitted, scaled)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def _fit_vilu(data: MemberTraining) -> Statistics:
-    """Return the network trained on the features, of which the classifier's weight holds those of the class texts."""
+    """Return the trained network; the rows of the classifier's weight are the features of the class texts."""
     assert data.labels is not None  # checked when --train is opened
-    return fit_vilu(unit(data.features), data.labels, unit(data.weight))
+    images = unit(data.features)
+    texts = unit(data.weight)
+    return fit_vilu(images, data.labels, texts)
 
 
 @_declare("vilu", "probability that the prediction is wrong, by a network on image and class texts (ViLU)", _fit_vilu)

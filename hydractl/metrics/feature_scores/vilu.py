@@ -21,13 +21,14 @@ from hydractl.metrics.probabilities import Floats
 HIDDEN = (512, 256, 128)
 """Widths of the hidden layers."""
 
+# The training: about 15 epochs, at least 300 steps.
 _FEWEST_STEPS = 300
 _EPOCHS = 15
 _BATCH = 256
 _PEAK_LEARNING_RATE = 1e-3
 _WEIGHT_DECAY = 1e-2
-_MOST_ROWS = 10_000
-"""Samples whose products with all class texts are taken at once."""
+_MOST_SAMPLES = 10_000
+"""About the largest number of samples whose products with all class texts are computed at once."""
 
 
 def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) -> Tensor:
@@ -45,13 +46,17 @@ def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) 
     # Scaled so that their coordinates have a mean square of 1, as layers expect it.
     features = root * features
     texts = root * texts
-    asked = features @ weights["query"].T @ weights["key"]  # [n, D]; the attention logits are its products with texts
-    attention = torch.softmax(asked @ texts.T / root, dim=1)  # [n, C]
+    # The attention of each image to all texts. The key projection is applied to the queries, not to the texts.
+    queries = features @ weights["query"].T @ weights["key"]  # [n, D]
+    attention = torch.softmax(queries @ texts.T / root, dim=1)  # [n, C]
     attended = attention @ texts @ weights["value"].T  # [n, D]
-    predicted = (features @ texts.T).argmax(dim=1)  # [n]
+
+    similarities = features @ texts.T  # [n, C]
+    predicted = similarities.argmax(dim=1)  # [n]
     state = torch.cat([features, attended, texts[predicted]], dim=1)  # [n, 3 D]
     for layer in range(len(HIDDEN)):
-        state = torch.relu(F.linear(state, weights[f"weight.{layer}"], weights[f"bias.{layer}"]))
+        linear = F.linear(state, weights[f"weight.{layer}"], weights[f"bias.{layer}"])
+        state = torch.relu(linear)
     last = len(HIDDEN)
     logits = F.linear(state, weights[f"weight.{last}"], weights[f"bias.{last}"])  # [n, 1]
     return logits.squeeze(1)
@@ -61,33 +66,40 @@ def fit_vilu(features: Floats, labels: NDArray[np.int64], texts: Floats) -> dict
     """Train the network on samples whose labels are known, from a fixed seed.
 
     Args:
-        features, texts: as of :func:`vilu_logits`.
+        features, texts: as for :func:`vilu_logits`.
         labels: ``[n]``.
 
     Returns:
-        Weights and ``texts`` for :func:`vilu_score`; where all predictions are right, or all are wrong, there is
-        nothing to tell apart: ``constant``, the share of wrong ones.
+        Weights and ``texts`` for :func:`vilu_score`. Where all predictions are right, or all are wrong, there is
+        nothing to learn: ``constant`` alone, the share of wrong predictions.
     """
     wrong = _predictions(features, texts) != labels
-    if wrong.all() or not wrong.any():
-        return {"constant": np.array([wrong.mean()])}
+    all_alike = wrong.all() or not wrong.any()
+    if all_alike:
+        share = wrong.mean()
+        return {"constant": np.array([share])}
+    fitted = {}
     # The caller may be in inference mode, whose tensors cannot be trained.
     with torch.inference_mode(False), torch.enable_grad():
         weights = _trained(_as_float32(features), _as_float32(texts), _as_float32(wrong))
-        fitted = {name: tensor.detach().double().numpy() for name, tensor in weights.items()}
+        for name, tensor in weights.items():
+            fitted[name] = tensor.detach().double().numpy()
     return {**fitted, "texts": texts}
 
 
 def _as_float32(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values.astype(np.float32))
+    copied = values.astype(np.float32)
+    return torch.from_numpy(copied)
 
 
 def _predictions(features: Floats, texts: Floats) -> NDArray[np.int64]:
     """Return the class of the nearest text of each sample, ``[n]``."""
+    parts = 1 + len(features) // _MOST_SAMPLES
     classes = []
-    for part in np.array_split(features, 1 + len(features) // _MOST_ROWS):
-        similarities = part @ texts.T
-        classes.append(similarities.argmax(axis=1))
+    for some_features in np.array_split(features, parts):
+        similarities = some_features @ texts.T
+        nearest = similarities.argmax(axis=1)
+        classes.append(nearest)
     return np.concatenate(classes)
 
 
@@ -95,14 +107,15 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor) -> dict[str, Tensor
     """Return the weights that minimise the cross-entropy, in which errors weigh more where they are rare.
 
     Args:
-        features, texts: as of :func:`vilu_logits`.
+        features, texts: as for :func:`vilu_logits`, float32.
         wrong: ``[n]``, 1 where the prediction is wrong, else 0.
     """
     generator = torch.Generator().manual_seed(0)
-    weights = _drawn(features.shape[1], generator)
-    error_weight = torch.log1p((1 - wrong).sum() / wrong.sum())
+    samples, width = features.shape
+    weights = _drawn(width, generator)
+    right_for_each_wrong = (1 - wrong).sum() / wrong.sum()
+    error_weight = torch.log1p(right_for_each_wrong)
     optimizer = torch.optim.AdamW(weights.values(), lr=_PEAK_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-    samples = len(features)
     batch_size = min(_BATCH, samples)
     steps = max(_FEWEST_STEPS, _EPOCHS * samples // _BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -122,35 +135,47 @@ def _drawn(width: int, generator: torch.Generator) -> dict[str, Tensor]:
 
     The attention starts as that of the zero-shot classifier: drawn at random, it would take far more data to learn that
     an image is to be compared with texts.
+
+    Args:
+        width: D, of the features.
+        generator: of the draw.
     """
-    drawn = {name: torch.eye(width) for name in ("query", "key", "value")}
+    weights = {}
+    for name in ("query", "key", "value"):
+        weights[name] = torch.eye(width)
     widths = (3 * width, *HIDDEN, 1)
     for layer, (inputs, outputs) in enumerate(pairwise(widths)):
-        drawn[f"weight.{layer}"] = _uniform((outputs, inputs), inputs, generator)
-        drawn[f"bias.{layer}"] = _uniform((outputs,), inputs, generator)
-    for tensor in drawn.values():
+        weights[f"weight.{layer}"] = _uniform((outputs, inputs), inputs, generator)
+        weights[f"bias.{layer}"] = _uniform((outputs,), inputs, generator)
+    for tensor in weights.values():
         tensor.requires_grad_()
-    return drawn
+    return weights
 
 
 def _uniform(shape: tuple[int, ...], inputs: int, generator: torch.Generator) -> Tensor:
-    within_one = 2 * torch.rand(shape, generator=generator) - 1
-    return within_one / math.sqrt(inputs)
+    """Draw a tensor of a shape, uniform within 1 / √(inputs) on both sides of 0."""
+    from_0_to_1 = torch.rand(shape, generator=generator)
+    within_1 = 2 * from_0_to_1 - 1
+    return within_1 / math.sqrt(inputs)
 
 
 def vilu_score(fitted: Mapping[str, Floats], features: Floats) -> Floats:
     """Return the probability ``[n]`` that the prediction for features ``[n, D]`` is wrong, in float64.
 
     Raises:
-        LookupError, ValueError: what was fitted is not whole, or of other shapes.
+        LookupError: a part of what was fitted is missing.
+        ValueError: what was fitted is of other shapes.
     """
     if "constant" in fitted:
-        return np.full(len(features), float(fitted["constant"][0]))
-    weights = {name: torch.from_numpy(part) for name, part in fitted.items()}
+        constant = float(fitted["constant"][0])
+        return np.full(len(features), constant)
+    weights = {}
+    for name, values in fitted.items():
+        weights[name] = torch.from_numpy(values)
     texts = weights.pop("texts")
     try:
         with torch.no_grad():
             logits = vilu_logits(weights, torch.from_numpy(features), texts)
             return np.asarray(logits.sigmoid())
-    except RuntimeError as error:  # torch's word for shapes that do not match
+    except RuntimeError as error:  # torch raises this where shapes do not match
         raise ValueError(str(error)) from None
