@@ -334,10 +334,10 @@ class RunningModel(LogitsProvider):
 
         Args:
             data: the training data.
-            val: what a penalty is chosen on; None for the default.
+            val: the validation data that a penalty is chosen on; None for the default penalty.
 
         Raises:
-            InputError: they are too few, or have no sample of some class.
+            InputError: if the training data are too few, or have no sample of some class.
         """
         classifier = self._answering
         assert isinstance(classifier, ProbeClassifier)  # only where --probe is given
@@ -348,17 +348,20 @@ class RunningModel(LogitsProvider):
         self.probe = classifier.probe
 
     def _readouts(self, data: EvalSet) -> Readouts:
-        """Return the features that each member makes of a labelled set."""
+        """Return the features that each member computes from a labelled set."""
         rows: list[int] = []
-        of_batches: list[list[Floats]] = []
+        features_by_batch: list[list[Floats]] = []
         with torch.inference_mode():
             for batch_rows, inputs in self._inputs(data):
                 rows += batch_rows
-                features = member_features(self.loaded(), inputs)
-                of_batches.append([of_member.cpu().double().numpy() for of_member in features])
+                batch_features = []
+                for features in member_features(self.loaded(), inputs):
+                    batch_features.append(features.cpu().double().numpy())
+                features_by_batch.append(batch_features)
+
+        features_by_member = [np.concatenate(batches) for batches in zip(*features_by_batch, strict=True)]
         assert data.labels is not None  # it was opened with need_labels
-        of_members = [np.concatenate(parts) for parts in zip(*of_batches, strict=True)]
-        return Readouts(data, data.labels[rows], of_members)
+        return Readouts(data, data.labels[rows], features_by_member)
 
 
 def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
@@ -373,17 +376,18 @@ def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[
 
 
 def fitted_on_of(detector: Detector) -> ScoreDataEntry | None:
-    """Return the training data that scores were fitted to, as documents hold them; None where none were needed."""
+    """Return the training data that scores were fitted to, as documents hold them; None if they needed none."""
     if not detector.fitted_on:
         return None
     return cast("ScoreDataEntry", dict(detector.fitted_on))
 
 
 def _conventions(description: Description) -> Asking:
-    """Return at how many tokens a model cuts a text, and with which templates it is asked, where that applies."""
+    """Return the number of tokens at which a model cuts texts, and the templates of its prompts, if it has these."""
     conventions: Asking = {}
-    if description.preprocess.get("max_length") is not None:
-        conventions["max_length"] = description.preprocess["max_length"]
+    max_length = description.preprocess.get("max_length")
+    if max_length is not None:
+        conventions["max_length"] = max_length
     if description.prompt is not None:
         conventions["prompt"] = list(description.prompt)
     return conventions
