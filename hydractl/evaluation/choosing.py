@@ -19,9 +19,10 @@ from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood import auroc, curve_of
 from hydractl.metrics.ood_scores import says_nothing
+from hydractl.metrics.samples import Samples
 
 NEAR_TIE = 0.005
-"""Mean AUROCs that differ by less count as equal: the score that is named first is taken."""
+"""Scores whose mean AUROCs differ by less than this count as equally good: the one that is named first is taken."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,14 @@ class ComparedScore:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen.
+    """Everything that was chosen for one model.
 
     Attributes:
         fitted: the calibration, threshold and prediction sets.
-        score: the OOD score that leads.
-        compared: by name, what was found of each of several scores; empty for one.
-        near_ties: further scores that are as good.
-        warnings: of scores that learned nothing.
+        score: the leading OOD score.
+        compared: the comparison of the scores, by name; empty if there was only one.
+        near_ties: further scores that are as good as the leading one.
+        warnings: the warnings of scores that are constant on the training data.
     """
 
     fitted: RowFit
@@ -56,32 +57,40 @@ def choose_for(
 ) -> Choice:
     """Choose everything that the options ask for, on validation data alone.
 
-    The temperature comes first, as the samples that scores are compared on are calibrated; then the score; and last the
-    threshold, which is one of that score.
+    The temperature comes first, as scores are compared on calibrated samples; then the score; and last the threshold,
+    which is a value of that score.
 
     Args:
-        model: the row.
+        model: the model.
         sets: the validation sets, and the training data of scores on features.
         options: what is asked for.
-        features: keeps the features of the training data; None for none.
-        log: hears of the progress.
+        features: the file that keeps the features of the training data; None to keep none.
+        log: shows the progress.
 
     Raises:
-        InputError: no score tells anything of the model, or a set has no sample that can be read.
+        InputError: if all scores are constant for the model, or a set has no sample that can be read.
     """
+    # The scores on features are fitted to the training data.
     scores = row_scores(model, options)
     warnings: list[str] = []
     if scores.on_features:
-        training = next(iter(of_role(sets, TRAIN)), None)
+        training_sets = of_role(sets, TRAIN)
+        training = None
+        if training_sets:
+            training = training_sets[0]
         model.fit_scores(scores.on_features, training, options.fit.knn_k, features)
         if model.detector is not None:
             for name in model.detector.constant:
                 warnings.append(f"{model.name}: {name} is constant on the training data")
+
+    # A single score leaves nothing to compare.
     validation = [dataset for dataset in sets if dataset.role != TRAIN]
     read = _KeptReading(Reading(model, validation, None, log))
     if not scores.beside:
         fitted = fit_on_validation(model, sets, options.fit, scores, read)
         return Choice(fitted, scores.leading, warnings=warnings)
+
+    # Calibration, score, threshold.
     without_threshold = replace(options.fit, threshold=None)
     calibration = _calibration_of(model, sets, without_threshold, scores, read)
     compared = _compared(model, sets, scores, calibration, read)
@@ -93,7 +102,9 @@ def choose_for(
 def _calibration_of(
     model: RunningModel, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: LogitsReader
 ) -> Calibration | None:
-    fitted = fit_on_validation(model, sets, options, RowScores(scores.leading), read)
+    """Return the calibration that is fitted on the validation data; None if none is asked for."""
+    leading_alone = RowScores(scores.leading)
+    fitted = fit_on_validation(model, sets, options, leading_alone, read)
     return fitted.calibration
 
 
@@ -104,41 +115,50 @@ def _compared(
     calibration: Calibration | None,
     read: LogitsReader,
 ) -> dict[str, ComparedScore]:
-    """Return how well each score tells the OOD validation sets from the validation data, in the order given."""
-    samples = {}
-    for dataset in [*of_role(sets, VAL), *of_role(sets, OOD_VAL)]:
+    """Return how well each score separates the OOD validation sets from the validation data, in the order given."""
+
+    def samples_of_set(dataset: EvalSet) -> Samples:
         gathered = gather(read(dataset), dataset, model.name, scores=scores, calibration=calibration, pairs=False)
-        samples[dataset.role, dataset.name] = gathered.samples
+        return gathered.samples
+
+    inside = {dataset.name: samples_of_set(dataset) for dataset in of_role(sets, VAL)}
+    outside = {dataset.name: samples_of_set(dataset) for dataset in of_role(sets, OOD_VAL)}
     compared = {}
     for name in scores.beside:
         if says_nothing(name, model.members):
             compared[name] = ComparedScore(None, {})
-            continue
-        inside_scores = samples[VAL, "val"].scores[name]
-        by_set = {}
-        for (role, set_name), outside in samples.items():
-            if role == VAL:
-                continue
-            outside_scores = outside.scores[name]
-            if inside_scores is None or outside_scores is None:
-                continue
-            curve = curve_of(inside_scores, outside_scores)
-            if curve is not None:
-                by_set[set_name] = auroc(curve)
-        mean = None
-        if by_set:
-            mean = sum(by_set.values()) / len(by_set)
-        compared[name] = ComparedScore(mean, by_set)
+        else:
+            compared[name] = _compared_score(name, inside["val"], outside)
     return compared
+
+
+def _compared_score(name: str, inside: Samples, outside: Mapping[str, Samples]) -> ComparedScore:
+    """Return the AUROC of one score on each OOD validation set, where there is one, and their mean."""
+    inside_scores = inside.scores[name]
+    by_set = {}
+    for set_name, samples in outside.items():
+        outside_scores = samples.scores[name]
+        if inside_scores is None or outside_scores is None:
+            continue
+        curve = curve_of(inside_scores, outside_scores)
+        if curve is not None:
+            by_set[set_name] = auroc(curve)
+    mean = None
+    if by_set:
+        mean = sum(by_set.values()) / len(by_set)
+    return ComparedScore(mean, by_set)
 
 
 def _best_first(compared: Mapping[str, ComparedScore], model: str) -> list[str]:
     """Return the scores that are as good as the best one, in the order given: the first one is taken.
 
     Raises:
-        InputError: all are constant.
+        InputError: if all are constant.
     """
-    means = {name: score.mean for name, score in compared.items() if score.mean is not None}
+    means = {}
+    for name, score in compared.items():
+        if score.mean is not None:
+            means[name] = score.mean
     if not means:
         raise InputError(f"no OOD score tells anything of {model}: {', '.join(compared)} are constant")
     best = max(means.values())
@@ -146,7 +166,7 @@ def _best_first(compared: Mapping[str, ComparedScore], model: str) -> list[str]:
 
 
 class _KeptReading:
-    """A reader that keeps what it has read, so that the model runs once on each set."""
+    """A reader that keeps all logits it has read, so that the model runs once on each set."""
 
     def __init__(self, read: LogitsReader) -> None:
         self._read = read

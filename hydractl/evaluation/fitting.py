@@ -28,12 +28,12 @@ class RowFit:
     """The calibration, threshold and prediction sets that one row is measured with.
 
     Attributes:
-        calibration: of the averaged prediction, None for none.
-        fitted_on: the validation set that the calibration was fitted on, as it stands in the row.
+        calibration: the calibration of the averaged prediction; None for none.
+        fitted_on: the validation set that the calibration was fitted on, as the row records it.
         stored: whether the calibration is that of the checkpoint.
-        threshold: None for none.
-        conformal: what makes prediction sets, None for none.
-        validation: the predictions, not calibrated, that all this was fitted to; None where nothing was.
+        threshold: the threshold of the OOD score; None for none.
+        conformal: the fit that makes prediction sets; None for none.
+        validation: the uncalibrated predictions that all this was fitted to; None if nothing was fitted.
     """
 
     calibration: Calibration | None = None
@@ -44,7 +44,7 @@ class RowFit:
     validation: Samples | None = None
 
     def calibration_record(self) -> CalibrationRecord | None:
-        """Return the calibration as the row has it; None without one."""
+        """Return the calibration as the row records it; None without one."""
         if self.calibration is None:
             return None
         fitted_on = None
@@ -62,11 +62,12 @@ class RowFit:
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """Return validation sets that are given for nothing: nothing is fitted on them, and no predictions keep them."""
+    """Return the validation sets that are not used: nothing is fitted on them, and no predictions file keeps them."""
     if options.keep_logits:
         return []
     unused = []
-    if not options.fit.needs_val and options.fit.probe != "linear":
+    is_linear_probe = options.fit.probe == "linear"  # its penalty is chosen on validation data
+    if not options.fit.needs_val and not is_linear_probe:
         unused += of_role(sets, VAL)
     if not options.fit.needs_ood_val:
         unused += of_role(sets, OOD_VAL)
@@ -79,18 +80,19 @@ def fit_on_validation(
     """Fit everything that the options ask for: the calibration first, as threshold and prediction sets depend on it.
 
     Args:
-        model: the row.
+        model: the model of the row.
         sets: all data sets.
         options: what is asked for.
-        scores: the OOD scores of the row; the threshold is one of the score that leads.
-        read: gives the logits of a data set.
+        scores: the OOD scores of the row; the threshold is a value of the leading one.
+        read: returns the logits of a data set.
     """
-    return _RowFitting(model, sets, options, scores.leading, read).fitted()
+    fitting = _RowFitting(model, sets, options, scores.leading, read)
+    return fitting.fitted()
 
 
 @dataclass(frozen=True)
 class _Validation:
-    """The ID validation set: its logits ``[M, N, C]``, labels ``[N]``, and what metrics take of uncalibrated logits."""
+    """The ID validation set: its logits ``[M, N, C]``, labels ``[N]``, and samples from uncalibrated logits."""
 
     source: EvalSet
     logits: npt.NDArray[Any]
@@ -109,10 +111,12 @@ class _RowFitting:
         self._options = options
         self._score = score
         self._read = read
-        self._validation = self._read_validation() if options.needs_val else None
+        self._validation: _Validation | None = None
+        if options.needs_val:
+            self._validation = self._read_validation()
 
     def fitted(self) -> RowFit:
-        """Return everything."""
+        """Return all the fits that the options ask for."""
         calibrated = self._calibrated()
         validation_samples = None
         if self._validation is not None:
@@ -127,68 +131,94 @@ class _RowFitting:
         )
 
     def _read_validation(self) -> _Validation:
-        (val,) = of_role(self._sets, VAL)  # the settings hold it
+        """Return the ID validation set, whose logits are read now."""
+        (val,) = of_role(self._sets, VAL)  # the settings require it
+        scores = RowScores(self._score)
         logits = Logits()
-        gathered = gather(
-            self._read(val), val, self._model.name, scores=RowScores(self._score), pairs=False, sinks=[logits]
-        )
+        gathered = gather(self._read(val), val, self._model.name, scores=scores, pairs=False, sinks=[logits])
         assert val.labels is not None  # opened with need_labels
-        return _Validation(val, logits.logits(), val.labels[gathered.rows], gathered.samples)
+        labels = val.labels[gathered.rows]
+        return _Validation(val, logits.logits(), labels, gathered.samples)
 
     def _calibrated(self) -> RowFit:
-        """Return the calibration: that of the file, none, the one that is given, or one that is fitted now."""
+        """Return the calibration alone: that of the file, none, the one that is given, or one that is fitted now."""
         requested = self._options.temperature_of(self._model.name)
         if requested is None:
             stored = self._model.stored
-            return RowFit(stored.calibration, stored.fitted_on, stored=stored.calibration is not None)
+            has_calibration = stored.calibration is not None
+            return RowFit(stored.calibration, stored.fitted_on, stored=has_calibration)
         if requested == "none":
             return RowFit()
-        if requested not in ("fit", "vector"):
-            return RowFit(Calibration.of_temperature(float(requested)))
+        is_number = requested not in ("fit", "vector")
+        if is_number:
+            calibration = Calibration.of_temperature(float(requested))
+            return RowFit(calibration)
+
         validation = self._validation
         assert validation is not None
-        kind = "temperature" if requested == "fit" else "vector"
-        calibration = fit_calibration(kind, pooled_log_probs(validation.logits), validation.labels)
+        log_probs = pooled_log_probs(validation.logits)  # [N, C]
+        if requested == "vector":
+            calibration = fit_calibration("vector", log_probs, validation.labels)
+        else:
+            calibration = fit_calibration("temperature", log_probs, validation.labels)
         return RowFit(calibration, validation.source.to_json())
 
     def _threshold(self, calibration: Calibration | None) -> ThresholdEntry | None:
-        """Return the threshold: that of the file, the one that is given, or one that is chosen now."""
-        rule = self._options.threshold
-        if rule is None:
+        """Return the threshold: that of the file, the one that is given, or one that is chosen now.
+
+        None if there is none, or if the score is constant for the model.
+        """
+        requested = self._options.threshold
+        if requested is None:
             return self._stored_threshold()
         if says_nothing(self._score, self._model.members):
             return None
-        if ":" not in rule:
-            return {"score": self._score, "value": float(rule), "rule": "given"}
-        parsed = parse_rule(rule)
-        value = choose_threshold(parsed, self._validation_scores(parsed, calibration))
-        return {"score": self._score, "value": value, "rule": str(parsed)}
+        is_number = ":" not in requested
+        if is_number:
+            return {"score": self._score, "value": float(requested), "rule": "given"}
+
+        rule = parse_rule(requested)
+        scores = self._validation_scores(rule, calibration)
+        value = choose_threshold(rule, scores)
+        return {"score": self._score, "value": value, "rule": str(rule)}
 
     def _stored_threshold(self) -> ThresholdEntry | None:
-        """Return the threshold of the file; of another score, or of other probabilities, it would say nothing here."""
+        """Return the threshold of the file; None if it is for another score, or for other probabilities."""
         stored = self._model.stored.threshold
-        if stored is None or stored["score"] != self._score:
+        if stored is None:
             return None
-        if self._options.temperature_of(self._model.name) is not None:
+        if stored["score"] != self._score:
+            return None
+        is_recalibrated = self._options.temperature_of(self._model.name) is not None
+        if is_recalibrated:
             return None
         return stored
 
     def _validation_scores(self, rule: ThresholdRule, calibration: Calibration | None) -> Floats:
-        """Return the OOD scores of the samples that a rule looks at, ``[N]``."""
+        """Return the OOD scores ``[N]`` of the validation samples on the side of a rule: all OOD ones, or the ID ones.
+
+        Args:
+            rule: the rule.
+            calibration: the calibration of the predictions that are scored.
+        """
+        samples_by_set = []
         if rule.side == "ood":
-            samples = [self._outside(dataset, calibration) for dataset in of_role(self._sets, OOD_VAL)]
+            for dataset in of_role(self._sets, OOD_VAL):
+                samples_by_set.append(self._outside(dataset, calibration))
         else:
-            samples = [self._inside(calibration)]
-        return np.concatenate([part.score for part in samples if part.score is not None])
+            samples_by_set.append(self._inside(calibration))
+        scores = [samples.score for samples in samples_by_set if samples.score is not None]
+        return np.concatenate(scores)
 
     def _inside(self, calibration: Calibration | None) -> Samples:
         """Return the ID validation samples, calibrated."""
         validation = self._validation
         assert validation is not None
-        given: dict[str, Floats] = {}
+        # Scores on features do not depend on the calibration: they are those that were read.
+        feature_scores: dict[str, Floats] = {}
         if self._score in ON_FEATURES and validation.samples.score is not None:
-            given[self._score] = validation.samples.score
-        return samples_of(validation.logits, score=self._score, fitted_scores=given, calibration=calibration)
+            feature_scores[self._score] = validation.samples.score
+        return samples_of(validation.logits, score=self._score, fitted_scores=feature_scores, calibration=calibration)
 
     def _outside(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
         """Return the samples of one OOD validation set, calibrated."""
@@ -199,6 +229,7 @@ class _RowFitting:
         return gathered.samples
 
     def _conformal(self, calibration: Calibration | None) -> Conformal | None:
+        """Return the fit of prediction sets on the ID validation data; None if none are asked for."""
         alpha = self._options.conformal
         if alpha is None:
             return None

@@ -44,9 +44,9 @@ class DataOptions:
         seed: draws them of a set sorted by class.
         on_bad: what to do with samples that cannot be read.
         label_map: file of an object from labels of the data to labels of the model.
-        corruptions, severities: of ``test``, measured as well.
-        photographs: the folder of those of frost, where it is among the corruptions.
-        allow_seen: whether samples may be tested on that something was chosen on.
+        corruptions, severities: the corruptions of ``test`` that are measured as well, each at every severity.
+        photographs: the folder of photographs for the corruption frost; None without it.
+        allow_seen: whether samples that something was chosen on may be test data.
     """
 
     test: str | None
@@ -78,9 +78,9 @@ class RowScores:
 
     @property
     def on_features(self) -> list[str]:
-        """Those that are taken of features."""
-        each_once = dict.fromkeys([self.leading, *self.beside])
-        return [name for name in each_once if name in ON_FEATURES]
+        """The scores among them that are computed from features, each once."""
+        names_once = dict.fromkeys([self.leading, *self.beside])
+        return [name for name in names_once if name in ON_FEATURES]
 
 
 MSP = RowScores("msp")
@@ -91,9 +91,9 @@ class ScoreOptions:
     """The OOD scores of all rows.
 
     Attributes:
-        names: of all rows, the first one leads; empty: what a checkpoint holds, else ``msp``.
-        of_rows: the score that leads in the row of a name instead.
-        every: whether all there are were asked for, so that those that say nothing of a row are left out.
+        names: the scores of all rows, the leading one first; empty for the score of the checkpoint, else ``msp``.
+        of_rows: another leading score for single rows, by the name of the row.
+        every: whether all scores were asked for, so that a row leaves out those that it cannot have.
     """
 
     names: Sequence[str] = ()
@@ -110,27 +110,32 @@ class ScoreOptions:
         """The scores that some row may report beside the one that leads."""
         if len(self.names) < 2:
             return []
-        return list(dict.fromkeys([*self.names, *self.of_rows.values()]))
+        names_once = dict.fromkeys([*self.names, *self.of_rows.values()])
+        return list(names_once)
 
     def of(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
         """Return the scores of one row.
 
         Args:
-            name: of the row.
-            members: how many it has.
-            stored: the score that its file holds.
-            on_features: the scores on features that can be had of it.
+            name: the name of the row.
+            members: how many members its model has.
+            stored: the score that its file holds; None for a file without one.
+            on_features: the scores on features that its model can have.
         """
         leading = self._leading(name, stored)
         if len(self.names) < 2:
             return RowScores(leading)
+
         beside = []
         for score in self.names:
-            is_idle = says_nothing(score, members) or (score in ON_FEATURES and score not in on_features)
-            if not (self.every and is_idle):
-                beside.append(score)
+            is_constant = says_nothing(score, members)
+            lacks_features = score in ON_FEATURES and score not in on_features
+            if self.every and (is_constant or lacks_features):
+                continue
+            beside.append(score)
         beside.append(leading)
-        return RowScores(leading, tuple(dict.fromkeys(beside)))
+        names_once = dict.fromkeys(beside)
+        return RowScores(leading, tuple(names_once))
 
     def _leading(self, name: str, stored: str | None) -> str:
         """Return the score that leads in one row: its own, else that of all rows, else that of its file."""
@@ -178,12 +183,16 @@ class FitOptions:
     @property
     def needs_val(self) -> bool:
         """Whether something is fitted on the ID validation data."""
-        return self.fits_calibration or self.conformal is not None or (self.threshold or "").startswith("id:")
+        if self.fits_calibration:
+            return True
+        if self.conformal is not None:
+            return True
+        return self.threshold is not None and self.threshold.startswith("id:")
 
     @property
     def needs_ood_val(self) -> bool:
         """Whether something is fitted on the OOD validation data."""
-        return (self.threshold or "").startswith("ood:")
+        return self.threshold is not None and self.threshold.startswith("ood:")
 
 
 @dataclass(frozen=True)
@@ -193,11 +202,11 @@ class EvalOptions:
     Attributes:
         run: how models run.
         data: the data sets.
-        fit: what is fitted on validation data.
-        bootstrap: resamples for intervals; 0 for none.
-        seed: of the resamples.
+        fit: the options of what is fitted on validation data.
+        bootstrap: the number of resamples for intervals; 0 for no intervals.
+        seed: the seed of the resamples.
         keep_logits: whether the logits of all data sets are kept in predictions files.
-        resume: whether to go on with unfinished ones.
+        resume: whether to continue unfinished predictions files.
         reuse: predictions files to read logits from.
     """
 

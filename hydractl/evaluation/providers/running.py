@@ -44,13 +44,13 @@ class RunningModel(LogitsProvider):
 
     Attributes:
         argument: the MODEL of the command.
-        options: how it runs.
-        reused: predictions of it that were made before.
+        options: the options of running it.
+        reused: its predictions that were made before.
 
     Args:
-        fit: what is fitted for it.
-        log: hears of what it reads.
-        probed: names (None: they have none) and number of the classes of a probe; None without one.
+        fit: the options of what is fitted for it.
+        log: tells what it reads.
+        probed: the names of the classes of a probe (None if they have no names) and their number; None without one.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class RunningModel(LogitsProvider):
         probed: tuple[Sequence[str] | None, int] | None = None,
     ) -> None:
         answering = _answering(options, fit, probed)
-        self.argument = replace(argument, sources=[answering.prepared(source) for source in argument.sources])
+        prepared = [answering.prepared(source) for source in argument.sources]
+        self.argument = replace(argument, sources=prepared)
         self.options = options
         self.reused: list[PredictedModel] = []
         self._log = log
@@ -74,9 +75,11 @@ class RunningModel(LogitsProvider):
         self.name = argument.name
         self.labels, self.classes = answering.classes_of(self.argument)
         self.reads = first.reads
-        self.members = answering.passes * sum(len(description.masks) for description in descriptions)
+        members_in_a_pass = sum(len(description.masks) for description in descriptions)
+        self.members = answering.passes * members_in_a_pass
         self.mc_dropout = answering.mc_dropout
-        self.zero_shot = probed is None and len(set(self._towers().values())) > 1
+        towers = set(self._towers().values())
+        self.zero_shot = probed is None and len(towers) > 1
         self.heads = self._heads(descriptions)
         self.cost = self._cost()
         self.training = trainings_of(descriptions)
@@ -90,54 +93,67 @@ class RunningModel(LogitsProvider):
     # --- what is known before it runs ---------------------------------------------------------------------------------
 
     def _towers(self) -> dict[str, str]:
-        """Return the tower of each attention layer, by its path."""
-        return {site.path: site.tower for site in self.argument.sources[0].sites}
+        """Return the tower of each attention layer, by the path of the layer."""
+        first_source = self.argument.sources[0]
+        return {site.path: site.tower for site in first_source.sites}
 
     def _heads(self, descriptions: Sequence[Description]) -> list[PredictedSiteRecord]:
-        """Return the heads that each member keeps at each site; nothing where the members have different sites."""
+        """Return the heads that each member keeps at each site; an empty list if the members differ in their sites."""
         masks: list[HeadMask] = []
         for description in descriptions:
             masks += description.masks
-        if any(mask.heads != masks[0].heads for mask in masks):
+        heads_by_site = masks[0].heads
+        if any(mask.heads != heads_by_site for mask in masks):
             return []
+
         towers = self._towers()
-        heads = []
-        for path, count in masks[0].heads.items():
-            kept = [list(mask.kept[path]) for mask in masks]
-            heads.append(PredictedSiteRecord(site=path, tower=towers[path], heads=count, kept=kept))
-        return heads
+        sites = []
+        for path, count in heads_by_site.items():
+            kept_by_member = [list(mask.kept[path]) for mask in masks]
+            sites.append(PredictedSiteRecord(site=path, tower=towers[path], heads=count, kept=kept_by_member))
+        return sites
 
     def _cost(self) -> CostRecord:
-        """Return what one sample costs, all passes together."""
+        """Return the cost of one sample, all passes together."""
         whole_last_block = self.options.whole_last_block
-        counts = []
-        work = 0
+        counts = []  # of the parameters of each source: all, those that are not zero
+        params = 0
+        macs_of_a_pass = 0
         for source in self.argument.sources:
-            counts.append((parameters(source.tensors), source.description.params_nonzero))
-            work += macs(source.description, source.tensors, whole_last_block=whole_last_block)
+            count = parameters(source.tensors)
+            counts.append((count, source.description.params_nonzero))
+            params += count
+            macs_of_a_pass += macs(source.description, source.tensors, whole_last_block=whole_last_block)
+
+        nonzero = total_nonzero(counts)
+        first_description = self.argument.sources[0].description
         return CostRecord(
-            params=sum(count for count, _ in counts),
-            params_nonzero=total_nonzero(counts).get("params_nonzero"),
-            macs=self._answering.passes * work,
-            single_macs=dense_macs(self.argument.sources[0].description, whole_last_block=whole_last_block),
+            params=params,
+            params_nonzero=nonzero.get("params_nonzero"),
+            macs=self._answering.passes * macs_of_a_pass,
+            single_macs=dense_macs(first_description, whole_last_block=whole_last_block),
         )
 
     def _answers_as_its_file(self) -> bool:
         """Return whether its predictions are those for which its file may hold a calibration or a cascade."""
-        return len(self.argument.sources) == 1 and self._answering.unlike_file is None
+        is_one_file = len(self.argument.sources) == 1
+        return is_one_file and self._answering.unlike_file is None
 
     def _stored(self, fit: FitOptions) -> StoredFit:
-        """Return what the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
+        """Return the fit that the checkpoint holds; an empty one, with a warning, if it is for other predictions."""
         extras = [source.description.extra for source in self.argument.sources]
         if self._answers_as_its_file():
             return StoredFit.of(extras[0], self.name)
-        warn_of_left_out(self.name, extras, fit, self._log, self._answering.unlike_file or "of one model alone")
+        reason = self._answering.unlike_file or "of one model alone"
+        warn_of_left_out(self.name, extras, fit, self._log, reason)
         return StoredFit()
 
     def _cascade(self, description: Description) -> CascadeRecord | None:
-        """Return the checkpoint's cascade; None where it was fitted for other predictions."""
+        """Return the checkpoint's cascade; None if it has none, or if it was fitted for other predictions."""
         cascade = stored_cascade(description.extra.get("cascade"), self.members)
-        if cascade is None or not self._answers_as_its_file():
+        if cascade is None:
+            return None
+        if not self._answers_as_its_file():
             return None
         tensors = self.argument.sources[0].tensors
         costs = staged_macs(description, tensors, whole_last_block=self.options.whole_last_block)
@@ -152,11 +168,11 @@ class RunningModel(LogitsProvider):
 
     @property
     def sha256(self) -> str | list[str]:
-        """SHA-256 of its files, which are hashed now."""
+        """The SHA-256 of its files, which are hashed when it is asked for."""
         return self.argument.sha256
 
     def decisive(self) -> DecisiveRecord:
-        """Return what decides the logits: predictions of other values are of no use."""
+        """Return the settings that decide the logits: predictions made with others cannot be reused."""
         return DecisiveRecord(
             prompt=self.conventions.get("prompt"),
             max_length=self.conventions.get("max_length"),
@@ -175,24 +191,31 @@ class RunningModel(LogitsProvider):
         """Return the first of ``--reuse`` that has the set and the scores on features of this command, or None.
 
         Raises:
-            InputError: they were made with other settings.
+            InputError: if these were made with other settings.
         """
-        scores = set() if self.detector is None else set(self.detector.names)
+        needed_scores: set[str] = set()
+        if self.detector is not None:
+            needed_scores.update(self.detector.names)
         for predictions in self.reused:
-            if predictions.has(dataset) and scores <= set(predictions.on_features):
+            if not predictions.has(dataset):
+                continue
+            if needed_scores.issubset(predictions.on_features):
                 predictions.check_made_with(self._made_with())
                 return predictions
         return None
 
     def _made_with(self) -> dict[str, Any]:
-        """Return the entries that predictions of it must have in their header."""
-        wanted: dict[str, Any] = {"labels": None if self.labels is None else list(self.labels)}
+        """Return the entries that predictions of this model must have in their header."""
+        wanted: dict[str, Any] = {"labels": None}
+        if self.labels is not None:
+            wanted["labels"] = list(self.labels)
         if self.detector is not None:
             wanted["fitted_on"] = fitted_on_of(self.detector)
-        return {**wanted, **self.decisive().to_json()}
+        wanted.update(self.decisive().to_json())
+        return wanted
 
     def loaded(self) -> Runnable:
-        """Return the model with its weights read, which is done once."""
+        """Return the model with its weights, which are read once."""
         if self._model is not None:
             return self._model
         options = self.options
@@ -205,23 +228,27 @@ class RunningModel(LogitsProvider):
         return model
 
     def _parameter(self) -> torch.nn.Parameter:
-        """Return one of its weights, which says on which device and in which format it runs."""
-        return next(self.loaded().parameters())
+        """Return one of its weights, which tells the device and the format that it runs in."""
+        model = self.loaded()
+        return next(model.parameters())
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Run the model."""
+        """Run the model, and yield the logits of each batch; ``rows`` are some samples in an order, None for all."""
         parameter = self._parameter()
-        # Narrower formats than float32 are for running: their logits are kept and measured as float32.
-        kept_dtype = torch.float64 if self.options.dtype == "float64" else torch.float32
+        # Formats narrower than float32 are only for running: their logits are kept and measured as float32.
+        kept_dtype = torch.float32
+        if self.options.dtype == "float64":
+            kept_dtype = torch.float64
         with torch.inference_mode():
             for batch in self._batches_of(dataset, rows):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 place = BatchPlace(dataset.fingerprint, batch.indices[0])
                 logits, scores = self._answering.outputs(inputs, place, self.detector)
-                yield LogitsBatch(batch.indices, logits.to("cpu", kept_dtype).numpy(), scores)
+                kept_logits = logits.to("cpu", kept_dtype)
+                yield LogitsBatch(batch.indices, kept_logits.numpy(), scores)
 
     def _batches_of(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
-        """Return a data set as the model reads it; ``rows`` are some samples in an order."""
+        """Return the batches of a data set as the model reads it; ``rows`` are some samples in an order."""
         description = self.argument.sources[0].description
         preprocess = {"family": description.family, **description.preprocess}
         collate = self.loaded().preprocess
@@ -230,13 +257,14 @@ class RunningModel(LogitsProvider):
         )
 
     def _inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yield the rows and the inputs of what something is fitted on, with progress."""
+        """Yield the rows and the inputs of the batches that something is fitted on, and show progress."""
         if data is None or data.dataset is None:
             return
         parameter = self._parameter()
         with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
             for batch in self._batches_of(data):
-                yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
+                inputs = move(batch.inputs, parameter.device, parameter.dtype)
+                yield batch.indices, inputs
                 progress.advance(len(batch.indices))
 
     def release(self) -> None:
@@ -250,19 +278,25 @@ class RunningModel(LogitsProvider):
     def fit_scores(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
     ) -> None:
-        """Fit OOD scores on features, where there are training data; take what the checkpoint holds where not."""
-        stored = models_of(self.loaded())[0].detector if data is None else None
+        """Fit OOD scores on features to the training data; without these, take the scores that the checkpoint holds."""
+        stored = None
+        if data is None:
+            stored = models_of(self.loaded())[0].detector
         if stored is None:
             self.detector = self._fitted_detector(names, data, neighbours, kept)
             return
+
+        # Some scores need no training data: they can be had although the checkpoint lacks them.
         missing = [name for name in names if name not in stored.names]
         if missing:
-            stored = stored.with_scores(self._fitted_detector(missing, data, neighbours, kept))
+            added = self._fitted_detector(missing, data, neighbours, kept)
+            stored = stored.with_scores(added)
         self.detector = stored
 
     def _fitted_detector(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
     ) -> Detector:
+        """Return the scores of these names, fitted to the features of a probe if there is one, else of the members."""
         fitted_on: ScoreDataEntry | dict[str, Any] = {}
         labels = None
         if data is not None:
@@ -277,7 +311,7 @@ class RunningModel(LogitsProvider):
             return fit_detector(names, models, features, labels, neighbours, fitted_on)
 
     def _training_features(self, data: EvalSet | None, kept: FeaturesFile | None) -> TrainingFeatures:
-        """Return what the members make of training data: from the file that keeps it, or by running them."""
+        """Return the members' features of training data, from the file that keeps them or by running the members."""
         models = models_of(self.loaded())
         if data is None or kept is None:
             return read_training(models, self._inputs(data))
@@ -288,9 +322,10 @@ class RunningModel(LogitsProvider):
             self._log.info(f"{self.name}: its features of --train are those in {kept.path}")
             return kept_features
         features = read_training(models, self._inputs(data))
-        # Samples that cannot be read are counted and listed where they are tried: a file without them would hide them
-        # from the next run.
-        if len(features.rows) == len(data):
+        # Samples that cannot be read are counted and listed when a run tries to read them: a file of features without
+        # them would hide them from the next run.
+        all_were_read = len(features.rows) == len(data)
+        if all_were_read:
             kept.write(features, made_with)
         return features
 
@@ -299,10 +334,10 @@ class RunningModel(LogitsProvider):
 
         Args:
             data: the training data.
-            val: what a penalty is chosen on; None for the default.
+            val: the validation data that a penalty is chosen on; None for the default penalty.
 
         Raises:
-            InputError: they are too few, or have no sample of some class.
+            InputError: if the training data are too few, or have no sample of some class.
         """
         classifier = self._answering
         assert isinstance(classifier, ProbeClassifier)  # only where --probe is given
@@ -313,17 +348,20 @@ class RunningModel(LogitsProvider):
         self.probe = classifier.probe
 
     def _readouts(self, data: EvalSet) -> Readouts:
-        """Return the features that each member makes of a labelled set."""
+        """Return the features that each member computes from a labelled set."""
         rows: list[int] = []
-        of_batches: list[list[Floats]] = []
+        features_by_batch: list[list[Floats]] = []
         with torch.inference_mode():
             for batch_rows, inputs in self._inputs(data):
                 rows += batch_rows
-                features = member_features(self.loaded(), inputs)
-                of_batches.append([of_member.cpu().double().numpy() for of_member in features])
+                batch_features = []
+                for features in member_features(self.loaded(), inputs):
+                    batch_features.append(features.cpu().double().numpy())
+                features_by_batch.append(batch_features)
+
+        features_by_member = [np.concatenate(batches) for batches in zip(*features_by_batch, strict=True)]
         assert data.labels is not None  # it was opened with need_labels
-        of_members = [np.concatenate(parts) for parts in zip(*of_batches, strict=True)]
-        return Readouts(data, data.labels[rows], of_members)
+        return Readouts(data, data.labels[rows], features_by_member)
 
 
 def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
@@ -338,17 +376,18 @@ def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[
 
 
 def fitted_on_of(detector: Detector) -> ScoreDataEntry | None:
-    """Return the training data that scores were fitted to, as documents hold them; None where none were needed."""
+    """Return the training data that scores were fitted to, as documents hold them; None if they needed none."""
     if not detector.fitted_on:
         return None
     return cast("ScoreDataEntry", dict(detector.fitted_on))
 
 
 def _conventions(description: Description) -> Asking:
-    """Return at how many tokens a model cuts a text, and with which templates it is asked, where that applies."""
+    """Return the number of tokens at which a model cuts texts, and the templates of its prompts, if it has these."""
     conventions: Asking = {}
-    if description.preprocess.get("max_length") is not None:
-        conventions["max_length"] = description.preprocess["max_length"]
+    max_length = description.preprocess.get("max_length")
+    if max_length is not None:
+        conventions["max_length"] = max_length
     if description.prompt is not None:
         conventions["prompt"] = list(description.prompt)
     return conventions
