@@ -73,15 +73,15 @@ class Calibration:
         """Return whether there are as many scales and biases as the kind has."""
         scales = len(self.scale)
         biases = len(self.bias)
+        if self.kind not in CALIBRATION_KINDS:  # as a file may say
+            return False
         if self.kind == "temperature":
             return scales == 1 and biases == 0
-        if self.kind == "vector":
-            return scales >= 1 and biases == scales
-        return False
+        return scales >= 1 and biases == scales
 
     def _has_usable_numbers(self) -> bool:
         """Return whether all scales and biases are finite and not larger than any fit needs."""
-        numbers = np.array(self.scale + self.bias)
+        numbers = np.array([*self.scale, *self.bias])
         if not np.isfinite(numbers).all():
             return False
         largest = np.abs(numbers).max()
