@@ -398,8 +398,9 @@ def test_the_snippets_of_the_page(exported: Export, tmp_path: Path, monkeypatch:
     hydractl.calibrate(TINY, val=labelled, temperature="fit", threshold="id:0.5", output="best.st")
     in_hydractl: dict[str, Any] = {}
     exec(with_hydractl, in_hydractl)
-    assert in_hydractl["probabilities"].shape == (1, 3)
-    assert in_hydractl["score"].shape == in_hydractl["flagged"].shape == (1,)
+    answer = in_hydractl["answer"]
+    assert answer.probabilities.shape == (1, 3)
+    assert answer.ood_score.shape == answer.is_ood.shape == (1,)
     scopes: list[dict[str, Any]] = [{}, {}, {}]
     exec(image_onnx, scopes[0])
     exec(image_pt2, scopes[2])
