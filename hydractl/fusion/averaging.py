@@ -143,7 +143,10 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
     squared_sizes = np.zeros(len(sources))
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
-        pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
+        pieces = []
+        for source in sources:
+            piece = read_piece(source.tensors, name, start, stop)
+            pieces.append(piece.double())
         weights = torch.stack(pieces)  # [M, elements]
         squared_sizes += weights.square().sum(1).numpy()
         are_equal = all(torch.equal(pieces[0], other) for other in pieces[1:])
@@ -224,7 +227,8 @@ def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
         logits: ``[M, B, classes]``.
         labels: ``[B]``.
     """
-    samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
+    logits_on_cpu = logits.float().cpu()
+    samples = samples_of(logits_on_cpu.numpy(), labels, pairs=False)
     is_correct = samples.votes == labels  # [M, B]
     correct_of_members = is_correct.sum(1).tolist()
     correct_together = samples.total("correct")

@@ -67,13 +67,9 @@ def all_heads(sites: Iterable[Site]) -> list[Head]:
     """List every head of the given sites, in model order: the order of ties everywhere in hydractl."""
     heads: list[Head] = []
     for site in sites:
-        heads += _heads_of(site.path, range(site.heads))
+        for number in range(site.heads):
+            heads.append((site.path, number))
     return heads
-
-
-def _heads_of(path: str, numbers: Iterable[int]) -> list[Head]:
-    """Return the heads of one site that have these numbers."""
-    return [(path, number) for number in numbers]
 
 
 class SiteDocument(TypedDict):
@@ -155,7 +151,8 @@ class HeadMask:
         """All kept heads in model order."""
         kept: list[Head] = []
         for path, numbers in self.kept.items():
-            kept += _heads_of(path, numbers)
+            for number in numbers:
+                kept.append((path, number))
         return kept
 
     @property
@@ -164,15 +161,17 @@ class HeadMask:
         removed: list[Head] = []
         for path, count in self.heads.items():
             kept = set(self.kept[path])
-            removed_numbers = [number for number in range(count) if number not in kept]
-            removed += _heads_of(path, removed_numbers)
+            for number in range(count):
+                if number not in kept:
+                    removed.append((path, number))
         return removed
 
     @property
     def is_full(self) -> bool:
         """Whether nothing has been removed."""
-        pruned_sites = [path for path, count in self.heads.items() if len(self.kept[path]) != count]
-        return not pruned_sites
+        heads_before = sum(self.heads.values())
+        heads_kept = sum(self.counts())
+        return heads_kept == heads_before
 
     def counts(self) -> list[int]:
         """Return the number of kept heads per site, in model order."""
@@ -401,7 +400,9 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
             scores[site.path] = _check_scores(values, site, problems)
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
-    info = {key: value for key, value in document.items() if key not in ("schema", "sites")}
+
+    info = dict(document)
+    del info["schema"], info["sites"]
     return HeadScores(scores, info)
 
 
@@ -469,23 +470,25 @@ def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list
     Raises:
         InputError: listing every problem.
     """
-    counts = {site.path: site.heads for site in sites}
+    heads_of_site = {site.path: site.heads for site in sites}
     problems: list[str] = []
     removed: list[Head] = []
     for number, step in enumerate(steps, start=1):
-        site: Any = None
+        path: Any = None
         head: Any = None
         if isinstance(step, Mapping):
-            site = step.get("site")
+            path = step.get("site")
             head = step.get("head")
-        if not isinstance(site, str) or site not in counts:
-            problems.append(f"step {number}: unknown site {shown(site)}")
-        elif not _is_index(head) or not 0 <= head < counts[site]:
-            problems.append(f"step {number}: head {shown(head)} of {site} is outside 0..{counts[site] - 1}")
-        elif (site, head) in removed:
-            problems.append(f"step {number}: head {head} of {site} is removed twice")
+        if not isinstance(path, str) or path not in heads_of_site:
+            problems.append(f"step {number}: unknown site {shown(path)}")
+            continue
+        count = heads_of_site[path]
+        if not _is_index(head) or not 0 <= head < count:
+            problems.append(f"step {number}: head {shown(head)} of {path} is outside 0..{count - 1}")
+        elif (path, head) in removed:
+            problems.append(f"step {number}: head {head} of {path} is removed twice")
         else:
-            removed.append((site, head))
+            removed.append((path, head))
     if problems:
         raise InputError(f"circuit {origin} does not fit the model", problems=problems)
     return removed

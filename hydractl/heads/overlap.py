@@ -77,8 +77,10 @@ def _overlap(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
 
 def _heads_by_site(heads: Iterable[Head]) -> Counter[str]:
     """Return the number of heads at each site that has any."""
-    sites = [site for site, _ in heads]
-    return Counter(sites)
+    counts: Counter[str] = Counter()
+    for site, _ in heads:
+        counts[site] += 1
+    return counts
 
 
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:

@@ -221,7 +221,8 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
     values_in_rounds = {}
     for key, terms in terms_by_key.items():
         values[key] = float(terms.mean())
-        values_in_rounds[key] = counts @ terms / len(inside)
+        sums = counts @ terms  # [R]
+        values_in_rounds[key] = sums / len(inside)
     return Resampled(values, values_in_rounds)
 
 
@@ -391,10 +392,11 @@ class _ResampledCurves:
 
 def _drawn(curves: Mapping[str, _CurveOfSet], counts: Mapping[str, Counts]) -> Curves:
     """Return the curve of every OOD data set, given how often each sample is drawn."""
+    id_counts = counts["id"]
     drawn: dict[str, Curve | None] = dict.fromkeys(curves)
     for name, curve in curves.items():
         if curve is not None:
-            drawn[name] = curve.drawn(counts["id"], counts[name])
+            drawn[name] = curve.drawn(id_counts, counts[name])
     return drawn
 
 

@@ -75,9 +75,8 @@ class Calibration:
         biases = len(self.bias)
         if self.kind == "temperature":
             return scales == 1 and biases == 0
-        if self.kind == "vector":
-            return scales >= 1 and biases == scales
-        return False
+        is_vector = self.kind in CALIBRATION_KINDS  # a file may say anything
+        return is_vector and scales >= 1 and biases == scales
 
     def _has_usable_numbers(self) -> bool:
         """Return whether all scales and biases are finite and not larger than any fit needs."""

@@ -368,8 +368,9 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> C
     inside_lost = inside_before - inside_after  # [N]
     outside_lost = outside_before - outside_after  # [K]
     value = float(outside_lost.mean())
-    variance = inside_lost.var() / len(inside_lost) + outside_lost.var() / len(outside_lost)
-    standard_error = float(np.sqrt(variance))
+    inside_variance = inside_lost.var() / len(inside_lost)
+    outside_variance = outside_lost.var() / len(outside_lost)
+    standard_error = float(np.sqrt(inside_variance + outside_variance))
     return CascadeLoss(value, value + _LIMIT * standard_error)
 
 

@@ -322,6 +322,8 @@ def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
 def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean, exactly rounded whatever the order of the data sets; None without values or when one is None."""
     known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    all_known = len(known) == len(values)
+    if not known or not all_known:
         return None
-    return math.fsum(known) / len(known)
+    exact_sum = math.fsum(known)
+    return exact_sum / len(known)

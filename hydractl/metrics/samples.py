@@ -102,12 +102,12 @@ class Samples:
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
         """Return the samples by rising or falling confidence or by bin, ties in data order."""
-        if name not in self._sorted:
-            order = self.order(name)
-            confidence = self.confidence[order]
-            correct = self.correct[order]
-            self._sorted[name] = ByConfidence(confidence, correct)
-        return self._sorted[name]
+        if name in self._sorted:
+            return self._sorted[name]
+        order = self.order(name)
+        in_order = ByConfidence(self.confidence[order], self.correct[order])
+        self._sorted[name] = in_order
+        return in_order
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
@@ -128,10 +128,12 @@ class Samples:
 
     def order(self, name: Literal["rising", "falling", "bins"]) -> NDArray[np.int64]:
         """Return the places of the samples by rising or falling confidence or by bin; stable: ties keep data order."""
-        if name not in self._orders:
-            keys = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
-            self._orders[name] = np.argsort(keys[name], kind="stable")
-        return self._orders[name]
+        if name in self._orders:
+            return self._orders[name]
+        keys_by_name = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
+        order = np.argsort(keys_by_name[name], kind="stable")
+        self._orders[name] = order
+        return order
 
     @cached_property
     def _orders(self) -> dict[str, NDArray[np.int64]]:
@@ -204,7 +206,8 @@ class Resample:
     @property
     def bin_sizes(self) -> NDArray[np.int64]:
         """The number of drawn samples in each bin of equal width, [BINS]."""
-        sizes = np.bincount(self.samples.bins, weights=self.counts, minlength=BINS)
+        bins = self.samples.bins
+        sizes = np.bincount(bins, weights=self.counts, minlength=BINS)  # whole numbers, in float64
         return sizes.astype(np.int64)
 
 
