@@ -27,12 +27,12 @@ class Taylor(Criterion):
         sites_with_heads = [i for i in sites if model.attentions[i].head_counts[0]]
         gradients = _summed_gradients(model, calibration, sites_with_heads)
         scores: dict[int, list[float]] = {i: [] for i in sites}
-        for i, gradient in gradients.items():
+        for i, summed_gradient in gradients.items():
             bank = model.attentions[i].only.bank
             weight = bank.qkv.detach().double()
-            products = (weight * gradient / calibration.size).abs()
-            of_heads = _mean_of_projections(bank, products)  # [heads]
-            scores[i] = of_heads.tolist()
+            products = weight * summed_gradient / calibration.size
+            scores_of_heads = _mean_of_projections(bank, products.abs())  # [heads]
+            scores[i] = scores_of_heads.tolist()
         return scores
 
 

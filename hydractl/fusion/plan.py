@@ -491,23 +491,26 @@ class HeadUnion:
             tensors: those of the first member, by name; changed.
             meta: whether only shapes are needed.
         """
-        family = self._sources[0].family
+        first = self._sources[0]
         weights = self._gathered(meta=meta)
-        family.write(tensors, self._site, weights)
+        first.family.write(tensors, self._site, weights)
 
     def _gathered(self, *, meta: bool) -> HeadWeights:
         """Return one block with the heads of all owners."""
         if not self._owners:  # no member has a head here
             return _weights(self._sources[0], self._site, meta=meta)
-        blocks: dict[int, HeadWeights] = {}
+        blocks: dict[int, HeadWeights] = {}  # by the number of the member
         heads = []
         for member, position in self._owners:
             if member not in blocks:
-                blocks[member] = _weights(self._sources[member], self._site, meta=meta)
+                source = self._sources[member]
+                blocks[member] = _weights(source, self._site, meta=meta)
             heads.append((blocks[member], position))
+
         masks = [source.description.mask for source in self._sources]
-        kept = union(masks, self._site.path)
-        return HeadWeights.gathered(heads, self._site.key_heads(kept))
+        kept_by_any = union(masks, self._site.path)
+        key_heads = self._site.key_heads(kept_by_any)
+        return HeadWeights.gathered(heads, key_heads)
 
 
 # --- the computation that members share -------------------------------------------------------------------------------
@@ -571,7 +574,9 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
 def _parting_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tuple[str, str]:
     """Return the tensors in which members differ before the first block of a tower, and a hint how to change that."""
     differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
-    differing_parts = {model.family.part(name, model.sites) for name in differing}
+    differing_parts = set()
+    for name in differing:
+        differing_parts.add(model.family.part(name, model.sites))
     mergeable = sorted(differing_parts.intersection(MERGEABLE))
     hint = "do not train it (finetune --train-last N)"
     if mergeable:

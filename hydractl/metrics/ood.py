@@ -157,7 +157,8 @@ def aupr(curve: Curve) -> float:
     The sum over thresholds of (recall_i - recall_i-1) * precision_i.
     """
     steps = curve.gained * curve.precision
-    return float(steps.sum() / curve.positives)
+    area = steps.sum() / curve.positives
+    return float(area)
 
 
 @metric("ood", direction="higher")
@@ -170,7 +171,8 @@ def aupr_trapezoid(curve: Curve) -> float:
     left = precision[:-1]
     right = precision[1:]
     trapezoids = curve.gained * (right + left) / 2
-    return float(trapezoids.sum() / curve.positives)
+    area = trapezoids.sum() / curve.positives
+    return float(area)
 
 
 @metric("ood", direction="higher")

@@ -208,13 +208,15 @@ def fitting_order(
 
 def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
     """Return the orders that people make by mistake, ``[C]`` each, with their names."""
-    in_order = np.arange(classes)
-    orders = [("the labels in reversed order", in_order[::-1])]
-    if names is not None and len(names) == classes:
-        classes_by_name = sorted(range(classes), key=names.__getitem__)
-        by_name = np.array(classes_by_name, dtype=np.int64)
-        orders.append(("the labels counted in the order of the sorted names", by_name))
-        orders.append(("the model's classes taken in the order of the sorted names", np.argsort(by_name)))
+    reversed_order = np.arange(classes)[::-1]
+    orders = [("the labels in reversed order", reversed_order)]
+    if names is None or len(names) != classes:
+        return orders
+    classes_by_name = sorted(range(classes), key=names.__getitem__)
+    by_name = np.array(classes_by_name, dtype=np.int64)
+    inverse = np.argsort(by_name)
+    orders.append(("the labels counted in the order of the sorted names", by_name))
+    orders.append(("the model's classes taken in the order of the sorted names", inverse))
     return orders
 
 

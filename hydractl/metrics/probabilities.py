@@ -299,10 +299,12 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
     members, samples, classes = logits.shape
     step = max(1, BLOCK_VALUES // (members * classes))
     for start in range(0, max(samples, 1), step):
+        logits_of_block = logits[:, start : start + step]
         # C order, because the order in which numpy adds up a row must not depend on the caller's memory layout.
-        values = np.array(logits[:, start : start + step], dtype=np.float64, order="C")
-        if not _in_range(values).all():
-            check_logits(logits)  # raises, and counts what is affected in the whole array
+        values = np.array(logits_of_block, dtype=np.float64, order="C")
+        in_range = _in_range(values)
+        if not in_range.all():
+            check_logits(logits)  # raises, and counts the affected samples of the whole array
         stop = start + values.shape[1]
         yield slice(start, stop), Block(values, calibration)
 

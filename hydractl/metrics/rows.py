@@ -232,10 +232,14 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
     """
     leading_scores = {name: samples.score for name, samples in outside.items()}
     leading = for_each_set(curve_of, inside.score, leading_scores)
+
     beside: dict[str, Curves] = {}
     for score, id_scores in inside.scores.items():
-        ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
+        ood_scores = {}
+        for name, samples in outside.items():
+            ood_scores[name] = samples.scores[score]
         beside[score] = for_each_set(curve_of, id_scores, ood_scores)
+
     sets = {"id": inside, **outside}
     row = measured_blocks(sets, groups, leading, beside)
     for name, samples in sets.items():

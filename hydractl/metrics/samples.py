@@ -298,8 +298,10 @@ def _fill_labelled(samples: Samples, rows: slice, block: Block) -> None:
         return
     every_sample = np.arange(len(block.probs))
     at_label = every_sample, samples.labels[rows]
+
     label_log_probs = block.log_probs[at_label]
     samples.label_log_probs[rows] = check_finite(label_log_probs, "log p of the label")
+
     error = block.probs.copy()  # p_k - 1[y = k], [n, C]
     error[at_label] -= 1.0
     squared_error = np.square(error, out=error)
@@ -318,7 +320,7 @@ def pair_mi(block: Block) -> Floats:
     for pair, (a, b) in enumerate(pair_members):
         # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
         # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
-        apart = np.abs(log_probs[a] - log_probs[b])
+        apart = np.abs(log_probs[a] - log_probs[b])  # d, [n, C]
         above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
         smaller = np.minimum(probs[a], probs[b])
         both_terms = (probs[a] + probs[b]) * above - smaller * apart  # the two divergences of each class, [n, C]
