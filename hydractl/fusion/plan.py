@@ -48,7 +48,7 @@ class FusionPlan:
         averaged: stock names of the averaged tensors.
         shared: stock names of the other tensors that are stored once, because members do not differ in them.
         own: stock names of the tensors that every member keeps for itself.
-        warnings: sentences on what is odd about the members but allowed.
+        warnings: sentences on oddities of the members that are allowed.
     """
 
     description: Description
@@ -259,7 +259,7 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
 
 
 def _warnings(sources: Sequence[Source]) -> list[str]:
-    """Return sentences on what is odd about the members but allowed."""
+    """Return sentences on oddities of the members that are allowed."""
     warnings = []
     if len(sources) == 1:
         warnings.append("one member: the fused model is that member, with no diversity to measure")

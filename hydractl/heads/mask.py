@@ -168,7 +168,7 @@ class HeadMask:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing has been removed."""
+        """True where no head has been removed."""
         heads_before = sum(self.heads.values())
         heads_kept = sum(self.counts())
         return heads_kept == heads_before

@@ -134,7 +134,8 @@ class Relative:
         if self.windows is not None:
             windows = self.windows[:, None].to(added.dtype)  # [W, 1, T, T]
             added = added + windows  # [W, n, T, T]
-            added = added.repeat(samples // len(self.windows), 1, 1, 1)
+            uncut_samples = samples // len(self.windows)
+            added = added.repeat(uncut_samples, 1, 1, 1)
         if mask is None:
             return added
         if mask.dtype == torch.bool:

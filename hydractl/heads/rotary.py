@@ -64,9 +64,9 @@ class Rotary:
         def picked(angles: Tensor) -> Tensor:
             """Return ``[(M,) B, 1 or H, q, width]``, picked from the angles ``[(M,) 1 or B, 1 or H, T, width]``."""
             *members, _, heads, _, width = angles.shape
-            leading = (*members, samples, heads)
-            index = positions_by_head.expand(*leading, -1, width)
-            angles_of_samples = angles.expand(*leading, -1, -1)
+            leading_axes = (*members, samples, heads)
+            index = positions_by_head.expand(*leading_axes, -1, width)  # [(M,) B, 1 or H, q, width]
+            angles_of_samples = angles.expand(*leading_axes, -1, -1)  # [(M,) B, 1 or H, T, width]
             return angles_of_samples.gather(-2, index)
 
         cos = picked(self.cos)

@@ -1,7 +1,7 @@
-"""How well a score separates OOD samples (positive, higher scores) from ID samples (negative).
+"""Metrics of how well a score separates OOD samples (positive, higher scores) from ID samples (negative).
 
-A :class:`Curve` counts what is flagged at each threshold, and the metrics are functions of it. To add one, declare it
-here (``docs/adding-a-metric.md``). Counts are integers until the last division.
+A :class:`Curve` counts the samples that are flagged at each threshold, and the metrics are functions of it. To add one,
+declare it here (``docs/adding-a-metric.md``). Counts are integers until the last division.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """How many samples of each side are flagged at each threshold, from the highest to the lowest.
+    """The numbers of samples of each side that are flagged at each threshold, from the highest to the lowest.
 
     A threshold that flags no more samples than the one above it changes no metric, so the thresholds of a whole data
     set serve every resample of it.

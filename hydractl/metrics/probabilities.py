@@ -171,7 +171,7 @@ class Block:
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """What :func:`shifted_powers` returns, [M, n, 1], [M, n, C], [M, n, C] and [M, n, 1]."""
+        """The four arrays of :func:`shifted_powers`, [M, n, 1], [M, n, C], [M, n, C] and [M, n, 1]."""
         return shifted_powers(self.logits)
 
     @cached_property

@@ -36,7 +36,7 @@ MetricValues = dict[str, float | None]
 
 
 class DetectionBlocks(TypedDict):
-    """How well one OOD score detects the samples of each OOD data set, and the averages over near, far and all sets.
+    """The OOD metrics of one score for each OOD data set, and their averages over near, far and all sets.
 
     Each data set has its ``group`` and ``n`` beside the metrics.
     """

@@ -148,7 +148,7 @@ def disagreement(samples: Samples | Resample) -> float | None:
 
 
 class PairBlock(TypedDict):
-    """How much two members a < b differ; None without samples."""
+    """The difference of two members a < b, as mutual information in nats and disagreement; None without samples."""
 
     a: int
     b: int

@@ -1,4 +1,4 @@
-"""What metrics take of a model's predictions on one data set: a few numbers a sample, from one pass over logits.
+"""The few numbers a sample that metrics need of a model's predictions on one data set, from one pass over logits.
 
 :class:`Samples` holds them, and :class:`Resample` the same drawn with replacement. Metrics are functions of either.
 """
@@ -32,7 +32,7 @@ class ByConfidence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What metrics need of the predictions of M members on N samples.
+    """The predictions of M members on N samples, reduced to the numbers that metrics need.
 
     Attributes:
         predicted: [N], the class of highest p, the lowest index on a tie.

@@ -312,7 +312,7 @@ def _ash(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     pruned = np.zeros_like(features)
     np.put_along_axis(pruned, places, highest, axis=1)
 
-    # Scale what is kept by the part of the sum that was lost.
+    # Scale the kept features by the ratio of the sums before and after.
     sums_before = features.sum(axis=1)
     sums_after = pruned.sum(axis=1)
     scale = np.exp(sums_before / sums_after)
