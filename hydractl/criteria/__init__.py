@@ -20,7 +20,8 @@ def get_criterion(name: str) -> Criterion:
     """
     criterion = CRITERIA.get(name)
     if criterion is None:
-        raise UsageError(f"unknown criterion {name!r}", hint=f"one of {', '.join(CRITERIA.names)}")
+        known = ", ".join(CRITERIA.names)
+        raise UsageError(f"unknown criterion {name!r}", hint=f"one of {known}")
     return criterion
 
 

@@ -1,4 +1,4 @@
-"""Importance criteria: what one declares, what it is given and what it returns."""
+"""Importance criteria: the declaration of one, its arguments and its result."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class CriterionOption:
     Attributes:
         name: as in Python and YAML; the flag has dashes for underscores.
         default: a ``str``, ``int``, ``float`` or ``bool``.
-        help: what it is, one sentence without its default.
-        unit: of a number.
-        choices: the texts allowed.
+        help: one sentence that describes it, without its default.
+        unit: the unit of a number.
+        choices: the allowed texts.
         at_least, at_most: the range of a number.
     """
 
@@ -42,7 +42,7 @@ class CriterionOption:
 class ScoredModel(Protocol):
     """The model as a criterion sees it: a :class:`hydractl.model.runtime.HydraModel` of one member.
 
-    A criterion that needs no data is given the first two attributes and :meth:`head_weights` only.
+    A criterion that needs no data gets a model with the first two attributes and :meth:`head_weights` only.
 
     Attributes:
         sites: all attention blocks.
@@ -81,7 +81,7 @@ class ScoredModel(Protocol):
 
 @contextmanager
 def gates_kept(model: ScoredModel) -> Iterator[list[Any]]:
-    """Restore the gates of heads that code in this context sets; yields those from before, ``[sites]``."""
+    """Restore, on leaving the context, the gates of heads that code in it sets; yields those from before, by site."""
     before = [attention.head_gate for attention in model.attentions]
     try:
         yield before
@@ -113,8 +113,9 @@ class Calibration:
         from torch.nn import functional as F
 
         for inputs, labels in self.batches():
-            logits = model.member_logits(inputs)[0]
-            yield F.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)
+            logits = model.member_logits(inputs)[0]  # [B, classes]
+            loss = F.cross_entropy(logits.float(), labels, reduction="sum")
+            yield loss, len(labels)
 
 
 class Criterion(ABC):
@@ -123,8 +124,8 @@ class Criterion(ABC):
     Attributes:
         name: of the file, and of ``--method``.
         needs_data: whether it measures on samples. If not, the model is never built.
-        options: of ``score`` and ``prune``, for this criterion alone.
-        compares_towers: whether the scores of two towers are of one kind.
+        options: options of ``score`` and ``prune`` for this criterion alone.
+        compares_towers: whether scores of heads in two towers can be compared.
     """
 
     name: str
@@ -142,9 +143,17 @@ class Criterion(ABC):
 
     @abstractmethod
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Score every head PRESENT at the given sites (indices into ``model.sites``), in their order.
+        """Score every head that is present at some sites.
 
         A head whose ``head_gate`` is zero counts as pruned: it must not influence the scores of others.
+
+        Args:
+            model: the model with these heads.
+            calibration: the sample.
+            sites: indices into ``model.sites``.
+
+        Returns:
+            The scores of the heads present at each site, in their order, by the index of the site.
         """
 
 
@@ -155,7 +164,7 @@ class Decision:
     Attributes:
         scores: as :meth:`Criterion.score` returns them.
         kept: for each of those sites the heads to keep, as positions among those present, ascending.
-        info: how it came to that, as JSON; the scores file has it under the name of the criterion.
+        info: how the decision was made, as JSON; the scores file has it under the name of the criterion.
     """
 
     scores: dict[int, list[float]]
@@ -173,5 +182,6 @@ class Decider(Criterion):
         """Return the scores and the heads to keep, at the given sites."""
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """See :meth:`decide`."""
-        return self.decide(model, calibration, sites).scores
+        """Return the scores of :meth:`decide`."""
+        decision = self.decide(model, calibration, sites)
+        return decision.scores

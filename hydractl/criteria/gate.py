@@ -26,16 +26,17 @@ class Gate(Criterion):
         import torch
         from torch.nn import functional as F
 
-        sums = {}
+        sums: dict[int, Tensor] = {}
         for i in sites:
             heads = model.attentions[i].head_counts[0]
             sums[i] = torch.zeros(heads, dtype=torch.float64)
         sites_with_heads = [i for i in sites if len(sums[i])]
+
         # One gate per sample where samples run through the site, because the absolute value is taken per sample; the
         # prompts of classes are the same for every sample, so their sites have one gate and one gradient at a time.
         sites_of_samples = set(model.chain_of_samples.sites)
-        progress_of = calibration.log.progress("gate", calibration.size, "samples")
-        with gates_kept(model) as gates_before, progress_of as progress:
+        progress_bar = calibration.log.progress("gate", calibration.size, "samples")
+        with gates_kept(model) as gates_before, progress_bar as progress:
             for inputs, labels in calibration.batches():
                 gates_of_samples: dict[int, Tensor] = {}
                 gates_of_prompts: dict[int, Tensor] = {}
@@ -43,14 +44,17 @@ class Gate(Criterion):
                     start = gates_before[i]
                     if start is None:
                         start = torch.ones(1, len(sums[i]), device=labels.device)
+                    start = start.detach()
                     if i in sites_of_samples:
-                        gate = start.detach().repeat(len(labels), 1).requires_grad_(True)  # [B, heads]
+                        gate = start.repeat(len(labels), 1)  # [B, heads]
                         gates_of_samples[i] = gate
                     else:
-                        gate = start.detach().clone().requires_grad_(True)  # [1, heads]
+                        gate = start.clone()  # [1, heads]
                         gates_of_prompts[i] = gate
+                    gate.requires_grad_(True)
                     model.attentions[i].head_gate = gate
-                logits = model.member_logits(inputs)[0]
+
+                logits = model.member_logits(inputs)[0]  # [B, classes]
                 losses = F.cross_entropy(logits.float(), labels, reduction="none")
                 if gates_of_samples:
                     _add_gradients(sums, losses.sum(), gates_of_samples)
@@ -58,21 +62,32 @@ class Gate(Criterion):
                     for loss in losses:
                         _add_gradients(sums, loss, gates_of_prompts)
                 progress.advance(len(labels))
-        scores = {}
-        for i, total in sums.items():
-            mean = total / calibration.size
-            norm = float(mean.norm()) or 1.0
-            scores[i] = (mean / norm).tolist()
-        return scores
+        return {i: _normalised(total / calibration.size) for i, total in sums.items()}
+
+
+def _normalised(scores: Tensor) -> list[float]:
+    """Return the scores of one site divided by their l2 norm; scores that are all 0 remain 0."""
+    norm = float(scores.norm())
+    if norm == 0:
+        norm = 1.0
+    normalised = scores / norm
+    return normalised.tolist()
 
 
 def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tensor]) -> None:
-    """Add the absolute gradients of a loss by some gates ``[rows, heads]``, summed over rows."""
+    """Add to the sums the absolute gradients of a loss with respect to gates ``[rows, heads]``, summed over rows.
+
+    Args:
+        sums: by site, ``[heads]``; changed.
+        loss: a scalar, whose graph is kept.
+        gates: by site.
+    """
     import torch
 
     gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
     for i, gradient in zip(gates, gradients, strict=True):
-        sums[i] += gradient.abs().double().sum(0).cpu()
+        magnitudes = gradient.abs().double()
+        sums[i] += magnitudes.sum(0).cpu()
 
 
 CRITERION = Gate()

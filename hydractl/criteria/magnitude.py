@@ -33,8 +33,10 @@ class Magnitude(Criterion):
 
 
 def _mean_magnitude(projection: Tensor) -> Tensor:
-    """Average the absolute values of a projection, ``[heads, ...]``, for each head: ``[heads]``."""
-    return projection.double().abs().flatten(1).mean(1)
+    """Return the mean absolute value of a projection, ``[heads, ...]``, for each head, ``[heads]``."""
+    magnitudes = projection.double().abs()
+    by_head = magnitudes.flatten(1)  # [heads, values]
+    return by_head.mean(1)
 
 
 CRITERION = Magnitude()

@@ -18,12 +18,13 @@ class RandomHeads(Criterion):
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Draw for every head of the model, present or not, so that a mask does not shift the draw of others."""
         generator = random.Random(calibration.seed)
-        scores_by_site: dict[int, list[float]] = {}
-        for i, site in enumerate(model.sites):
+        scores_of_all_sites: list[list[float]] = []
+        for site in model.sites:
             scores_of_all_heads = [generator.random() for _ in range(site.heads)]
-            kept_heads = model.description.mask.kept[site.path]
-            scores_by_site[i] = [scores_of_all_heads[head] for head in kept_heads]
-        return {i: scores_by_site[i] for i in sites}
+            present = model.description.mask.kept[site.path]
+            scores_of_site = [scores_of_all_heads[head] for head in present]
+            scores_of_all_sites.append(scores_of_site)
+        return {i: scores_of_all_sites[i] for i in sites}
 
 
 CRITERION = RandomHeads()

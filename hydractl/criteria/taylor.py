@@ -27,11 +27,12 @@ class Taylor(Criterion):
         sites_with_heads = [i for i in sites if model.attentions[i].head_counts[0]]
         gradients = _summed_gradients(model, calibration, sites_with_heads)
         scores: dict[int, list[float]] = {i: [] for i in sites}
-        for i, gradient in gradients.items():
+        for i, summed_gradient in gradients.items():
             bank = model.attentions[i].only.bank
             weight = bank.qkv.detach().double()
-            products = (weight * gradient / calibration.size).abs()
-            scores[i] = _mean_of_projections(bank, products).tolist()
+            products = weight * summed_gradient / calibration.size
+            scores_of_heads = _mean_of_projections(bank, products.abs())  # [heads]
+            scores[i] = scores_of_heads.tolist()
         return scores
 
 
@@ -41,15 +42,19 @@ def _mean_of_projections(bank: Any, packed: Tensor) -> Tensor:
 
     projections = bank.packing.split(packed)  # query, key and value: [h, dk, d] each
     q, k, v = [values.flatten(1).mean(1) for values in projections]  # [h] each
-    if bank.key_heads is not None:
-        shared = list(bank.key_heads)
-        k = k[shared]
-        v = v[shared]
-    return torch.stack([q, k, v], dim=1).mean(1)
+    if bank.key_heads is not None:  # several heads share one of keys and values
+        key_of_head = list(bank.key_heads)
+        k = k[key_of_head]
+        v = v[key_of_head]
+    means = torch.stack([q, k, v], dim=1)  # [h, 3]
+    return means.mean(1)
 
 
 def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, Tensor]:
-    """Return the summed gradients of the loss by the packed projections of some sites, in float64."""
+    """Return the gradients of the summed loss with respect to the packed projections of some sites, in float64.
+
+    The model is left with the parameters trainable that were so before.
+    """
     import torch
 
     weights = {}
@@ -58,6 +63,8 @@ def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Seque
         weight = model.attentions[i].only.bank.qkv
         weights[i] = weight
         sums[i] = torch.zeros_like(weight, dtype=torch.float64)
+
+    # Only these weights need gradients.
     trainable_before = [parameter.requires_grad for parameter in model.parameters()]
     model.requires_grad_(False)
     for weight in weights.values():

@@ -1,4 +1,4 @@
-"""Importance of single weights: which weights have one, the criteria, and which weights are the lowest.
+"""Importance of single weights: the weights that have one, the criteria, and the choice of the least important weights.
 
 Importing this must not import torch: the help texts list the criteria.
 """
@@ -14,16 +14,19 @@ from hydractl.criteria.criterion import Calibration
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# --- which weights ----------------------------------------------------------------------------------------------------
+# --- the weights ------------------------------------------------------------------------------------------------------
 
 _MATRICES = ("proj", "text_projection", "qkv", "out", "gate", "pos_q", "pos_k")
 """The names of matrices that a module holds itself: projections of open_clip, and the heads of hydractl."""
 
 
 def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights of linear layers and convolutions of a network, a library's own or one that runs, by name.
+    """Return the weights of linear layers and convolutions of a network, by name.
 
-    Biases, norms, LayerScale, tokens, embeddings of words and positions, and tables of distances are none.
+    Biases, norms, LayerScale, tokens, embeddings of words and positions, and tables of distances are left out.
+
+    Args:
+        network: a library's own network, or one of hydractl.
     """
     from torch import nn
 
@@ -32,8 +35,12 @@ def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(module, nn.Embedding):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if _is_matrix(module, name, parameter):
-                by_name[f"{path}.{name}" if path else name] = parameter
+            if not _is_matrix(module, name, parameter):
+                continue
+            full_name = name
+            if path:
+                full_name = f"{path}.{name}"
+            by_name[full_name] = parameter
     return by_name
 
 
@@ -42,9 +49,11 @@ def _is_matrix(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
     from torch import nn
 
     if name == "table" and not isinstance(module.features, nn.Identity):
-        # Behind features of distances the table of heads is a linear layer of the library.
+        # The table of heads that combines features of distances is a linear layer of the library.
         return True
-    return parameter.ndim > 1 and (name.endswith("weight") or name in _MATRICES)
+    if parameter.ndim < 2:
+        return False
+    return name.endswith("weight") or name in _MATRICES
 
 
 # --- the criteria -----------------------------------------------------------------------------------------------------
@@ -54,7 +63,7 @@ class WeightCriterion(ABC):
     """Importance of single weights: higher means keep.
 
     Attributes:
-        name: in :data:`WEIGHT_CRITERIA`, and of ``--method`` with ``--weights``.
+        name: its key in :data:`WEIGHT_CRITERIA`, and the value of ``--method`` with ``--weights``.
         needs_data: whether it measures on samples. If not, the model is never built.
     """
 
@@ -63,13 +72,13 @@ class WeightCriterion(ABC):
 
     @abstractmethod
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """Return a score of each weight, not negative, on the CPU.
+        """Return the scores of all weights, not negative, on the CPU, by the names and in the shapes of the tensors.
 
         Args:
-            weights: those that may be removed, by their stock names.
-            model: a :class:`hydractl.model.runtime.HydraModel` of one member, of which these require gradients, all
-                others not; None for a criterion that needs no data.
-            calibration: the sample; the model may be changed in place.
+            weights: the tensors whose weights may be removed, by their stock names.
+            model: a :class:`hydractl.model.runtime.HydraModel` of one member, in which these and no other parameters
+                require gradients; it may be changed in place. None for a criterion that needs no data.
+            calibration: the sample.
         """
 
 
@@ -81,19 +90,22 @@ class WeightMagnitude(WeightCriterion):
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
         """Score weights by their absolute values alone."""
-        return {name: weight.float().abs() for name, weight in weights.items()}
+        scores = {}
+        for name, weight in weights.items():
+            scores[name] = weight.float().abs()
+        return scores
 
 
 class OBA(WeightCriterion):
     """Optimal Brain Apoptosis (Sun et al., ICLR 2025): the second-order Taylor term of the loss, weight by weight.
 
-    Setting weights ``w`` to zero changes the mean loss to second order by ``-g w + w H w / 2``. The share of weight i
-    in the quadratic term, whose factor 1/2 ranks nothing, is its score: ``|w_i (H w)_i|``, with H the Hessian by all
-    weights that may be removed. The first-order term is left out, as in Optimal Brain Damage: behind a training it is
-    near zero.
+    Setting weights ``w`` to zero changes the mean loss to second order by ``-g w + w H w / 2``. The score of weight i
+    is its share of the quadratic term, ``|w_i (H w)_i|``, with H the Hessian by all weights that may be removed; the
+    factor 1/2 changes no rank. The first-order term is left out, as in Optimal Brain Damage: after training it is near
+    zero.
 
-    The authors put ``H w`` together layer by layer, from how layers are connected. Here it is the gradient of ``g w``,
-    by differentiating twice (Pearlmutter 1994): exact for any network, at the cost of a few gradients.
+    The authors compute ``H w`` layer by layer, from the connections of layers. Here it is the gradient of ``g w``, by
+    differentiating twice (Pearlmutter 1994): exact for any network, at the cost of a few gradients.
     """
 
     name = "oba"
@@ -106,21 +118,27 @@ class OBA(WeightCriterion):
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # Constants, so that the second differentiation goes through the gradients only.
-        weights_before = [parameter.detach().clone() for parameter in parameters]
-        sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights_before]
+        constants = [parameter.detach().clone() for parameter in parameters]
+        sums = [torch.zeros_like(constant, dtype=torch.float64) for constant in constants]  # of H w over batches
+
         # The fused kernels of attention can be differentiated only once.
         with sdpa_kernel(SDPBackend.MATH), calibration.log.progress("oba", calibration.size, "samples") as progress:
             for loss, count in calibration.losses(model):
                 gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
-                first_order_terms = [(g * w).sum() for g, w in zip(gradients, weights_before, strict=True)]
-                first_order = torch.stack(first_order_terms).sum()  # g w
+                products = []
+                for gradient, constant in zip(gradients, constants, strict=True):
+                    product = gradient * constant
+                    products.append(product.sum())
+                first_order = torch.stack(products).sum()  # g w
                 hessian_products = torch.autograd.grad(first_order, parameters, materialize_grads=True)  # H w
-                for total, product in zip(sums, hessian_products, strict=True):
-                    total += product.double()
+                for total, hessian_product in zip(sums, hessian_products, strict=True):
+                    total += hessian_product.double()
                 progress.advance(count)
+
+        # The scores take the places of the weights, and the model returns them under stock names.
         with torch.no_grad():
-            for parameter, weight, total in zip(parameters, weights_before, sums, strict=True):
-                second_order_terms = weight.double() * total / calibration.size
+            for index, parameter in enumerate(parameters):
+                second_order_terms = constants[index].double() * sums[index] / calibration.size
                 parameter.copy_(second_order_terms.abs())
         stock = model.stock_tensors()
         return {name: stock[name].cpu() for name in weights}
@@ -137,7 +155,11 @@ class RandomWeights(WeightCriterion):
         import torch
 
         generator = torch.Generator().manual_seed(calibration.seed)
-        return {name: torch.rand(weights[name].shape, generator=generator) for name in sorted(weights)}
+        scores = {}
+        for name in sorted(weights):
+            shape = weights[name].shape
+            scores[name] = torch.rand(shape, generator=generator)
+        return scores
 
 
 WEIGHT_CRITERIA: dict[str, WeightCriterion] = {
@@ -148,28 +170,37 @@ WEIGHT_CRITERIA: dict[str, WeightCriterion] = {
 """The criteria by name."""
 
 
-# --- the lowest of them -----------------------------------------------------------------------------------------------
+# --- the least important weights --------------------------------------------------------------------------------------
 
 
 def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Mark the ``count`` weights of the lowest scores; of equal ones the first by name, then by position."""
+    """Return masks, by name, that are True for the ``count`` weights of the lowest scores.
+
+    Of weights with equal scores the first are marked, by name and then by position.
+    """
     import numpy as np
     import torch
 
     if not count:
         return {name: torch.zeros_like(values, dtype=torch.bool) for name, values in scores.items()}
-    lowest_first = np.concatenate([values.reshape(-1).numpy() for values in scores.values()])
-    lowest_first.partition(count - 1)
-    limit = lowest_first[count - 1].item()
-    # How many of the weights whose score is the limit are still to be marked.
-    below_limit = int((lowest_first[:count] < limit).sum())
-    equal_left = count - below_limit
+
+    # Find the score that the last marked weight has.
+    flat_scores = [values.reshape(-1).numpy() for values in scores.values()]
+    all_scores = np.concatenate(flat_scores)
+    all_scores.partition(count - 1)
+    lowest = all_scores[:count]
+    limit = all_scores[count - 1].item()
+
+    # Mark all weights below it, and of those that have it as many as are left to mark.
+    below_limit = int((lowest < limit).sum())
+    left_to_mark = count - below_limit
     masks = {}
     for name in sorted(scores):
-        is_lowest = scores[name] < limit
-        positions_at_limit = (scores[name] == limit).reshape(-1).nonzero()[:, 0]
-        marked = positions_at_limit[:equal_left]
-        is_lowest.view(-1)[marked] = True
-        masks[name] = is_lowest
-        equal_left -= marked.numel()
+        mask = scores[name] < limit
+        is_at_limit = (scores[name] == limit).reshape(-1)
+        positions_at_limit = is_at_limit.nonzero()[:, 0]
+        to_mark = positions_at_limit[:left_to_mark]
+        mask.view(-1)[to_mark] = True
+        masks[name] = mask
+        left_to_mark -= to_mark.numel()
     return masks

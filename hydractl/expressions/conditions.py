@@ -19,8 +19,8 @@ class Requirement(NamedTuple):
     """One ``--require``.
 
     Attributes:
-        text: as it was given.
-        row: the name of the one row it is about, or None for every row.
+        text: the requirement as it was written.
+        row: the name of the row that it applies to, or None for every row.
         key: the dotted path of the value in a row, for example ``ood_avg.auroc``.
         sign: one of ``>= <= > < ==``.
         value: the number to compare with.
@@ -35,25 +35,36 @@ class Requirement(NamedTuple):
     def holds(self, measured: float) -> bool:
         """Return whether a measured value meets the requirement."""
         compare = _COMPARE[self.sign]
-        return bool(compare(measured, self.value))
+        is_met = compare(measured, self.value)
+        return bool(is_met)
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Read ``[NAME:]key>=number``."""
-    match = _REQUIREMENT.fullmatch(text.strip())
+    """Read ``[NAME:]KEY>=NUMBER``, with any of the signs.
+
+    Raises:
+        ValueError: the text is not of this form.
+    """
+    stripped = text.strip()
+    match = _REQUIREMENT.fullmatch(stripped)
     if match is None:
         raise ValueError(f"must be [NAME:]KEY>=NUMBER (or <=, >, <, ==), not {text!r}")
-    value = float(match["value"])
-    return Requirement(text.strip(), match["row"], match["key"], match["sign"], value)
+    return Requirement(
+        text=stripped,
+        row=match["row"],
+        key=match["key"],
+        sign=match["sign"],
+        value=float(match["value"]),
+    )
 
 
 class Constraint(NamedTuple):
     """One ``--subject-to`` of a search: a score that no removal may go below.
 
     Attributes:
-        key: an objective.
-        number: the lowest score that is allowed, or how far it may be below the base.
-        below_base: which of the two.
+        key: the name of an objective.
+        number: the lowest score that is allowed; or, with ``below_base``, the largest distance below that of the base.
+        below_base: whether the limit is relative to the score of the base.
     """
 
     key: str
@@ -62,16 +73,21 @@ class Constraint(NamedTuple):
 
 
 def parse_constraint(text: str) -> Constraint:
-    """Read ``KEY>=NUMBER``, ``KEY>=base`` or ``KEY>=base-NUMBER``."""
+    """Read ``KEY>=NUMBER``, ``KEY>=base`` or ``KEY>=base-NUMBER``.
+
+    Raises:
+        ValueError: the text has none of these forms.
+    """
     problem = f"must be KEY>=NUMBER or KEY>=base-NUMBER, not {text!r}"
     match = _CONSTRAINT.fullmatch(text.strip())
     if match is None:
         raise ValueError(problem)
     below_base = match["base"] is not None
-    number = match["number"]
+    digits = match["number"]
     if below_base:
-        number = match["below"] or "0"
+        digits = match["below"] or "0"
     try:
-        return Constraint(match["key"], Fraction(number), below_base)
-    except ValueError:  # of dots alone, or several of them
+        number = Fraction(digits)
+    except ValueError:  # the expression also lets through dots alone, or several of them
         raise ValueError(problem) from None
+    return Constraint(match["key"], number, below_base)

@@ -32,7 +32,7 @@ CORRUPTIONS = (
 SEVERITIES = (1, 2, 3, 4, 5)
 
 AUTO = "auto"
-"""In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
+"""The word that replaces a SPEC of OOD validation data: OOD samples are made from the ID validation samples."""
 
 _PARTIAL = "partial"
 _OFFICIAL = "official"
@@ -40,18 +40,21 @@ _OFFICIAL = "official"
 FROST = "frost"
 """The corruption that needs photographs."""
 PHOTOGRAPHS = "{}; those of ImageNet-C are ImageNet-C/create_c/frost*.* of https://github.com/hendrycks/robustness"
-"""A hint where they come from, with what names their folder."""
+"""The hint where photographs come from; the place is for a text that says how to name their folder."""
 
 
 def setting_value(text: str) -> str:
-    """Return a value as it stands in the query of a SPEC."""
-    return text.replace("%", "%25").replace("&", "%26")
+    """Return a value as it stands in the query of a SPEC, with ``%`` and ``&`` escaped."""
+    without_percent = text.replace("%", "%25")
+    return without_percent.replace("&", "%26")
 
 
 def with_setting(spec: str, setting: str) -> str:
     """Return a SPEC of data with one more ``key=value`` in its query."""
-    separator = "&" if "?" in spec else "?"
-    return f"{spec}{separator}{setting}"
+    has_query = "?" in spec
+    if has_query:
+        return f"{spec}&{setting}"
+    return f"{spec}?{setting}"
 
 
 class OodSet(NamedTuple):
@@ -60,7 +63,7 @@ class OodSet(NamedTuple):
     Attributes:
         name: its name in the answer.
         group: ``near``, ``far`` or None.
-        spec: where the data are.
+        spec: the SPEC of its data.
     """
 
     name: str
@@ -69,19 +72,30 @@ class OodSet(NamedTuple):
 
 
 def parse_ood_set(text: str) -> OodSet:
-    """Read ``NAME[:near|far]=SPEC``."""
-    left, _, right = text.partition("=")
-    name, colon, group = left.partition(":")
-    spec = right.strip()
+    """Read ``NAME[:near|far]=SPEC``.
+
+    Raises:
+        ValueError: the text is not of this form.
+    """
+    name_and_group, _, written_spec = text.partition("=")
+    name, colon, written_group = name_and_group.partition(":")
+    spec = written_spec.strip()
+    group = None
+    if colon:
+        group = written_group
     has_name = _SET_NAME.fullmatch(name) is not None
-    has_wrong_group = bool(colon) and group not in ("near", "far")
-    if not has_name or not spec or has_wrong_group:
+    has_known_group = group in (None, "near", "far")
+    if not has_name or not has_known_group or not spec:
         raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
-    return OodSet(name, group or None, spec)
+    return OodSet(name, group, spec)
 
 
 def parse_ood_val(text: str) -> OodSet:
-    """Read ``NAME=SPEC``, or ``auto`` alone."""
+    """Read ``NAME=SPEC``, or ``auto`` alone.
+
+    Raises:
+        ValueError: as :func:`parse_ood_set`.
+    """
     if text == AUTO:
         return OodSet(AUTO, None, AUTO)
     return parse_ood_set(text)
@@ -92,9 +106,9 @@ class SuiteChoice(NamedTuple):
 
     Attributes:
         name: one of :data:`OOD_SUITES`.
-        sets: the sets asked for by name, in the order given; () for all of them.
-        partial: whether to go on without the sets that are not there.
-        official: whether to test all that the benchmark itself tests.
+        sets: the names of the sets to test, in the order written; () for all sets.
+        partial: whether to go on without the sets whose data are missing.
+        official: whether to test every set that the benchmark itself tests.
     """
 
     name: str
@@ -104,19 +118,28 @@ class SuiteChoice(NamedTuple):
 
 
 def parse_ood_suite(text: str) -> SuiteChoice:
-    """Read ``NAME``, ``NAME:partial``, ``NAME:official`` or ``NAME:SET,SET,...``."""
-    name, colon, rest = text.strip().partition(":")
+    """Read ``NAME``, ``NAME:partial``, ``NAME:official`` or ``NAME:SET,SET,...``.
+
+    Raises:
+        ValueError: the suite is unknown, or the words behind its name contradict each other.
+    """
+    name, colon, listed_words = text.strip().partition(":")
     if name not in OOD_SUITES:
-        raise ValueError(f"must be one of {', '.join(OOD_SUITES)}, not {name!r}")
+        known = ", ".join(OOD_SUITES)
+        raise ValueError(f"must be one of {known}, not {name!r}")
     words = []
     if colon:
-        words = [word.strip() for word in rest.split(",")]
-    if not all(words):
+        words = [word.strip() for word in listed_words.split(",")]
+    if "" in words:
         raise ValueError(f"has an empty name of a set in {text!r}")
-    twice = sorted({word for word in words if words.count(word) > 1})
-    if twice:
-        raise ValueError(f"names {twice[0]!r} twice in {text!r}")
-    sets = tuple(word for word in words if word not in (_PARTIAL, _OFFICIAL))
-    if sets and _OFFICIAL in words:
+    repeated = {word for word in words if words.count(word) > 1}
+    if repeated:
+        first_repeated = min(repeated)
+        raise ValueError(f"names {first_repeated!r} twice in {text!r}")
+
+    partial = _PARTIAL in words
+    official = _OFFICIAL in words
+    sets = [word for word in words if word not in (_PARTIAL, _OFFICIAL)]
+    if sets and official:
         raise ValueError(f"has {_OFFICIAL}, which is all sets, beside names of sets in {text!r}")
-    return SuiteChoice(name, sets, _PARTIAL in words, _OFFICIAL in words)
+    return SuiteChoice(name, tuple(sets), partial, official)

@@ -15,8 +15,8 @@ class ScoreChoice(NamedTuple):
     """One ``--ood-score``.
 
     Attributes:
-        row: the name of the one row it is about, or None for every row.
-        names: of scores; one of a row, or ``all`` alone.
+        row: the name of the row that it applies to, or None for every row.
+        names: of scores: one for a single row; any number, or ``all`` alone, for every row.
     """
 
     row: str | None
@@ -24,18 +24,26 @@ class ScoreChoice(NamedTuple):
 
 
 def parse_ood_score(text: str) -> ScoreChoice:
-    """Read ``NAME,...``, ``all`` or ``ROW=NAME``."""
-    row, equals, listed = text.rpartition("=")
-    names = tuple(name.strip() for name in listed.split(","))
+    """Read ``NAME,...``, ``all`` or ``ROW=NAME``.
+
+    Raises:
+        ValueError: a score is unknown, or the text is not of these forms.
+    """
+    row, equals, listed_names = text.rpartition("=")
+    is_of_one_row = bool(equals)
+    names = [name.strip() for name in listed_names.split(",")]
+
     known = [*SCORES, *ON_FEATURES]
-    if not equals:
+    if not is_of_one_row:
         known.append(ALL_SCORES)
     for name in names:
         if name not in known:
             choices = ", ".join(known)
-            raise ValueError(f"must be one of {choices}, not {name!r}{did_you_mean(name, known)}")
-    if not equals:
-        return ScoreChoice(None, names)
+            suggestion = did_you_mean(name, known)
+            raise ValueError(f"must be one of {choices}, not {name!r}{suggestion}")
+
+    if not is_of_one_row:
+        return ScoreChoice(None, tuple(names))
     if not row or len(names) > 1:
         raise ValueError(f"must be NAME,... or ROW=NAME, not {text!r}")
-    return ScoreChoice(row, names)
+    return ScoreChoice(row, tuple(names))

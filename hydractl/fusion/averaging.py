@@ -1,12 +1,14 @@
-"""Whether averaging leaves members what they are: how far their weights lie from the mean, and what becomes of answers.
+"""The effect of averaging on members: how far their weights lie from the mean, and how their answers change.
 
 Weights that were trained from one start lie close together, and their mean is a model like them; weights drawn
-independently do not, and their mean is no model at all. Inputs alone do not tell: random ones are unlike any data, so
-averaging may change few answers on them that is fatal on data, and many where it harms none.
+independently do not, and their mean is no useful model. Answers on random inputs alone do not tell the two apart: such
+inputs are unlike any data, so that averaging may change few answers on them and be fatal on data, or change many and
+do no harm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +33,10 @@ from hydractl.model.source import Source
 AUTO = ["auto"]
 
 APART = 0.4
-"""Largest relative distance from the mean of members that come from one base: 0.7 and more where they do not."""
+"""The largest relative distance from the mean of members that come from one base; others have 0.7 or more."""
 
 MOVED = 1.0
-"""Largest mean shift of log p, in nats, that leaves a member's answers what they were."""
+"""The largest mean shift of log p, in nats, at which a member's answers count as unchanged."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class CheckedFusion:
     Attributes:
         plan: of the fused model.
         check: its self-check.
-        averaging: what averaging does, whether or not it is done; None where nobody asked for it.
+        averaging: the effect of averaging, whether or not it is done; None where it was not asked for.
     """
 
     plan: FusionPlan
@@ -77,29 +79,35 @@ def plan_checked(
     Raises:
         HydraError: as :func:`hydractl.fusion.selfcheck.self_check` does.
     """
+    # Average the parts that were asked for, all of them with ``auto``.
     is_auto = merge == AUTO
-    plan = plan_fusion(sources, MERGEABLE if is_auto else merge)
+    parts = MERGEABLE if is_auto else merge
+    plan = plan_fusion(sources, parts)
     for warning in plan.warnings:
         log.warn(warning)
     check = self_check(plan, sources, device, seed, log)
     if not plan.averaged:
         return CheckedFusion(plan, check, None)
-    distance = distances(plan, sources)
+
+    # Describe the effect.
+    member_distances = distances(plan, sources)
     shifts_of_log_p = check.get("merge_log_p", [0.0])
-    is_harmful = max(distance) > APART or max(shifts_of_log_p) > MOVED
+    is_harmful = max(member_distances) > APART or max(shifts_of_log_p) > MOVED
     kept_whole = is_auto and is_harmful
     averaging: dict[str, Any] = {
         "asked": "auto" if is_auto else list(merge),
         "parts": list(plan.description.merge or ()),
         "done": not kept_whole,
         "harmful": is_harmful,
-        "distance": distance,
+        "distance": member_distances,
         "limits": {"distance": APART, "log_p": MOVED},
     }
     for key in EFFECT:
         if key in check:
             averaging[key] = check[key]
     averaging["parameters"] = parameters(plan.tensors)
+
+    # Where ``auto`` finds it harmful, nothing is averaged.
     if kept_whole:
         plan = plan_fusion(sources, [])
         check = self_check(plan, sources, device, seed, log)
@@ -107,10 +115,10 @@ def plan_checked(
 
 
 def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
-    """Return how far the averaged weights of each member lie from their mean, relative to their own size.
+    """Return how far the averaged weights of each member lie from their mean, relative to their own size, ``[M]``.
 
-    The root mean square, over elements, of ``|w - mean| / |w|`` of each tensor: in one norm over all of them the ones
-    of layer norms, which independent models have in common, would hide the rest.
+    This is the root mean square, over elements, of ``|w - mean| / |w|`` of each tensor. In one norm over all tensors
+    the ones of layer norms, which independent models have in common, would hide the rest.
     """
     squares = np.zeros(len(sources))
     elements = 0
@@ -118,32 +126,43 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
         count = plan.tensors.info(name).numel
         squares += count * _relative_squares(name, count, sources)
         elements += count
-    distance = np.sqrt(squares / max(1, elements))
-    return [to_three_digits(value) for value in distance.tolist()]
+    mean_squares = squares / max(1, elements)
+    root_mean_squares = np.sqrt(mean_squares)
+    return [to_three_digits(value) for value in root_mean_squares.tolist()]
 
 
 def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.ndarray:
-    """Compute ``|w - mean|^2 / |w|^2`` of one tensor in each member, ``[M]``; 0 where nothing differs."""
-    apart = np.zeros(len(sources))
-    size = np.zeros(len(sources))
+    """Return ``|w - mean|^2 / |w|^2`` of one tensor in each member, ``[M]``; 0 where nothing differs.
+
+    Args:
+        name: the stock name of the tensor.
+        count: the number of its elements.
+        sources: the members.
+    """
+    squared_distances = np.zeros(len(sources))
+    squared_sizes = np.zeros(len(sources))
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
-        pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
+        pieces = []
+        for source in sources:
+            piece = read_piece(source.tensors, name, start, stop)
+            pieces.append(piece.double())
         weights = torch.stack(pieces)  # [M, elements]
-        size += weights.square().sum(1).numpy()
-        all_equal = all(torch.equal(pieces[0], other) for other in pieces[1:])
-        if not all_equal:  # rounding of the mean would move equal ones apart
+        squared_sizes += weights.square().sum(1).numpy()
+        are_equal = all(torch.equal(pieces[0], other) for other in pieces[1:])
+        if not are_equal:  # the rounded mean of equal weights could differ from them
             from_mean = weights - weights.mean(0)
-            apart += from_mean.square().sum(1).numpy()
-    of_zeros = (apart > 0).astype(float)  # a member whose weights are all zero is wholly apart, or not at all
-    return np.divide(apart, size, out=of_zeros, where=size > 0)
+            squared_distances += from_mean.square().sum(1).numpy()
+    # A member whose weights are all zero is at distance 1 from a mean that is not zero, and else at 0.
+    relative = (squared_distances > 0).astype(float)
+    return np.divide(squared_distances, squared_sizes, out=relative, where=squared_sizes > 0)
 
 
 @torch.no_grad()
 def measure_on(
     dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: MembersRunOptions, log: Log
 ) -> dict[str, Any]:
-    """Measure what averaging does to accuracy on labelled data.
+    """Measure the effect of averaging on accuracy, on labelled data.
 
     Returns:
         ``data`` (fingerprint) and ``n``; ``before`` and ``after`` averaging, each with the accuracy of the ``members``
@@ -152,12 +171,15 @@ def measure_on(
     fused = HydraModel(plan.description, plan.tensors, resolve_device(run.device), resolve_dtype(run.dtype))
     first = members[0].description
     if fused.classes is None and first.labels is not None:
-        templates = list(first.prompt) if first.prompt else None
+        templates = None
+        if first.prompt:
+            templates = list(first.prompt)
         fused = fused.zero_shot(first.labels, templates)
     # Where nothing was averaged, the members are those of the fused model, as its self-check has found.
-    before_averaging: Runnable = fused
+    before_averaging: Runnable | None = None
     if plan.averaged:
         before_averaging = ModelArgument("members", members).build(run.device, run.dtype)
+
     totals_before = np.zeros(len(members) + 3)
     totals_after = np.zeros(len(members) + 3)
     parameter = next(fused.parameters())
@@ -165,38 +187,51 @@ def measure_on(
         for batch in batches(dataset, fused.preprocess, run.batch_size, workers=run.workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
             labels = known(batch.labels).numpy()
-            if plan.averaged:
+            if before_averaging is not None:
                 totals_before += _sums(before_averaging.member_logits(inputs), labels)
             totals_after += _sums(fused.member_logits(inputs), labels)
             progress.advance(len(labels))
-    if not plan.averaged:
+    if before_averaging is None:
         totals_before = totals_after
+
     n = len(dataset)
-    pairs = max(1, len(members) * (len(members) - 1) // 2)
-    before = _measured(totals_before / n, pairs)
-    after = _measured(totals_after / n, pairs)
-    return {"data": dataset.fingerprint(), "n": n, "before": before, "after": after}
-
-
-def _measured(means: np.ndarray, pairs: int) -> dict[str, Any]:
-    """Name the means over samples of what :func:`_sums` adds up, of members that are so many pairs."""
     return {
-        "members": means[:-3].tolist(),
-        "ensemble": means[-3],
-        "mi": round(means[-2], 6),
-        "disagreement": means[-1] / pairs,
+        "data": dataset.fingerprint(),
+        "n": n,
+        "before": _measured(totals_before / n),
+        "after": _measured(totals_after / n),
+    }
+
+
+def _measured(means: np.ndarray) -> dict[str, Any]:
+    """Return the figures of a document from the means over samples of the numbers that :func:`_sums` adds up."""
+    accuracies = means[:-3]
+    ensemble_accuracy, mutual_information, differing_pairs = means[-3:]
+    members = len(accuracies)
+    pairs = max(1, math.comb(members, 2))
+    return {
+        "members": accuracies.tolist(),
+        "ensemble": ensemble_accuracy,
+        "mi": round(mutual_information, 6),
+        "disagreement": differing_pairs / pairs,
     }
 
 
 def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
-    """Sum over a batch: right answers of each member and of their mean, mutual information, pairs that disagree.
+    """Return sums over a batch, ``[M + 3]``.
+
+    They are the right answers of each member, those of the ensemble, the mutual information in nats, and the pairs of
+    members that vote for different classes.
 
     Args:
         logits: ``[M, B, classes]``.
         labels: ``[B]``.
     """
-    samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
-    correct_of_members = (samples.votes == labels).sum(1).tolist()
+    logits_on_cpu = logits.float().cpu()
+    samples = samples_of(logits_on_cpu.numpy(), labels, pairs=False)
+    is_correct = samples.votes == labels  # [M, B]
+    correct_of_members = is_correct.sum(1).tolist()
     correct_together = samples.total("correct")
     mutual_information = samples.mean("mi") * len(labels)
-    return [*correct_of_members, correct_together, mutual_information, samples.total("differing_pairs")]
+    differing_pairs = samples.total("differing_pairs")
+    return [*correct_of_members, correct_together, mutual_information, differing_pairs]

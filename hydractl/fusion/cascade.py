@@ -24,7 +24,12 @@ from hydractl.model.runtime import HydraModel, move
 
 @dataclass(frozen=True)
 class CascadeOptions:
-    """What a cascade may lose, ``cascade_loss``, and the OOD score that decides, ``cascade_score``."""
+    """Options of the fit, under the names of the command line.
+
+    Attributes:
+        cascade_loss: the largest loss that any figure may have.
+        cascade_score: the name of the OOD score that decides.
+    """
 
     cascade_loss: float
     cascade_score: str
@@ -42,25 +47,30 @@ def fit_cascade(
     """Fit the cascade of a fused model, and return it as its file holds it.
 
     Args:
-        description, tensors: of the model.
-        dataset, outside: labelled ID validation data, and OOD validation data by name.
-        options: what it may lose.
-        run, log: how members run, and who hears of it.
+        description, tensors: those of the fused model.
+        dataset: labelled ID validation data.
+        outside: OOD validation data by name.
+        options: those of the fit.
+        run: how the members run.
+        log: receives the progress.
 
     Returns:
-        A :class:`hydractl.metrics.cascade.Cascade`; the ``loss`` that was allowed, and the ``losses`` on the data;
-        their ``share`` that goes on, and the mult-adds: their mean, of the first member, and of the others.
+        The fields of a :class:`hydractl.metrics.cascade.Cascade`; the ``loss`` that was allowed, and the ``losses`` on
+        the data; the ``share`` of samples that go on; the mult-adds of a sample: ``macs`` on average, ``first_macs`` of
+        the first member, ``rest_macs`` of the others; and the data of the fit.
 
     Raises:
-        InputError: too few samples, or none may stop.
+        InputError: there are too few samples, or none may stop.
     """
     model = HydraModel(description, tensors, resolve_device(run.device), resolve_dtype(run.dtype))
-    model.cascade = None
-    logits, rows = _member_logits(model, "ID", dataset, run, log)
+    model.cascade = None  # a cascade that the model may have already: all members are to run
+
+    logits, samples = _member_logits(model, "ID", dataset, run, log)
+    labels = np.asarray(dataset.labels)[samples]
     logits_outside = {}
     for name, data in outside.items():
         logits_outside[name], _ = _member_logits(model, name, data, run, log)
-    labels = np.asarray(dataset.labels)[rows]
+
     costs = staged_macs(description, tensors)
     fitted = fit_cheapest_cascade(
         logits,
@@ -75,8 +85,11 @@ def fit_cascade(
             f"--cascade: no sample may stop at the first member for a loss of {options.cascade_loss:g}",
             hint="allow more (--cascade-loss), let another score decide (--cascade-score), or give more samples",
         )
+
     first_macs, rest_macs = costs[fitted.cascade.member]
-    losses = {name: {"value": loss.value, "upper": loss.upper} for name, loss in fitted.losses.items()}
+    losses = {}
+    for name, loss in fitted.losses.items():
+        losses[name] = {"value": loss.value, "upper": loss.upper}
     return {
         "member": fitted.cascade.member,
         "score": fitted.cascade.score,
@@ -93,23 +106,32 @@ def fit_cascade(
 
 
 def _about(data: Dataset) -> dict[str, Any]:
-    """Return what a document says of the data that something was fitted to."""
-    return {"spec": data.spec, "n": len(data), "fingerprint": data.fingerprint()}
+    """Return the entry of a document for the data that something was fitted to."""
+    return {
+        "spec": data.spec,
+        "n": len(data),
+        "fingerprint": data.fingerprint(),
+    }
 
 
 @torch.no_grad()
 def _member_logits(
     model: HydraModel, name: str, data: Dataset, run: MembersRunOptions, log: Log
 ) -> tuple[np.ndarray, list[int]]:
-    """Return the logits ``[M, N, C]``, float32 or float64, and which samples they are of."""
+    """Return the logits ``[M, N, C]`` of all members, float32 or float64, and the numbers of their samples, ``[N]``."""
     parameter = next(model.parameters())
-    wide = torch.float64 if run.dtype == "float64" else torch.float32
-    rows: list[int] = []
-    logits = []
+    logits_dtype = torch.float32  # no narrower, whatever the model computes in
+    if run.dtype == "float64":
+        logits_dtype = torch.float64
+    samples: list[int] = []
+    logits_of_batches = []
     with log.progress(f"cascade on {name}", len(data), "samples") as progress:
         for batch in batches(data, model.preprocess, run.batch_size, workers=run.workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            logits.append(model.member_logits(inputs).to("cpu", wide).numpy())
-            rows += batch.indices
+            logits = model.member_logits(inputs)  # [M, B, C]
+            on_cpu = logits.to("cpu", logits_dtype)
+            logits_of_batches.append(on_cpu.numpy())
+            samples += batch.indices
             progress.advance(len(batch.indices))
-    return np.concatenate(logits, axis=1), rows
+    all_logits = np.concatenate(logits_of_batches, axis=1)
+    return all_logits, samples

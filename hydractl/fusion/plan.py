@@ -29,10 +29,10 @@ from hydractl.model.source import Source
 from hydractl.model.stored import member_name, union
 
 PIECE = 1 << 16
-"""Elements of a tensor that are averaged in one go."""
+"""The number of elements of a tensor that are averaged at once."""
 
-_NAMED = 3
-"""Tensors that are named of those that differ."""
+_MOST_NAMED = 3
+"""The largest number of tensors that a sentence names."""
 
 Owners = Sequence[tuple[int, int]]
 """For every head of a site that any member has, ascending: a member that has it, and its position there."""
@@ -48,7 +48,7 @@ class FusionPlan:
         averaged: stock names of the averaged tensors.
         shared: stock names of the other tensors that are stored once, because members do not differ in them.
         own: stock names of the tensors that every member keeps for itself.
-        warnings: what is odd about the members but allowed.
+        warnings: sentences on oddities of the members that are allowed.
     """
 
     description: Description
@@ -64,8 +64,8 @@ class FusedTensors:
 
     Args:
         sources: the members.
-        averaged: stock names of what is the mean over members.
-        equal: stock names of what is the same in all members.
+        averaged: stock names of the tensors that are the mean over members.
+        equal: stock names of the tensors that are the same in all members.
         unions: sites whose heads are stored once.
     """
 
@@ -73,64 +73,85 @@ class FusedTensors:
         self, sources: Sequence[Source], averaged: Sequence[str], equal: Sequence[str], unions: Sequence[HeadUnion]
     ) -> None:
         self.sources = [source.tensors for source in sources]
+        self._averaged = set(averaged)
         self._union_of: dict[str, HeadUnion] = {}
         for union_of_site in unions:
-            self._union_of.update(dict.fromkeys(union_of_site.names, union_of_site))
-        self._averaged = set(averaged)
+            for name in union_of_site.names:
+                self._union_of[name] = union_of_site
+
+        # The origin of each stored tensor: the member, None for all of them, and its stock name.
+        self._origins: dict[str, tuple[int | None, str]] = {}
         stored_once = {*averaged, *equal, *self._union_of}
-        # Where a stored tensor comes from: the member, None for all of them, and its stock name.
-        self._where: dict[str, tuple[int | None, str]] = {name: (None, name) for name in stored_once}
-        for member, source in enumerate(self.sources):
-            for name in source.names():
+        for name in stored_once:
+            self._origins[name] = (None, name)
+        for member, tensors in enumerate(self.sources):
+            for name in tensors.names():
                 if name not in stored_once:
-                    self._where[member_name(name, member)] = (member, name)
-        # The tensors of one site are asked for in a row, so one site in memory is enough.
+                    self._origins[member_name(name, member)] = (member, name)
+
+        # The tensors of one site are read one after another, so that one site in memory is enough.
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
 
     def elements(self, stock: Sequence[str]) -> int:
-        """Count the stored elements of what bears these names in the library's own model."""
+        """Return the number of stored elements of the tensors with these names in the library's own model."""
         wanted = set(stock)
         elements = 0
-        for name, (_, stock_name) in self._where.items():
+        for name, (_, stock_name) in self._origins.items():
             if stock_name in wanted:
                 elements += self.info(name).numel
         return elements
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
-        return sorted(self._where)
+        return sorted(self._origins)
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape."""
-        if name in self._union_of:
-            return self._union_of[name].infos[name]
-        member, stock = self._where[name]
-        return self.sources[member or 0].info(stock)
-
-    def read(self, name: str) -> Tensor:
-        """Read a tensor; averages are taken in float64 and rounded once, so equal members stay exactly as they are."""
+        """Return the dtype and the shape of a stored tensor."""
         union_of_site = self._union_of.get(name)
         if union_of_site is not None:
-            if self._cached is None or self._cached[0] is not union_of_site:
-                self._cached = (union_of_site, union_of_site.read())
-            return self._cached[1][name]
-        member, stock = self._where[name]
-        if member is None and stock in self._averaged:
-            return self._mean(stock)
-        return self.sources[member or 0].read(stock)
+            return union_of_site.infos[name]
+        member, stock_name = self._origins[name]
+        source = self.sources[member or 0]  # what all members have is read from the first
+        return source.info(stock_name)
+
+    def read(self, name: str) -> Tensor:
+        """Read a stored tensor.
+
+        Averages are computed in float64 and rounded once, so that equal members stay exactly as they are.
+        """
+        union_of_site = self._union_of.get(name)
+        if union_of_site is not None:
+            return self._tensors_of_site(union_of_site)[name]
+        member, stock_name = self._origins[name]
+        if member is None and stock_name in self._averaged:
+            return self._mean(stock_name)
+        source = self.sources[member or 0]  # what all members have is read from the first
+        return source.read(stock_name)
+
+    def _tensors_of_site(self, union_of_site: HeadUnion) -> dict[str, Tensor]:
+        """Return the tensors of a site whose heads are stored once, read anew unless it was the last one asked for."""
+        if self._cached is not None:
+            cached_union, tensors = self._cached
+            if cached_union is union_of_site:
+                return tensors
+        tensors = union_of_site.read()
+        self._cached = (union_of_site, tensors)
+        return tensors
 
     def _mean(self, name: str) -> Tensor:
-        """Compute the mean over members of a tensor."""
+        """Return the mean over members of the tensor with a stock name, in the tensor's own dtype."""
         info = self.info(name)
         mean = torch.empty(info.shape, dtype=torch_dtype(info))
-        flat = mean.view(-1)
-        # Piece by piece, which the processor's cache holds: sums of a whole embedding in float64 are big and slow.
+        flat_mean = mean.view(-1)
+        # In pieces that fit in the processor's cache: sums of a whole embedding in float64 are big and slow.
         for start in range(0, info.numel, PIECE):
-            piece = flat[start : start + PIECE]
-            total = torch.zeros(len(piece), dtype=torch.float64)
+            piece_of_mean = flat_mean[start : start + PIECE]
+            stop = start + len(piece_of_mean)
+            total = torch.zeros(len(piece_of_mean), dtype=torch.float64)
             for source in self.sources:
-                total += read_piece(source, name, start, start + len(piece)).to(torch.float64)
-            piece.copy_(total / len(self.sources))
+                piece = read_piece(source, name, start, stop)
+                total += piece.to(torch.float64)
+            piece_of_mean.copy_(total / len(self.sources))
         return mean
 
 
@@ -145,7 +166,7 @@ def plan_fusion(
     Args:
         sources: dense or pruned models of one architecture; each may keep other heads.
         merge: which parts are averaged: any of ``mlp``, ``norm``, ``embed``; none of them keeps every member whole.
-        headers_only: read no weights, and so take nothing for equal: the fused model may turn out smaller.
+        headers_only: read no weights, and count no tensors as equal: the fused model may turn out smaller.
 
     Raises:
         UsageError: for another part.
@@ -154,11 +175,13 @@ def plan_fusion(
     unknown = [part for part in merge if part not in MERGEABLE]
     if unknown:
         raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {', '.join(MERGEABLE)}")
-    merged = [part for part in MERGEABLE if part in merge]
+    merged_parts = [part for part in MERGEABLE if part in merge]
     check_members(sources)
     first = sources[0]
     names = first.tensors.names()
-    averaged = [name for name in names if first.family.part(name, first.sites) in merged]
+    averaged = [name for name in names if first.family.part(name, first.sites) in merged_parts]
+
+    # Attention: where all heads that members have in common are the same, each head is stored once.
     unions: list[HeadUnion] = []
     in_attention: set[str] = set()
     for site in first.sites:
@@ -169,29 +192,48 @@ def plan_fusion(
             owners = common_heads(sources, site)
         if owners is not None:
             unions.append(HeadUnion(sources, site, owners))
+
+    # Everything else that is not averaged: a tensor is stored once where it is equal in all members.
     elsewhere = [name for name in names if name not in in_attention and name not in averaged]
     equal: set[str] = set()
     if not headers_only:
         equal = equal_names(sources, elsewhere)
+
     shared = set(equal)
     for union_of_site in unions:
         shared.update(union_of_site.names)
+    own = set(names).difference(averaged, shared)
+    warnings: list[str] = []
+    if not headers_only:
+        warnings = _warnings(sources)
     return FusionPlan(
-        description=_fused_description(sources, merged, headers_only),
+        description=_fused_description(sources, merged_parts, headers_only),
         tensors=FusedTensors(sources, averaged, sorted(equal), unions),
         averaged=averaged,
         shared=sorted(shared),
-        own=sorted(set(names).difference(averaged, shared)),
-        warnings=[] if headers_only else _warnings(sources),
+        own=sorted(own),
+        warnings=warnings,
     )
 
 
 def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers_only: bool) -> Description:
-    """Return what the fused model says of itself; without the digests of its members where no weights are read."""
+    """Return the description of the fused model; without the digests of its members where no weights are read."""
     descriptions = [source.description for source in sources]
     first = descriptions[0]
-    with_names = [description for description in descriptions if description.labels is not None]
-    named = with_names[0] if with_names else first
+    masks = [description.mask for description in descriptions]
+    seen_by_members = [description.seen for description in descriptions]
+    origins = {description.origin for description in descriptions}
+    common_origin = None
+    if len(origins) == 1:
+        common_origin = first.origin
+
+    # The class names and the prompt are those of the first member that names its classes.
+    named = first
+    for description in descriptions:
+        if description.labels is not None:
+            named = description
+            break
+
     members: list[dict[str, Any]] = []
     for source in sources:
         member: dict[str, Any] = {}
@@ -199,7 +241,6 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
             member["sha256"] = source.sha256
         member["provenance"] = dict(source.description.provenance)
         members.append(member)
-    origins = {description.origin for description in descriptions}
     return Description(
         kind="fused",
         family=first.family,
@@ -209,24 +250,26 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
         preprocess=first.preprocess,
         labels=named.labels,
         prompt=named.prompt,
-        masks=[description.mask for description in descriptions],
+        masks=masks,
         merge=merged,
         members=members,
-        seen=tuple(merged_seen(*(description.seen for description in descriptions))),
-        origin=first.origin if len(origins) == 1 else None,
+        seen=tuple(merged_seen(*seen_by_members)),
+        origin=common_origin,
     )
 
 
 def _warnings(sources: Sequence[Source]) -> list[str]:
-    """Say what is odd about the members but allowed."""
+    """Return sentences on oddities of the members that are allowed."""
     warnings = []
     if len(sources) == 1:
         warnings.append("one member: the fused model is that member, with no diversity to measure")
-    seen: dict[str, str] = {}
+    name_of_digest: dict[str, str] = {}
     for source in sources:
-        if source.sha256 in seen:
-            warnings.append(f"{source.name} and {seen[source.sha256]} are the same checkpoint: they add no diversity")
-        seen.setdefault(source.sha256, source.name)
+        earlier = name_of_digest.get(source.sha256)
+        if earlier is None:
+            name_of_digest[source.sha256] = source.name
+        else:
+            warnings.append(f"{source.name} and {earlier} are the same checkpoint: they add no diversity")
     return warnings
 
 
@@ -245,51 +288,56 @@ def check_members(sources: Sequence[Source]) -> None:
             problems.append(f"{source.name} is itself a fused model")
     first = sources[0]
     for other in sources[1:]:
-        problems += [f"{other.name} against {first.name}: {what}" for what in _differences(first, other)]
+        for difference in _differences(first, other):
+            problems.append(f"{other.name} against {first.name}: {difference}")
     if problems:
         raise InputError("these models cannot be members of one fused model", length_hint(problems), problems)
 
 
 def _differences(a: Source, b: Source) -> list[str]:
-    """List in what two members differ and must not: the architecture, and only where that is the same, the rest."""
-    first, second = a.description, b.description
+    """List in what a second member differs from a first and must not.
+
+    Where the architectures differ, only that is listed: the rest would differ as well.
+    """
+    first = a.description
+    second = b.description
     differences: list[str] = []
 
-    def compare(what: str, value: object, other: object) -> None:
-        if value != other:
-            differences.append(f"{what} {other!r}, not {value!r}")
+    def compare(quality: str, expected: object, actual: object) -> None:
+        if actual != expected:
+            differences.append(f"{quality} {actual!r}, not {expected!r}")
 
     compare("family", first.family, second.family)
     compare("architecture", first.arch, second.arch)
-    if a.classes is not None and b.classes is not None:  # what is unknown agrees with everything
+    if a.classes is not None and b.classes is not None:  # an unknown number agrees with every other
         compare("number of classes", a.classes, b.classes)
     if first.prompt is not None and second.prompt is not None:
         compare("prompt", first.prompt, second.prompt)
     compare("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size"))
     if differences:
         return differences
+
     differences += label_differences(first.labels, second.labels)
     differences += preprocess_differences(first.preprocess, second.preprocess)
     if first.config != second.config:
         differences.append("another configuration of the architecture (compare with: hydractl --info)")
-    return differences + _dtype_differences(a.tensors, b.tensors)
-
-
-_MOST_DTYPES = 3
-"""How many tensors of another dtype are named."""
+    differences += _dtype_differences(a.tensors, b.tensors)
+    return differences
 
 
 def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
     """Name the first tensors that have another dtype in the second model."""
     differences: list[str] = []
-    names_in_both = set(b.names())
+    names_in_b = set(b.names())
     for name in a.names():
-        if name not in names_in_both or len(differences) == _MOST_DTYPES:
+        if len(differences) == _MOST_NAMED:
+            break
+        if name not in names_in_b:
             continue
-        dtype = a.info(name).dtype
-        other = b.info(name).dtype
-        if dtype != other:
-            differences.append(f"tensor {name!r} is {other}, not {dtype}")
+        expected = a.info(name).dtype
+        actual = b.info(name).dtype
+        if actual != expected:
+            differences.append(f"tensor {name!r} is {actual}, not {expected}")
     return differences
 
 
@@ -297,37 +345,42 @@ def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
 
 
 def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
-    """Return the tensors whose every element is the same in all members."""
-    first, *others = sources
-    equal = set()
+    """Return the names of the tensors whose every element is the same in all members."""
+    first = sources[0]
+    equal = set(names)
     for name in names:
         tensor = first.tensors.read(name)
-        if all(torch.equal(tensor, other.tensors.read(name)) for other in others):
-            equal.add(name)
+        for other in sources[1:]:
+            if not torch.equal(tensor, other.tensors.read(name)):
+                equal.discard(name)
+                break
     return equal
 
 
 def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
     """Return the member to take each head of a site from, if the head is the same in all members that have it.
 
-    None where a head differs between two members, or what belongs to no head does.
+    None where a head differs between two members, or a tensor that belongs to no head.
     """
     blocks = [_weights(source, site) for source in sources]
-    if not all(_same_beside_heads(blocks[0], block) for block in blocks):
-        return None
+    for block in blocks:
+        if not _same_beside_heads(blocks[0], block):
+            return None
     owners = _first_owners(sources, site)
     key_owners: dict[int, tuple[int, int]] = {}
     for member, source in enumerate(sources):
-        for position, head in enumerate(source.description.mask.kept[site.path]):
-            owner, place = owners[head]
-            if owner != member and not _same_head(blocks[owner], place, blocks[member], position, PER_HEAD):
+        kept = source.description.mask.kept[site.path]
+        for position, head in enumerate(kept):
+            head_here = (blocks[member], position)
+            owner, owner_position = owners[head]
+            if owner != member and not _same_head((blocks[owner], owner_position), head_here, PER_HEAD):
                 return None
             if site.sharing == 1:
                 continue
-            # Members may have no head in common, and yet one of keys and values.
+            # Two members with no query head in common may still have a head of keys and values in common.
             key_head = head // site.sharing
-            owner, place = key_owners.setdefault(key_head, (member, position))
-            if owner != member and not _same_head(blocks[owner], place, blocks[member], position, OF_KEYS):
+            owner, owner_position = key_owners.setdefault(key_head, (member, position))
+            if owner != member and not _same_head((blocks[owner], owner_position), head_here, OF_KEYS):
                 return None
     return list(owners.values())
 
@@ -336,15 +389,19 @@ def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, tuple[int,
     """Return, for every head that any member has, ascending, the first member that has it and its position there."""
     owners: dict[int, tuple[int, int]] = {}
     for member, source in enumerate(sources):
-        for position, head in enumerate(source.description.mask.kept[site.path]):
-            owners.setdefault(head, (member, position))
-    return dict(sorted(owners.items()))
+        kept = source.description.mask.kept[site.path]
+        for position, head in enumerate(kept):
+            if head not in owners:
+                owners[head] = (member, position)
+    ascending = sorted(owners.items())
+    return dict(ascending)
 
 
 def _weights(source: Source, site: Site, *, meta: bool = False) -> HeadWeights:
-    """Read the heads of a site; their shapes only where ``meta`` is true."""
+    """Read the heads of a site; where ``meta`` is true, only their shapes, as tensors on the meta device."""
+    names = attention_names(source.family, source.tensors.names(), source.sites, site)
     tensors = {}
-    for name in attention_names(source.family, source.tensors.names(), source.sites, site):
+    for name in names:
         if meta:
             tensors[name] = meta_tensor(source.tensors.info(name))
         else:
@@ -361,17 +418,35 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _same_beside_heads(a: HeadWeights, b: HeadWeights) -> bool:
-    """Return whether what belongs to no head is the same in two attentions."""
-    if not _same(a.o_bias, b.o_bias) or a.extra.keys() != b.extra.keys():
+    """Return whether two blocks have the same tensors that belong to no head."""
+    if not _same(a.o_bias, b.o_bias):
         return False
-    return all(_same(a.extra[name], b.extra[name]) for name in a.extra)
+    if a.extra.keys() != b.extra.keys():
+        return False
+    for name, tensor_a in a.extra.items():
+        tensor_b = b.extra[name]
+        if not _same(tensor_a, tensor_b):
+            return False
+    return True
 
 
-def _same_head(a: HeadWeights, position_a: int, b: HeadWeights, position_b: int, names: Sequence[str]) -> bool:
-    """Return whether a head of one attention has the same tensors of these names as a head of another."""
-    head_a = a.select([position_a])
-    head_b = b.select([position_b])
-    return all(_same(getattr(head_a, name), getattr(head_b, name)) for name in names)
+def _same_head(a: tuple[HeadWeights, int], b: tuple[HeadWeights, int], names: Sequence[str]) -> bool:
+    """Return whether two heads have the same tensors of these names.
+
+    Args:
+        a, b: the block and the position of each head.
+        names: of :data:`hydractl.heads.weights.PER_HEAD`.
+    """
+    block_a, position_a = a
+    block_b, position_b = b
+    head_a = block_a.select([position_a])
+    head_b = block_b.select([position_b])
+    for name in names:
+        tensor_a = getattr(head_a, name)
+        tensor_b = getattr(head_b, name)
+        if not _same(tensor_a, tensor_b):
+            return False
+    return True
 
 
 class HeadUnion:
@@ -379,7 +454,7 @@ class HeadUnion:
 
     Args:
         sources: the members.
-        site: of all of them.
+        site: the site, the same in all of them.
         owners: from :func:`common_heads`.
 
     Attributes:
@@ -392,46 +467,68 @@ class HeadUnion:
         self._owners = owners
         first = sources[0]
         self.names = attention_names(first.family, first.tensors.names(), first.sites, site)
-        shapes = {name: meta_tensor(first.tensors.info(name)) for name in self.names}
+        shapes = {}
+        for name in self.names:
+            shapes[name] = meta_tensor(first.tensors.info(name))
         self._write_heads(shapes, meta=True)
-        self.infos = {name: tensor_info(tensor) for name, tensor in shapes.items()}
+        self.infos = {}
+        for name, tensor in shapes.items():
+            self.infos[name] = tensor_info(tensor)
 
     def read(self) -> dict[str, Tensor]:
-        """Read all tensors of the site."""
-        tensors = {name: self._sources[0].tensors.read(name) for name in self.names}
+        """Read all tensors of the site, by name."""
+        first = self._sources[0]
+        tensors = {}
+        for name in self.names:
+            tensors[name] = first.tensors.read(name)
         self._write_heads(tensors, meta=False)
         return tensors
 
     def _write_heads(self, tensors: dict[str, Tensor], *, meta: bool) -> None:
-        """Write the heads of their owners into the tensors of the site."""
+        """Put the heads of all owners into the tensors of the site, in place of those of the first member.
+
+        Args:
+            tensors: those of the first member, by name; changed.
+            meta: whether only shapes are needed.
+        """
         first = self._sources[0]
-        if not self._owners:  # no member has a head here
-            first.family.write(tensors, self._site, _weights(first, self._site, meta=meta))
-            return
-        members = sorted({member for member, _ in self._owners})
-        blocks = {member: _weights(self._sources[member], self._site, meta=meta) for member in members}
-        heads = [(blocks[member], position) for member, position in self._owners]
-        masks = [source.description.mask for source in self._sources]
-        kept = union(masks, self._site.path)
-        weights = HeadWeights.gathered(heads, self._site.key_heads(kept))
+        weights = self._gathered(meta=meta)
         first.family.write(tensors, self._site, weights)
 
+    def _gathered(self, *, meta: bool) -> HeadWeights:
+        """Return one block with the heads of all owners."""
+        if not self._owners:  # no member has a head here
+            return _weights(self._sources[0], self._site, meta=meta)
+        blocks: dict[int, HeadWeights] = {}  # by the number of the member
+        heads = []
+        for member, position in self._owners:
+            if member not in blocks:
+                source = self._sources[member]
+                blocks[member] = _weights(source, self._site, meta=meta)
+            heads.append((blocks[member], position))
 
-# --- what of the computation they share -------------------------------------------------------------------------------
+        masks = [source.description.mask for source in self._sources]
+        kept_by_any = union(masks, self._site.path)
+        key_heads = self._site.key_heads(kept_by_any)
+        return HeadWeights.gathered(heads, key_heads)
+
+
+# --- the computation that members share -------------------------------------------------------------------------------
 
 
 class SharedParts(TypedDict):
     """The parts of one tower that run once for all members.
 
     Attributes:
-        tower: its name.
-        blocks: how many blocks it has.
-        stem: whether what comes before them runs once.
-        blocks_once: how many leading blocks run once.
-        attention_once: whether the attention behind these does.
-        parts_at: where members part; None where they never do, in this and in the next two.
-        differs: in what they differ there.
-        hint: what would make them part later.
+        tower: the name of the tower.
+        blocks: the number of its blocks.
+        stem: whether the computation before the blocks runs once.
+        blocks_once: the number of leading blocks that run once.
+        attention_once: whether the attention after these runs once.
+        parts_at: the place where the computation of the members parts; this and the next two are None where it never
+            does.
+        differs: the weights or heads in which the members differ there.
+        hint: advice that would make them part later.
     """
 
     tower: str
@@ -447,8 +544,9 @@ class SharedParts(TypedDict):
 def shared_parts(plan: FusionPlan) -> list[SharedParts]:
     """Describe the parts that run once for all members, for each tower."""
     model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
+    stages_of_towers = model.family.stages(model.networks[0])
     towers = []
-    for chain, stages in zip(model.chains, model.family.stages(model.networks[0]), strict=True):
+    for chain, stages in zip(model.chains, stages_of_towers, strict=True):
         parts_at: str | None = None
         differs: str | None = None
         hint: str | None = None
@@ -474,37 +572,44 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
 
 
 def _parting_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tuple[str, str]:
-    """Return in what members differ before the first block of a tower, and what would change that."""
+    """Return the tensors in which members differ before the first block of a tower, and a hint how to change that."""
     differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
-    parts = {model.family.part(name, model.sites) for name in differing}
+    differing_parts = set()
+    for name in differing:
+        differing_parts.add(model.family.part(name, model.sites))
+    mergeable = sorted(differing_parts.intersection(MERGEABLE))
     hint = "do not train it (finetune --train-last N)"
-    mergeable = sorted(parts & set(MERGEABLE))
     if mergeable:
         hint = f"average it (--merge {','.join(mergeable)}), or {hint}"
     return _some_tensors(differing), hint
 
 
 def _parting_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:
-    """Return in what members differ in the first block that is not the same for all, and what would change that."""
+    """Return the heads and tensors in which members differ in the first block that runs per member, and a hint."""
     block = chain.start.blocks
-    site = model.sites[chain.sites.start + block].path
-    kept = [mask.kept[site] for mask in plan.description.masks]
-    differing = [name for name in plan.own if name.startswith(stages.prefixes_of(block))]
+    site = model.sites[chain.sites.start + block]
     differences = []
     hints = []
-    if any(heads != kept[0] for heads in kept):
+
+    kept_by_members = {mask.kept[site.path] for mask in plan.description.masks}
+    if len(kept_by_members) > 1:
         differences.append("heads")
         hints.append("the same heads (prune --share-sites N --with MASK)")
+
+    prefixes = stages.prefixes_of(block)
+    differing = [name for name in plan.own if name.startswith(prefixes)]
     if differing:
         differences.append(_some_tensors(differing))
         hints.append("weights left as they are (finetune --train-last N)")
-    hint = f"members that are the same in more leading blocks: {' and '.join(hints)}"
-    return "; ".join(differences), hint
+
+    listed_hints = " and ".join(hints)
+    return "; ".join(differences), f"members that are the same in more leading blocks: {listed_hints}"
 
 
 def _some_tensors(names: Sequence[str]) -> str:
     """Name the first of some tensors, and count the others."""
-    named = ", ".join(names[:_NAMED])
-    if len(names) <= _NAMED:
+    named = ", ".join(names[:_MOST_NAMED])
+    unnamed = len(names) - _MOST_NAMED
+    if unnamed <= 0:
         return named
-    return f"{named} and {len(names) - _NAMED} more tensors"
+    return f"{named} and {unnamed} more tensors"

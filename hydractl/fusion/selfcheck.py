@@ -27,12 +27,14 @@ TOLERANCE = 1e-5
 """Largest allowed difference of logits, times max(1, largest logit), in float32."""
 
 EFFECT = ("merge_max_abs", "merge_agreement", "merge_log_p")
-"""The measures of the effect of averaging on each member."""
+"""The keys of the measures of how averaging affects each member."""
 
-_OF_ANSWERS = (*EFFECT[1:], "pool_max_abs", "mi", "disagreement")
+# The keys of measures of answers, which bodies do not have: their features are no answers.
+_OF_ANSWERS = ("merge_agreement", "merge_log_p", "pool_max_abs", "mi", "disagreement")
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 Classes = tuple[Sequence[str], Sequence[str]]
+"""The class names and the templates of prompts."""
 
 
 class _Averages:
@@ -46,9 +48,9 @@ class _Averages:
         self._held: dict[str, Tensor] = {}
 
     def in_place(self, tensors: TensorSource) -> LentTensors:
-        """Return tensors on the device, with the averages in the places of those that are averaged.
+        """Return tensors of a model on the device, with the averages in place of its own where there are averages.
 
-        A member's own tensors with these are what the fused member must equal.
+        With the tensors of a member, this is the model that the fused member must equal.
         """
         averaged = set(self.names)
 
@@ -57,26 +59,28 @@ class _Averages:
                 return self.read(name)
             return self.on_device(tensors.read(name))
 
-        return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
+        infos = {name: tensors.info(name) for name in tensors.names()}
+        return LentTensors(infos, read)
 
     def read(self, name: str) -> Tensor:
-        """Read one average. It stays in memory for all models made of it, unless its weights are in 16 bits."""
-        if name not in self._held:
-            tensor = self.on_device(self._tensors.read(name))
-            if self.dtype in _SIXTEEN_BITS:
-                return tensor
+        """Return one average. It stays in memory for all models that use it, unless weights are kept in 16 bits."""
+        if name in self._held:
+            return self._held[name]
+        tensor = self.on_device(self._tensors.read(name))
+        if self.dtype not in _SIXTEEN_BITS:
             self._held[name] = tensor
-        return self._held[name]
+        return tensor
 
     def drop(self) -> None:
-        """Average nothing any more, and free the averages."""
+        """Forget and free the averages: :meth:`in_place` then returns a model's own tensors."""
         self._held.clear()
         self.names.clear()
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """Move a tensor to the device; floating point numbers also to the dtype."""
-        dtype = self.dtype if tensor.is_floating_point() else None
-        return tensor.to(self.device, dtype)
+        """Return a tensor on the device; floating point numbers also in the dtype."""
+        if not tensor.is_floating_point():
+            return tensor.to(self.device)
+        return tensor.to(self.device, self.dtype)
 
     def same_in(self, source: Source) -> bool:
         """Return whether averaging has left all weights of this member as they were."""
@@ -93,13 +97,13 @@ def self_check(
 ) -> dict[str, Any]:
     """Compare the fused model with its members on random inputs.
 
-    Two comparisons: every fused member against that member run alone with the averaged weights in place (the runtime
-    must be exact), and against the member as it was (what averaging changed, zero where nothing was averaged).
+    Every fused member is compared twice: with that member run alone with the averaged weights in place (the two must be
+    equal but for rounding), and with the member as it was (the difference is the effect of averaging).
 
     Returns:
-        ``member_max_abs`` (runtime error), what :func:`moved_answers` says of averaging, ``pool_max_abs`` (averaged
-        prediction against the mean of softmaxes), each per member or overall, the tolerance, and how much the fused
-        members differ (``mi``, ``disagreement``). Of bodies, whose features are no answers, only what compares numbers.
+        ``member_max_abs`` (rounding error of each member), the measures of :func:`moved_answers`, ``pool_max_abs`` (the
+        averaged prediction against the mean of softmaxes), the tolerance, and how much the fused members differ
+        (``mi``, ``disagreement``). For bodies, whose features are no answers, the measures of answers are left out.
         Rounding errors are given as the power of ten they stay below, the rest to three digits, so that the file does
         not depend on how a machine orders its sums.
 
@@ -111,8 +115,10 @@ def self_check(
         check_finite_weights(source.name, source.tensors)
     averages = _Averages(plan, device)
     inputs, classes, logits = _run_fused(plan, averages, seed)
-    together = logits.double()
-    alone: list[Tensor] = []
+    together = logits.double()  # [M, B, classes]
+
+    # Run each member alone, with the averages in place.
+    alone: list[Tensor] = []  # [B, classes] each
     runtime_errors: list[float] = []
     with log.progress("self-check", len(sources), "members") as progress:
         for member, source in enumerate(sources):
@@ -120,36 +126,48 @@ def self_check(
             if not member_alone.isfinite().all():
                 raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
             alone.append(member_alone)
-            runtime_errors.append(float((together[member] - member_alone).abs().max()))
+            difference = together[member] - member_alone
+            runtime_errors.append(float(difference.abs().max()))
             progress.advance()
         gc.collect()  # of the last member
         unchanged = [averages.same_in(source) for source in sources]
         averages.drop()
+
+    # Run each member as it was. Where averaging changed nothing in it, that is the member that has just run.
     before = []
     for member, source in enumerate(sources):
-        # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
-        before.append(together[member] if unchanged[member] else _run_alone(source, averages, inputs, classes))
+        if unchanged[member]:
+            before.append(together[member])
+        else:
+            before.append(_run_alone(source, averages, inputs, classes))
+
+    # Compare.
     max_abs_logit = float(together.abs().max())
     tolerance = TOLERANCE * max(1.0, max_abs_logit)
-    mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)
-    pooled = log_mean_softmax(logits).double().exp()
-    if not all(error <= tolerance for error in runtime_errors):  # NaN, which max() may pass over, neither
+    within_tolerance = [error <= tolerance for error in runtime_errors]  # False for NaN, which max() may pass over
+    if not all(within_tolerance):
         raise HydraError(
             f"self-check failed: a fused member differs from the member alone by {max(runtime_errors):.2e} "
             f"(allowed {tolerance:.2e})",
             hint="this is a defect of hydractl or of the machine's arithmetic: nothing was written",
         )
+    mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)  # [B, classes]
+    pooled = log_mean_softmax(logits).double().exp()
+    pool_error = float((pooled - mean_of_softmax).abs().max())
+
     result: dict[str, Any] = {
         "inputs": f"{BATCH} random inputs, seed {seed}",
         "max_abs_logit": to_three_digits(max_abs_logit),
         "member_max_abs": [_at_most(error) for error in runtime_errors],
     }
     result.update(moved_answers(torch.stack(before), together, tolerance))
-    pool_error = float((pooled - mean_of_softmax).abs().max())
     result["pool_max_abs"] = _at_most(pool_error)
     result["tolerance"] = to_three_digits(tolerance)
-    for key, value in diversity_block(samples_of(together.cpu().numpy())).items():
-        result[key] = None if value is None else round(value, 6)
+    diversity = diversity_block(samples_of(together.cpu().numpy()))
+    for key, value in diversity.items():
+        result[key] = value
+        if value is not None:
+            result[key] = round(value, 6)
     if sources[0].classes == 0:
         for key in _OF_ANSWERS:
             result.pop(key, None)
@@ -164,67 +182,86 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
         For each member ``merge_max_abs``: the largest change of a logit; ``merge_agreement``: the share of inputs whose
         most probable class stays so, but for ties to the tolerance; ``merge_log_p``: the mean change of log p, in nats.
     """
-    # After averaging, the logit of the class that was most probable before: [M, B].
-    logit_of_answer = after.gather(-1, before.argmax(-1, keepdim=True)).squeeze(-1)
-    same_answer = after.amax(-1) - logit_of_answer <= tolerance
+    change = after - before
+    # The answer stays where its logit is the highest after averaging too.
+    answer_before = before.argmax(-1, keepdim=True)  # [M, B, 1]
+    logit_of_answer = after.gather(-1, answer_before).squeeze(-1)  # [M, B]
+    stays = after.amax(-1) - logit_of_answer <= tolerance  # [M, B]
     shift_of_log_p = after.log_softmax(-1) - before.log_softmax(-1)
     effect = {  # [M] each
-        "merge_max_abs": (after - before).abs().amax((1, 2)),
-        "merge_agreement": same_answer.double().mean(1),
+        "merge_max_abs": change.abs().amax((1, 2)),
+        "merge_agreement": stays.double().mean(1),
         "merge_log_p": shift_of_log_p.abs().mean((1, 2)),
     }
-    return {key: [to_three_digits(value) for value in of_members.tolist()] for key, of_members in effect.items()}
+    rounded = {}
+    for key, values in effect.items():
+        rounded[key] = [to_three_digits(value) for value in values.tolist()]
+    return rounded
 
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, Classes | None, Tensor]:
-    """Return the inputs of a check, class names and templates, and the fused model's logits ``[M, B, classes]``.
+    """Run the fused model on random inputs.
 
-    Class names and templates are those of the prompts, for a model whose classes are given by name; else None.
+    Returns:
+        The inputs; the class names and templates of the prompts, for a model whose classes are given by name, else
+        None; the logits of all members ``[M, B, classes]``.
     """
     device = averages.device
     tensors = averages.in_place(plan.tensors)
-    fused = float32_model(plan.description, tensors, device, averages.dtype).with_classes()
+    fused = float32_model(plan.description, tensors, device, averages.dtype)
+    fused = fused.with_classes()
     examples = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
     inputs = move(examples, device, torch.float32)
     classes: Classes | None = None
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
-    return inputs, classes, fused.member_logits(inputs)
+    logits = fused.member_logits(inputs)
+    return inputs, classes, logits
 
 
 def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classes | None) -> Tensor:
-    """Compute the logits ``[B, classes]`` in float64 of a member alone, with the averages that are held in place."""
-    gc.collect()  # models refer to themselves, so the one before would stay in memory beside this one
+    """Return the logits ``[B, classes]``, in float64, of a member run alone with the averages in place."""
+    gc.collect()  # models refer to themselves, so that the one before would stay in memory beside this one
     tensors = averages.in_place(source.tensors)
     model = float32_model(source.description, tensors, averages.device, averages.dtype)
     if classes is not None:
         labels, templates = classes
         model = model.zero_shot(labels, templates)
-    return model.member_logits(inputs)[0].double()
+    logits_of_members = model.member_logits(inputs)  # [1, B, classes]
+    return logits_of_members[0].double()
 
 
 def _at_most(error: float) -> float:
-    """Return the smallest power of ten that is not below a rounding error; everything under 1e-6 is 1e-6."""
+    """Return the smallest power of ten that is not below a rounding error; 1e-6 for all errors under 1e-6."""
     if error <= 0:
         return 1e-6
-    exponent = max(-6, math.ceil(math.log10(error)))
-    return float(f"1e{exponent}")
+    exponent = math.ceil(math.log10(error))
+    shown_exponent = max(-6, exponent)
+    return float(f"1e{shown_exponent}")
 
 
 def to_three_digits(value: float) -> float:
-    """Round a measured number to three digits, as files hold it: what lies beyond is rounding of the machine."""
-    return float(f"{value:.3g}")
+    """Return a measured number rounded to three digits, as files hold it: the others may differ between machines."""
+    text = f"{value:.3g}"
+    return float(text)
 
 
 # --- weights of 16 bits: blocks read theirs when they run, and compute in float32 -------------------------------------
 
 
 def storage_dtype(tensors: TensorSource) -> torch.dtype:
-    """Return the dtype to keep weights in that compute in float32: the 16-bit one that all have, else float32."""
-    dtypes = {torch_dtype(tensors.info(name)) for name in tensors.names()}
-    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
-    if len(floating) == 1 and floating[0] in _SIXTEEN_BITS:
-        return floating[0]
+    """Return the dtype in which to keep weights that are computed with in float32.
+
+    It is the 16-bit dtype that all floating point tensors have; float32 where there is no such dtype.
+    """
+    floating_dtypes = set()
+    for name in tensors.names():
+        dtype = torch_dtype(tensors.info(name))
+        if dtype.is_floating_point:
+            floating_dtypes.add(dtype)
+    for dtype in _SIXTEEN_BITS:
+        if floating_dtypes == {dtype}:
+            return dtype
     return torch.float32
 
 
@@ -233,11 +270,16 @@ def float32_model(
 ) -> HydraModel:
     """Build a model that computes in float32, for inference only; weights of 16 bits take little memory.
 
-    Of a model in 16 bits,
+    In a model of 16 bits,
 
     * each block reads its weights from the file when it runs, as float32;
     * tables of embeddings stay in 16 bits, and the rows that are looked up become float32;
     * everything else is small, and becomes float32 here.
+
+    Args:
+        description, tensors: of the model.
+        device: where it runs.
+        dtype: of the weights that are kept in memory, as of :func:`storage_dtype`.
     """
     streamed = dtype in _SIXTEEN_BITS
     model = HydraModel(description, tensors, device, dtype, streamed=streamed)

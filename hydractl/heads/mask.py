@@ -50,18 +50,26 @@ class Site:
     sharing: int = 1
 
     def key_heads(self, kept: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the place of each head's keys and values among those in use; None where no head shares any."""
+        """Return the place of each kept head's keys and values among those in use; None where no head shares any."""
         if self.sharing == 1:
             return None
-        used_keys = [head // self.sharing for head in kept]
-        keys_in_use = dict.fromkeys(used_keys)  # each once, in order of first use
-        place_of_key = {key: place for place, key in enumerate(keys_in_use)}
-        return tuple(place_of_key[key] for key in used_keys)
+        place_of_key: dict[int, int] = {}  # in order of first use
+        places = []
+        for head in kept:
+            key = head // self.sharing
+            if key not in place_of_key:
+                place_of_key[key] = len(place_of_key)
+            places.append(place_of_key[key])
+        return tuple(places)
 
 
 def all_heads(sites: Iterable[Site]) -> list[Head]:
     """List every head of the given sites, in model order: the order of ties everywhere in hydractl."""
-    return [(site.path, head) for site in sites for head in range(site.heads)]
+    heads: list[Head] = []
+    for site in sites:
+        for number in range(site.heads):
+            heads.append((site.path, number))
+    return heads
 
 
 class SiteDocument(TypedDict):
@@ -96,59 +104,79 @@ class HeadMask:
     @classmethod
     def full(cls, sites: Iterable[Site]) -> HeadMask:
         """Return the mask that keeps every head."""
-        heads = {site.path: site.heads for site in sites}
-        kept = {path: tuple(range(count)) for path, count in heads.items()}
+        heads = {}
+        kept = {}
+        for site in sites:
+            heads[site.path] = site.heads
+            kept[site.path] = tuple(range(site.heads))
         return cls(heads, kept)
 
     def without(self, removed: Iterable[Head]) -> HeadMask:
         """Return this mask with more heads removed; heads that are already gone stay gone."""
-        gone = set(removed)
+        to_remove = set(removed)
         kept = {}
         for path, heads in self.kept.items():
-            kept[path] = tuple(head for head in heads if (path, head) not in gone)
+            remaining = [head for head in heads if (path, head) not in to_remove]
+            kept[path] = tuple(remaining)
         return HeadMask(self.heads, kept)
 
     def intersect(self, other: HeadMask) -> HeadMask:
-        """Return the heads kept by both masks. Pruning a pruned model again is this operation."""
+        """Return the mask of the heads that both masks keep. Pruning a pruned model again is this operation."""
         kept = {}
         for path, heads in self.kept.items():
-            kept[path] = tuple(head for head in heads if head in other.kept[path])
+            in_both = [head for head in heads if head in other.kept[path]]
+            kept[path] = tuple(in_both)
         return HeadMask(self.heads, kept)
 
     def at(self, paths: Iterable[str]) -> HeadMask:
         """Return the part of this mask at some sites, in model order."""
         wanted = set(paths)
-        heads = {path: count for path, count in self.heads.items() if path in wanted}
-        kept = {path: self.kept[path] for path in heads}
+        heads = {}
+        kept = {}
+        for path, count in self.heads.items():
+            if path in wanted:
+                heads[path] = count
+                kept[path] = self.kept[path]
         return HeadMask(heads, kept)
 
     def updated(self, other: HeadMask) -> HeadMask:
-        """Return this mask with the sites of ``other`` as they are there."""
-        kept = {path: other.kept.get(path, heads) for path, heads in self.kept.items()}
+        """Return this mask with the sites that ``other`` has replaced by those of ``other``."""
+        kept = {}
+        for path, heads in self.kept.items():
+            kept[path] = other.kept.get(path, heads)
         return HeadMask(self.heads, kept)
 
     @property
     def kept_heads(self) -> list[Head]:
         """All kept heads in model order."""
-        return [(path, head) for path, heads in self.kept.items() for head in heads]
+        kept: list[Head] = []
+        for path, numbers in self.kept.items():
+            for number in numbers:
+                kept.append((path, number))
+        return kept
 
     @property
     def removed_heads(self) -> list[Head]:
         """All removed heads in model order."""
-        removed = []
+        removed: list[Head] = []
         for path, count in self.heads.items():
             kept = set(self.kept[path])
-            removed += [(path, head) for head in range(count) if head not in kept]
+            for number in range(count):
+                if number not in kept:
+                    removed.append((path, number))
         return removed
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing has been removed."""
-        return all(len(self.kept[path]) == count for path, count in self.heads.items())
+        """True where no head has been removed."""
+        heads_before = sum(self.heads.values())
+        heads_kept = sum(self.counts())
+        return heads_kept == heads_before
 
     def counts(self) -> list[int]:
         """Return the number of kept heads per site, in model order."""
-        return [len(heads) for heads in self.kept.values()]
+        numbers_of_sites = self.kept.values()
+        return [len(numbers) for numbers in numbers_of_sites]
 
     def to_json(
         self,
@@ -156,7 +184,13 @@ class HeadMask:
         source: Mapping[str, Any] | None = None,
         seen: Sequence[Mapping[str, Any]] = (),
     ) -> MaskDocument:
-        """Return the JSON form ``hydractl.mask/1``; ``seen`` is what :mod:`hydractl.files.fingerprints` notes."""
+        """Return the JSON form ``hydractl.mask/1``.
+
+        Args:
+            arch: the architecture of the model; left out where it is None, like ``source``.
+            source: how the mask was made.
+            seen: notes of :mod:`hydractl.files.fingerprints` on data that had an influence; left out where empty.
+        """
         document: MaskDocument = {"schema": MASK_SCHEMA}
         if arch is not None:
             document["arch"] = arch
@@ -175,9 +209,10 @@ class HeadScores:
     """One importance per head; higher means keep.
 
     Attributes:
-        scores: per site, in model order, one finite float per head of the original numbering; of a model of two
-            towers perhaps those of one only. A head that was already removed when the scores were made has the score
+        scores: per site, in model order, one finite float per head of the original numbering; those of a model with
+            two towers may cover one tower only. A head that was already removed when the scores were made has the score
             ``-inf`` in memory and ``null`` in JSON.
+        info: further entries of the scores file, by key.
     """
 
     scores: Mapping[str, tuple[float, ...]]
@@ -185,9 +220,14 @@ class HeadScores:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form ``hydractl.scores/1``."""
-        sites = {}
-        for path, values in self.scores.items():
-            sites[path] = [None if math.isinf(value) else value for value in values]
+        sites: dict[str, list[float | None]] = {}
+        for path, scores in self.scores.items():
+            sites[path] = []
+            for score in scores:
+                if math.isinf(score):  # of a head that was already removed
+                    sites[path].append(None)
+                else:
+                    sites[path].append(score)
         return {"schema": SCORES_SCHEMA, "sites": sites, **self.info}
 
 
@@ -197,24 +237,28 @@ class HeadScores:
 def _check_sites(
     listed: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
 ) -> Mapping[str, Any]:
-    """Return the ``sites`` object of a file if it names exactly the model's sites; otherwise add to ``problems``.
+    """Return the ``sites`` object of a file, and add to ``problems`` where it does not name exactly the model's sites.
 
-    With ``whole_towers``, naming all sites of some towers is enough.
+    Args:
+        listed: the object, of any type; {} is returned for what is no object.
+        sites: those of the model.
+        problems: receives one sentence for each unknown and for each missing site.
+        whole_towers: whether naming all sites of some towers is enough.
     """
     if not isinstance(listed, Mapping):
         problems.append('"sites" is missing or not an object')
         return {}
-    known = {site.path for site in sites}
+    known_paths = {site.path for site in sites}
     for path in listed:
-        if path not in known:
+        if path not in known_paths:
             problems.append(f"unknown site {shown(path)}")
-    needed = sites
-    listed_towers = {site.tower for site in sites if site.path in listed}
-    if whole_towers and listed_towers:
-        needed = [site for site in sites if site.tower in listed_towers]
-    for site in needed:
-        if site.path not in listed:
-            problems.append(f"site {site.path} is missing")
+    missing = [site for site in sites if site.path not in listed]
+    if whole_towers:
+        listed_towers = {site.tower for site in sites if site.path in listed}
+        if listed_towers:
+            missing = [site for site in missing if site.tower in listed_towers]
+    for site in missing:
+        problems.append(f"site {site.path} is missing")
     return listed
 
 
@@ -226,17 +270,21 @@ def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, Any]:
     """
     if not isinstance(document, Mapping):
         raise InputError(f"{origin} is not a JSON object, so it is no {schema} file")
-    if document.get("schema") != schema:
-        raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {schema!r}")
+    schema_of_file = document.get("schema")
+    if schema_of_file != schema:
+        raise InputError(f"{origin} has the schema {shown(schema_of_file)}, expected {schema!r}")
     return document
 
 
 def _is_index(value: Any) -> TypeGuard[int]:
-    """Return whether a value is an integer; ``True`` and ``False`` are none here."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value is an integer; ``True`` and ``False``, which Python counts as integers, are not."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int)
 
 
 def _is_finite(value: Any) -> bool:
+    """Return whether a value is a number, not a truth value, that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -246,14 +294,23 @@ def _is_finite(value: Any) -> bool:
 
 
 def _shape_of(counts: Sequence[int]) -> str:
-    """Say how many sites there are, and how many heads they have."""
-    if counts and all(count == counts[0] for count in counts):
-        return f"{len(counts)} sites x {shown(counts[0])} heads"
-    return f"{len(counts)} sites, heads {shown(list(counts), 100)}"
+    """Describe a model by its number of sites and the number of heads of each."""
+    sites = len(counts)
+    are_equal = len(set(counts)) == 1
+    if are_equal:
+        return f"{sites} sites x {shown(counts[0])} heads"
+    listed = shown(list(counts), 100)
+    return f"{sites} sites, heads {listed}"
 
 
 def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str | None = None) -> HeadMask:
-    """Read and check a mask against the sites of a model.
+    """Read a mask and check it against the sites of a model.
+
+    Args:
+        document: read from a mask file.
+        sites: those of the model.
+        origin: what to call the mask in messages.
+        arch: the architecture of the model, where it is to be checked.
 
     Raises:
         InputError: listing every problem: unknown or missing sites, head counts of another model, heads that are
@@ -261,6 +318,8 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
     """
     document = _check_schema(document, MASK_SCHEMA, origin)
     problems: list[str] = []
+
+    # Every site is read, so that one message lists all problems.
     listed = _check_sites(document.get("sites"), sites, problems)
     kept: dict[str, tuple[int, ...]] = {}
     for site in sites:
@@ -276,6 +335,7 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
         kept[site.path] = _check_kept(entry["kept"], site, problems)
     if arch is not None and document.get("arch", arch) != arch:
         problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
+
     if problems:
         shape_of_model = _shape_of([site.heads for site in sites])
         raise InputError(
@@ -288,15 +348,18 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
 
 
 def _mask_shape(listed: Mapping[str, Any]) -> str:
-    """Say how many sites and heads a mask file has, as far as it says."""
+    """Describe a mask file by its number of sites and, where all sites state it, their numbers of heads."""
+    only_sites = f"{len(listed)} sites"
     counts: list[int] = []
     for entry in listed.values():
-        count = entry.get("heads") if isinstance(entry, Mapping) else None
+        if not isinstance(entry, Mapping):
+            return only_sites
+        count = entry.get("heads")
         if not _is_index(count):
-            return f"{len(listed)} sites"
+            return only_sites
         counts.append(count)
     if not counts:
-        return f"{len(listed)} sites"
+        return only_sites
     return _shape_of(counts)
 
 
@@ -337,12 +400,17 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
             scores[site.path] = _check_scores(values, site, problems)
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
-    info = {key: value for key, value in document.items() if key not in ("schema", "sites")}
+
+    info = dict(document)
+    del info["schema"], info["sites"]
     return HeadScores(scores, info)
 
 
 def _check_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[float, ...]:
-    """Return the scores of one site of a file, minus infinity for null; add to ``problems`` each value that is none."""
+    """Return the scores of one site of a file, and add to ``problems`` each value that is no score.
+
+    A null becomes minus infinity: it stands for a head that was already removed when the scores were made.
+    """
     scores = []
     for head, value in enumerate(values):
         if value is None:
@@ -356,13 +424,13 @@ def _check_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[f
 
 @dataclass(frozen=True)
 class Ranking:
-    """The heads that a circuit search removes, as a rule in order: nested masks for every budget up to their number.
+    """The heads that a circuit search removes, usually in order: nested masks for every budget up to their number.
 
     Attributes:
         removed: heads in the order of their removal.
         start: heads that were already gone before the first step.
-        nested: whether the first N of them are an answer too. Those of Headmap are not: it decides how many heads each
-            site keeps, and scores of different sites were measured with different numbers of masked heads.
+        nested: whether removing the first N of them alone is an answer too. It is not for Headmap, which decides how
+            many heads each site keeps, and measures sites with different numbers of masked heads.
     """
 
     removed: tuple[Head, ...]
@@ -381,16 +449,19 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
     if not isinstance(steps, list):
         raise InputError(f'circuit {origin} has no list "removed"')
     removed = _check_removed(steps, sites, origin)
-    start = document.get("start_mask")
-    gone: list[Head] = []
-    if start is not None:
-        gone = mask_from_json(start, sites, f"{origin} (start_mask)").removed_heads
-    removed_twice = sorted(set(gone) & set(removed))
+
+    gone_at_start: list[Head] = []
+    start_document = document.get("start_mask")
+    if start_document is not None:
+        start_mask = mask_from_json(start_document, sites, f"{origin} (start_mask)")
+        gone_at_start = start_mask.removed_heads
+    removed_twice = sorted(set(gone_at_start) & set(removed))
     if removed_twice:
         problems = [f"head {head} of {site} is already gone in its start mask" for site, head in removed_twice]
         raise InputError(f"circuit {origin} contradicts itself", problems=problems)
+
     is_nested = document.get("algorithm") != "headmap"
-    return Ranking(tuple(removed), tuple(gone), is_nested)
+    return Ranking(tuple(removed), tuple(gone_at_start), is_nested)
 
 
 def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[Head]:
@@ -399,23 +470,25 @@ def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list
     Raises:
         InputError: listing every problem.
     """
-    counts = {site.path: site.heads for site in sites}
+    heads_of_site = {site.path: site.heads for site in sites}
     problems: list[str] = []
     removed: list[Head] = []
     for number, step in enumerate(steps, start=1):
-        site: Any = None
+        path: Any = None
         head: Any = None
         if isinstance(step, Mapping):
-            site = step.get("site")
+            path = step.get("site")
             head = step.get("head")
-        if not isinstance(site, str) or site not in counts:
-            problems.append(f"step {number}: unknown site {shown(site)}")
-        elif not _is_index(head) or not 0 <= head < counts[site]:
-            problems.append(f"step {number}: head {shown(head)} of {site} is outside 0..{counts[site] - 1}")
-        elif (site, head) in removed:
-            problems.append(f"step {number}: head {head} of {site} is removed twice")
+        if not isinstance(path, str) or path not in heads_of_site:
+            problems.append(f"step {number}: unknown site {shown(path)}")
+            continue
+        count = heads_of_site[path]
+        if not _is_index(head) or not 0 <= head < count:
+            problems.append(f"step {number}: head {shown(head)} of {path} is outside 0..{count - 1}")
+        elif (path, head) in removed:
+            problems.append(f"step {number}: head {head} of {path} is removed twice")
         else:
-            removed.append((site, head))
+            removed.append((path, head))
     if problems:
         raise InputError(f"circuit {origin} does not fit the model", problems=problems)
     return removed

@@ -14,7 +14,9 @@ from hydractl.heads.mask import Head, HeadMask
 
 def comparable(a: HeadMask, b: HeadMask) -> bool:
     """Return whether two masks are of the same sites with the same numbers of heads."""
-    return dict(a.heads) == dict(b.heads)
+    heads_of_a = dict(a.heads)
+    heads_of_b = dict(b.heads)
+    return heads_of_a == heads_of_b
 
 
 class SetOverlap(TypedDict):
@@ -38,11 +40,11 @@ def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
     """Compare two masks by what they keep (``kept``) and by what they remove (``removed``).
 
     Returns:
-        For both, as in ``hydractl.overlap/1``: ``counts``, heads in the first set and in the second; ``shared``, heads
-        in both; ``jaccard``, shared heads over heads in either; ``overlap``, shared heads over those of the smaller
-        set; and ``divergence``, the Jensen-Shannon divergence in bits (0..1) of the two distributions of heads over
-        sites, which is 0 for sets with the same share of heads at every site, whichever heads those are. A number that
-        an empty set leaves without meaning is None.
+        For both, as in ``hydractl.overlap/1``: ``counts``, the numbers of heads in the first set and in the second;
+        ``shared``, that of the heads in both; ``jaccard``, shared heads over heads in either; ``overlap``, shared heads
+        over those of the smaller set; and ``divergence``, the Jensen-Shannon divergence in bits (0..1) of the two
+        distributions of heads over sites, which is 0 for sets with the same share of heads at every site, whichever
+        heads those are. A number that has no meaning because a set is empty is None.
 
     Raises:
         InputError: if they are not of the same sites and head counts.
@@ -57,42 +59,54 @@ def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
 
 def _overlap(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
     """Compare two sets of heads, as :func:`mask_overlap` does."""
-    shared = len(set(a) & set(b))
-    smaller = min(len(a), len(b))
+    in_both = set(a) & set(b)
+    shared = len(in_both)
+    smaller_size = min(len(a), len(b))
     overlap: float | None = None
-    if smaller:
-        overlap = shared / smaller
-    heads_by_site_a = Counter(site for site, _ in a)
-    heads_by_site_b = Counter(site for site, _ in b)
+    if smaller_size:
+        overlap = shared / smaller_size
+    divergence = jensen_shannon(_heads_by_site(a), _heads_by_site(b))
     return {
         "counts": [len(a), len(b)],
         "shared": shared,
         "jaccard": jaccard(a, b),
         "overlap": overlap,
-        "divergence": jensen_shannon(heads_by_site_a, heads_by_site_b),
+        "divergence": divergence,
     }
 
 
-def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
-    """Return the Jensen-Shannon divergence in bits of two distributions given as counts.
+def _heads_by_site(heads: Iterable[Head]) -> Counter[str]:
+    """Return the number of heads at each site that has any."""
+    counts: Counter[str] = Counter()
+    for site, _ in heads:
+        counts[site] += 1
+    return counts
 
-    It is None when one of them counts nothing.
+
+def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
+    """Return the Jensen-Shannon divergence, 0..1 bits, of two distributions given as counts.
+
+    It is None when the counts of one of them are all 0.
     """
     total_a = sum(a.values())
     total_b = sum(b.values())
     if not total_a or not total_b:
         return None
     terms = []
-    for key in {**a, **b}:
+    keys = {**a, **b}
+    for key in keys:
         p = a.get(key, 0) / total_a
         q = b.get(key, 0) / total_b
         if p:
-            terms.append(p * math.log2(2 * p / (p + q)))
+            ratio = 2 * p / (p + q)
+            terms.append(p * math.log2(ratio))
         if q:
-            terms.append(q * math.log2(2 * q / (p + q)))
+            ratio = 2 * q / (p + q)
+            terms.append(q * math.log2(ratio))
     divergence = math.fsum(terms) / 2
-    # Rounding may lead a hair out of the range that the value has.
-    return min(max(divergence, 0.0), 1.0)
+    # Rounding may lead slightly out of the range.
+    not_negative = max(divergence, 0.0)
+    return min(not_negative, 1.0)
 
 
 def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
@@ -106,12 +120,19 @@ def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
     Returns:
         None for fewer than two common heads.
     """
-    place_in_b = {head: position for position, head in enumerate(b)}
-    places = [place_in_b[head] for head in a if head in place_in_b]
-    pairs = len(places) * (len(places) - 1) // 2
+    place_in_b = {head: place for place, head in enumerate(b)}
+    # The places in b of the common heads, in the order of a: rising where the two orders agree.
+    places = []
+    for head in a:
+        if head in place_in_b:
+            places.append(place_in_b[head])
+    pairs = math.comb(len(places), 2)
     if not pairs:
         return None
-    discordant = sum(first > second for first, second in combinations(places, 2))
+    discordant = 0
+    for earlier, later in combinations(places, 2):
+        if earlier > later:
+            discordant += 1
     concordant = pairs - discordant
     return (concordant - discordant) / pairs
 
@@ -120,23 +141,23 @@ def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> 
     """Return for each budget ``n`` the Jaccard index of the first ``n`` removals of two orders.
 
     Returns:
-        By budget; None where one of the orders is shorter than that, and for a budget of 0.
+        The index by budget; None where one of the orders is shorter than the budget, and for a budget of 0.
     """
-    longest = min(len(a), len(b))
-    indices = {}
+    largest_budget = min(len(a), len(b))
+    index_by_budget: dict[int, float | None] = {}
     for budget in budgets:
-        index = None
-        if 0 < budget <= longest:
-            index = jaccard(a[:budget], b[:budget])
-        indices[budget] = index
-    return indices
+        index_by_budget[budget] = None
+        if 0 < budget <= largest_budget:
+            index_by_budget[budget] = jaccard(a[:budget], b[:budget])
+    return index_by_budget
 
 
 def jaccard(a: Iterable[Head], b: Iterable[Head]) -> float | None:
     """Return the size of the intersection over that of the union of two head sets; None when both are empty."""
-    first = set(a)
-    second = set(b)
-    union = len(first | second)
-    if not union:
+    heads_of_a = set(a)
+    heads_of_b = set(b)
+    in_either = heads_of_a | heads_of_b
+    if not in_either:
         return None
-    return len(first & second) / union
+    in_both = heads_of_a & heads_of_b
+    return len(in_both) / len(in_either)

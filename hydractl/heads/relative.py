@@ -1,8 +1,8 @@
-"""Relative terms: what is added to the scores of queries and keys by how far their tokens are from each other.
+"""Relative position terms, which are added to attention scores and depend on the distance of two tokens.
 
 A head has a number for each distance (Raffel et al. 2019, https://arxiv.org/abs/1910.10683; Liu et al. 2021, Swin,
 https://arxiv.org/abs/2103.14030), or compares its queries and keys with vectors of the distances (He et al. 2020,
-DeBERTa, https://arxiv.org/abs/2006.03654, equation 4), or makes its number of features of the distance (Liu et al.
+DeBERTa, https://arxiv.org/abs/2006.03654, equation 4), or computes its number from features of the distance (Liu et al.
 2021, Swin v2, https://arxiv.org/abs/2111.09883, equation 3).
 """
 
@@ -16,19 +16,21 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Relative:
-    """Distances of tokens, which are those of every head.
+    """Distances of tokens, which are the same for every head.
 
     Attributes:
-        index: the distance of each query and key token, ``[T, T]``, 0..R-1; None where there are shared numbers only.
-        windows: ``[W, T, T]``, added to the scores of the W windows that each sample was cut into, ``[B * W, T, d]``.
-        shared: numbers that all blocks share, of each head of the original numbering: ``[H, T, T]``, or of each member
-            ``[M, H, T, T]``.
-        embeddings: vectors of the distances, ``[R, d_model]``, or of each member ``[M, R, d_model]``; None where a head
-            has a number for each.
-        coordinates: of the distances, ``[R, 2]``, where heads make their numbers of features of these; else None.
-        to_position, to_content: whether queries meet the keys of distances, and keys their queries.
-        scale: of all scores; None: ``1 / sqrt(head_dim)``.
-        positions: of the query tokens of every sample, ``[B, q]``; None: all tokens.
+        index: the distance of each query token from each key token, ``[T, T]``, 0..R-1; None where there are shared
+            numbers only.
+        windows: masks ``[W, T, T]`` that are added to the scores of the W windows into which each sample was cut.
+        shared: numbers that all blocks share, for each head of the original numbering: ``[H, T, T]``, or for each
+            member ``[M, H, T, T]``.
+        embeddings: vectors of the distances, ``[R, d_model]``, or for each member ``[M, R, d_model]``; None where a
+            head has a number for each distance.
+        coordinates: of the distances, ``[R, 2]``, where heads compute their numbers from features of these; else None.
+        to_position: whether queries are compared with the keys of distances.
+        to_content: whether keys are compared with the queries of distances.
+        scale: the factor of all scores; None stands for ``1 / sqrt(head_dim)``.
+        positions: the numbers of the query tokens of every sample, ``[B, q]``; None stands for all tokens.
     """
 
     index: Tensor | None
@@ -52,17 +54,24 @@ class Relative:
         return replace(self, shared=shared, embeddings=embeddings)
 
     def table_of(self, features: nn.Module, weight: Tensor) -> Tensor:
-        """Compute the numbers ``[n, R]`` that n heads make of features of the distances by their weights ``[n, F]``."""
-        assert self.coordinates is not None, "features are those of coordinates"
-        hidden = features(self.coordinates.to(weight.dtype)).relu()  # [R, F]
-        return 16 * (hidden @ weight.T).T.sigmoid()
-
-    def looked_up(self, table: Tensor | None, heads: Tensor | None) -> Tensor:
-        """Return what n heads with a number for each distance add to the scores; of one member.
+        """Compute the numbers ``[n, R]`` of n heads from features of the distances.
 
         Args:
-            table: ``[n, R]``; None where there are shared numbers only.
-            heads: which they are in the original numbering, ``[n]``.
+            features: computes the features ``[R, F]``, before their ReLU, from coordinates ``[R, 2]``.
+            weight: the weights ``[n, F]`` by which the heads combine features.
+        """
+        assert self.coordinates is not None, "features are those of coordinates"
+        coordinates = self.coordinates.to(weight.dtype)
+        hidden = features(coordinates).relu()  # [R, F]
+        logits = (hidden @ weight.T).T  # [n, R]
+        return 16 * logits.sigmoid()  # Swin v2 bounds its numbers by 16
+
+    def looked_up(self, table: Tensor | None, heads: Tensor | None) -> Tensor:
+        """Return the numbers that n heads of one member add to their attention scores.
+
+        Args:
+            table: the number of each head for each distance, ``[n, R]``; None where there are shared numbers only.
+            heads: the original numbers of the heads, ``[n]``.
 
         Returns:
             ``[1 or B, n, q, T]``.
@@ -80,13 +89,18 @@ class Relative:
         assert numbers is not None, "heads without vectors of distances have a number for each"
         if self.positions is None:
             return numbers[None]
-        return numbers[:, self.positions].transpose(0, 1)  # [n, T, T] -> [n, B, q, T] -> [B, n, q, T]
+        at_positions = numbers[:, self.positions]  # [n, B, q, T]
+        return at_positions.transpose(0, 1)
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
-        """Score queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` against those of distances ``[n, R, dk]``.
+        """Compare the queries and keys of tokens with those of distances.
+
+        Args:
+            q, k: queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` of tokens.
+            queries, keys: those of distances, ``[n, R, dk]``; None where the block does not have them.
 
         Returns:
-            ``[B, n, q, T]``.
+            The scores ``[B, n, q, T]``, scaled.
         """
         assert self.index is not None, "vectors are those of distances"
         if self.positions is None:
@@ -97,22 +111,34 @@ class Relative:
         if keys is not None:
             by_distance = q @ keys.mT  # [B, n, q, R]
             distances = index.expand(*by_distance.shape[:3], -1)  # [B, n, q, T]
-            total = total + by_distance.gather(-1, distances)
+            query_scores = by_distance.gather(-1, distances)  # [B, n, q, T]
+            total = total + query_scores
         if queries is not None:
             by_distance = k @ queries.mT  # [B, n, T, R]
             distances = index.mT.expand(*by_distance.shape[:3], -1)  # [B, n, T, q]
-            total = total + by_distance.gather(-1, distances).mT
-        if self.scale is None:
-            return total * q.shape[-1] ** -0.5
-        return total * self.scale
+            key_scores = by_distance.gather(-1, distances)  # [B, n, T, q]
+            total = total + key_scores.mT
+        if self.scale is not None:
+            return total * self.scale
+        head_dim = q.shape[-1]
+        return total * head_dim**-0.5
 
     def masked(self, mask: Tensor | None, added: Tensor, samples: int) -> Tensor:
-        """Return ``added`` with the masks of windows and the attention mask added, for so many samples or windows."""
+        """Return attention terms with the masks of windows and the attention mask added.
+
+        Args:
+            mask: True where a token is seen, or numbers to add; None without one.
+            added: the terms, ``[1 or B, n, q, T]``.
+            samples: the number of samples, or of windows where samples were cut into these.
+        """
         if self.windows is not None:
-            added = added + self.windows[:, None].to(added.dtype)  # [W, n, T, T]
-            added = added.repeat(samples // len(self.windows), 1, 1, 1)
+            windows = self.windows[:, None].to(added.dtype)  # [W, 1, T, T]
+            added = added + windows  # [W, n, T, T]
+            uncut_samples = samples // len(self.windows)
+            added = added.repeat(uncut_samples, 1, 1, 1)
         if mask is None:
             return added
         if mask.dtype == torch.bool:
-            return added.masked_fill(~mask, torch.finfo(added.dtype).min)
+            lowest = torch.finfo(added.dtype).min
+            return added.masked_fill(~mask, lowest)
         return added + mask.to(added.dtype)

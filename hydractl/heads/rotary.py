@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by the angles of their tokens before they meet.
+"""Rotary positions: queries and keys are rotated by the angles of their tokens before they are compared.
 
 Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), https://arxiv.org/abs/2104.09864,
 equation 34.
@@ -18,10 +18,11 @@ class Rotary:
     """Angles of tokens.
 
     Attributes:
-        cos, sin: ``[1, 1, T, head_dim]``, or ``[B, 1, T, head_dim]`` where samples differ; 1 and 0 turn nothing. Where
-            each head has angles of its own, those of every head of the original numbering, ``[1, H, T, head_dim]``, or
-            of each member ``[M, 1, H, T, head_dim]``. Where they are of fewer dimensions, the others are not turned.
-        neighbours: whether neighbouring dimensions of a head turn together, or else those of its two halves.
+        cos, sin: ``[1, 1, T, width]``, or ``[B, 1, T, width]`` where samples differ; 1 and 0 rotate nothing. Where each
+            head has angles of its own, those of every head of the original numbering, ``[1, H, T, width]``, or of each
+            member ``[M, 1, H, T, width]``. Only the first ``width`` dimensions of a head are rotated.
+        neighbours: whether two neighbouring dimensions of a head are rotated together; else one of its first half with
+            one of its second half.
         of_heads: whether each head has angles of its own.
     """
 
@@ -31,35 +32,41 @@ class Rotary:
     of_heads: bool = False
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Turn queries or keys ``[B, h, T, head_dim]``; in their own dtype, computed in that of the angles."""
-        turning_dims = self.cos.shape[-1]
-        still_dims = heads.shape[-1] - turning_dims
-        turning, still = heads.split([turning_dims, still_dims], dim=-1)
+        """Rotate queries or keys ``[B, h, T, head_dim]``, in the dtype of the angles; they come back in their own."""
+        rotated_dims = self.cos.shape[-1]
+        other_dims = heads.shape[-1] - rotated_dims
+        to_rotate, others = heads.split([rotated_dims, other_dims], dim=-1)
+
+        # Rotation by 90 degrees: of each pair of dimensions (a, b), the pair (-b, a).
         if self.neighbours:
-            across = torch.stack([-turning[..., 1::2], turning[..., ::2]], dim=-1).flatten(-2)
+            minus_second = -to_rotate[..., 1::2]
+            first = to_rotate[..., ::2]
+            perpendicular = torch.stack([minus_second, first], dim=-1).flatten(-2)
         else:
-            first, second = turning.chunk(2, dim=-1)
-            across = torch.cat([-second, first], dim=-1)
-        turned = turning * self.cos + across * self.sin
-        turned = turned.to(heads.dtype)
-        if not still_dims:
-            return turned
-        return torch.cat([turned, still], dim=-1)
+            first, second = to_rotate.chunk(2, dim=-1)
+            perpendicular = torch.cat([-second, first], dim=-1)
+
+        rotated = to_rotate * self.cos + perpendicular * self.sin
+        rotated = rotated.to(heads.dtype)
+        if not other_dims:
+            return rotated
+        return torch.cat([rotated, others], dim=-1)
 
     def at(self, positions: Tensor) -> Rotary:
         """Return the angles of some tokens of every sample.
 
         Args:
-            positions: the numbers of the tokens ``[B, q]``.
+            positions: the numbers of the tokens, ``[B, q]``.
         """
-        rows = positions[:, None, :, None]  # [B, 1, q, 1]
+        positions_by_head = positions[:, None, :, None]  # [B, 1, q, 1]
         samples = positions.shape[0]  # not len(): while a graph is exported the size of the batch is a symbol
 
         def picked(angles: Tensor) -> Tensor:
-            """Return ``[(M,) B, 1 or H, q, width]`` of ``[(M,) 1 or B, 1 or H, T, width]``."""
+            """Return ``[(M,) B, 1 or H, q, width]``, picked from the angles ``[(M,) 1 or B, 1 or H, T, width]``."""
             *members, _, heads, _, width = angles.shape
-            index = rows.expand(*members, samples, heads, -1, width)
-            angles_of_samples = angles.expand(*members, samples, heads, -1, -1)
+            leading_axes = (*members, samples, heads)
+            index = positions_by_head.expand(*leading_axes, -1, width)  # [(M,) B, 1 or H, q, width]
+            angles_of_samples = angles.expand(*leading_axes, -1, -1)  # [(M,) B, 1 or H, T, width]
             return angles_of_samples.gather(-2, index)
 
         cos = picked(self.cos)
@@ -67,32 +74,36 @@ class Rotary:
         return Rotary(cos, sin, self.neighbours, self.of_heads)
 
     def of(self, member: int) -> Rotary:
-        """Return the angles of one member."""
-        if self.cos.dim() == 4:
+        """Return the angles of one member, without an axis of members."""
+        without_members = self.cos.dim() == 4
+        if without_members:
             return self
-        return Rotary(self.cos[member], self.sin[member], self.neighbours, self.of_heads)
+        cos = self.cos[member]
+        sin = self.sin[member]
+        return Rotary(cos, sin, self.neighbours, self.of_heads)
 
     def for_heads(self, members: Mapping[int, Tensor]) -> Rotary:
-        """Return the angles for the heads of members that have some, side by side.
+        """Return the angles for the heads of several members, side by side.
 
         Args:
-            members: the original numbers of each member's heads, ``[h]``.
+            members: the original numbers of each member's heads, ``[h]``, by the number of the member.
         """
         if not self.of_heads:
             return self
         cos = []
         sin = []
         for member, heads in members.items():
-            of_member = self.of(member)
-            cos.append(of_member.cos.index_select(1, heads))
-            sin.append(of_member.sin.index_select(1, heads))
-        side_by_side_cos = torch.cat(cos, dim=1)
-        side_by_side_sin = torch.cat(sin, dim=1)
-        return Rotary(side_by_side_cos, side_by_side_sin, self.neighbours)
+            angles = self.of(member)
+            cos.append(angles.cos.index_select(1, heads))
+            sin.append(angles.sin.index_select(1, heads))
+        all_cos = torch.cat(cos, dim=1)
+        all_sin = torch.cat(sin, dim=1)
+        return Rotary(all_cos, all_sin, self.neighbours)
 
     def repeated(self, members: int) -> Rotary:
-        """Repeat the angles for member-major samples ``[M * B, ...]``."""
-        if self.cos.shape[0] == 1:
+        """Repeat the angles for the samples of all members, ``[M * B, ...]``, those of one member side by side."""
+        same_for_all_samples = self.cos.shape[0] == 1
+        if same_for_all_samples:
             return self
         cos = self.cos.repeat(members, 1, 1, 1)
         sin = self.sin.repeat(members, 1, 1, 1)

@@ -16,12 +16,16 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
     Raises:
         UsageError: for a budget outside what the sites have, with the range.
     """
-    most = max(present.heads.values())
     if keep is not None:
+        most = max(present.heads.values())
         if not 0 <= keep <= most:
             raise UsageError(f"--keep {keep} is outside 0..{most}, the heads of a site")
-        return {path: max(0, len(kept) - keep) for path, kept in present.kept.items()}
-    fewest = min(len(kept) for kept in present.kept.values())
+        budget = {}
+        for path, kept in present.kept.items():
+            surplus = len(kept) - keep
+            budget[path] = max(0, surplus)
+        return budget
+    fewest = min(present.counts())
     if remove is None or not 0 <= remove <= fewest:
         raise UsageError(f"--remove {remove} is outside 0..{fewest}, the heads present at the smallest site")
     return dict.fromkeys(present.kept, remove)
@@ -42,30 +46,34 @@ def total_budget(present: HeadMask, keep: int | None, remove: int | None, option
     count = len(present.kept_heads)
     sites = len(present.heads)
     if keep is not None:
-        if not 0 <= keep * sites <= count:
+        kept_in_all = keep * sites
+        if not 0 <= kept_in_all <= count:
             raise UsageError(f"--keep {keep} is outside 0..{count // sites}, the mean number of heads per site")
-        return count - keep * sites
+        return count - kept_in_all
     if remove is None or not 0 <= remove <= count:
         raise UsageError(f"{option} {remove} is outside 0..{count}, the heads present in the model")
     return remove
 
 
 def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
-    """Sort heads from the least to the most important, those of equal importance in the order they are given in."""
+    """Return the heads from the least to the most important, those of equal importance in the order given."""
 
     def importance(head: Head) -> float:
         path, number = head
-        return scores.scores[path][number]
+        scores_of_site = scores.scores[path]
+        return scores_of_site[number]
 
     return sorted(heads, key=importance)
 
 
 def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, int]) -> HeadMask:
-    """Remove the least important heads of each site."""
+    """Remove the least important heads of each site, as many as the budget has for the path of the site."""
     removed: list[Head] = []
     for path, kept in present.kept.items():
-        least_important_first = lowest(scores, [(path, head) for head in kept])
-        removed += least_important_first[: budget[path]]
+        heads = [(path, number) for number in kept]
+        least_important_first = lowest(scores, heads)
+        count = budget[path]
+        removed += least_important_first[:count]
     return present.without(removed)
 
 
@@ -84,6 +92,7 @@ def select_global(
         InputError: when the order is too short for the budget.
         UsageError: when the fixed sites alone remove more than the budget.
     """
+    # The fixed sites take their part of the budget.
     mask = apply_fixed(present, fixed)
     removed_at_fixed_sites = len(present.kept_heads) - len(mask.kept_heads)
     rest = count - removed_at_fixed_sites
@@ -92,6 +101,8 @@ def select_global(
             f"the shared sites alone remove {removed_at_fixed_sites} heads, the budget is {count}",
             hint="share fewer sites or remove more heads",
         )
+
+    # The rest of it goes to the other sites.
     still_there = set(mask.kept_heads)
     candidates = []
     for path, head in order:
@@ -106,12 +117,13 @@ def select_global(
 
 
 def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> HeadMask:
-    """Return ``present`` with the heads of the fixed sites taken from ``fixed``; what is gone stays gone."""
+    """Return ``present`` with the heads of the fixed sites taken from ``fixed``; heads that are gone stay gone."""
     kept = {}
     for path, heads in present.kept.items():
-        if path in fixed:
-            heads = tuple(head for head in heads if head in fixed[path])
         kept[path] = heads
+        if path in fixed:
+            fixed_heads = [head for head in heads if head in fixed[path]]
+            kept[path] = tuple(fixed_heads)
     return HeadMask(present.heads, kept)
 
 
@@ -121,14 +133,15 @@ def leading_sites(sites: Sequence[Site], count: int) -> tuple[list[str], int]:
     for site in sites:
         paths_by_tower.setdefault(site.tower, []).append(site.path)
     leading = []
+    sites_of_towers = []
     for paths in paths_by_tower.values():
         leading += paths[:count]
-    fewest = min(len(paths) for paths in paths_by_tower.values())
-    return leading, fewest
+        sites_of_towers.append(len(paths))
+    return leading, min(sites_of_towers)
 
 
 def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str, tuple[int, ...]]:
-    """Return the kept heads of ``mask`` in the first ``count`` sites of each tower.
+    """Return the kept heads of ``mask`` in the first ``count`` sites of each tower, by the path of the site.
 
     Raises:
         UsageError: when a tower has fewer sites.
@@ -136,36 +149,47 @@ def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str,
     paths, fewest = leading_sites(sites, count)
     if not 0 <= count <= fewest:
         raise UsageError(f"--share-sites {count} is outside 0..{fewest}, the sites of a tower")
-    return {path: mask.kept[path] for path in paths}
+    kept = {}
+    for path in paths:
+        kept[path] = mask.kept[path]
+    return kept
 
 
 def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[Head]:
     """Draw ``count`` heads without replacement from the first ``first`` of a ranking (paper B.5: 48 of 100).
 
+    Returns:
+        The heads in the order of the ranking.
+
     Raises:
         UsageError: when there are not that many.
     """
-    if not 1 <= first <= len(ranking.removed):
-        raise UsageError(f"--sample-from {first} is outside 1..{len(ranking.removed)}, the length of the ranking")
+    length = len(ranking.removed)
+    if not 1 <= first <= length:
+        raise UsageError(f"--sample-from {first} is outside 1..{length}, the length of the ranking")
     if count > first:
         raise UsageError(f"cannot draw {count} heads from the first {first} of the ranking")
-    drawn_places = random.Random(seed).sample(range(first), count)
-    return [ranking.removed[place] for place in sorted(drawn_places)]
+    generator = random.Random(seed)
+    drawn_places = generator.sample(range(first), count)
+    in_order = sorted(drawn_places)
+    return [ranking.removed[place] for place in in_order]
 
 
 def check_whole(ranking: Ranking, kept: Iterable[Head], origin: str) -> None:
     """Check that the heads of a ranking which is not nested are removed together.
 
     Args:
-        ranking: the heads.
-        kept: what would be kept.
-        origin: what to call the ranking.
+        ranking: the heads that the search removes.
+        kept: the heads that would be kept.
+        origin: what to call the ranking in the message.
 
     Raises:
         UsageError: when it is not nested and some of its heads would be kept.
     """
+    if ranking.nested:
+        return
     left = len(set(ranking.removed).intersection(kept))
-    if left and not ranking.nested:
+    if left:
         raise UsageError(
             f"{origin} is a circuit of headmap, which removes its {len(ranking.removed)} heads together: "
             f"{left} of them would stay, and it ranks no head of one site against one of another",
@@ -181,7 +205,8 @@ def check_scored(scores: HeadScores, present: HeadMask) -> None:
     """
     missing = []
     for path, head in present.kept_heads:
-        if math.isinf(scores.scores[path][head]):
+        score = scores.scores[path][head]
+        if math.isinf(score):
             missing.append(f"{path} head {head}")
     if missing:
         raise InputError("the scores lack heads that the model has", problems=missing)

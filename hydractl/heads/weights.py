@@ -16,19 +16,19 @@ class HeadWeights:
 
     Attributes:
         q: ``[heads, head_dim, d_model]``.
-        k, v: alike; ``[key heads, head_dim, d_model]`` where several heads share one of keys and values.
+        k, v: like ``q``; ``[key heads, head_dim, d_model]`` where several heads share one head of keys and values.
         q_bias, k_bias, v_bias: ``[heads, head_dim]``, ``[key heads, head_dim]``, or None.
         o: ``[heads, d_model, head_dim]``, the column blocks of the output projection.
         o_bias: ``[d_model]`` or None; it belongs to no head and survives any pruning.
         gate, gate_bias: like ``q`` and ``q_bias`` where the library gates the attention output, else None.
-        table: ``[heads, R]``, what is added to the scores of tokens at each of R distances, or ``[heads, F]``, by which
-            F features of a distance become that; or None.
-        scale: ``[heads, 1]``, the logarithm of what each head multiplies its scores by, or None.
+        table: ``[heads, R]``, the numbers that are added to attention scores at each of R distances; or ``[heads, F]``,
+            the weights that compute such a number from F features of a distance; or None.
+        scale: ``[heads, 1]``, the logarithm of the factor of each head's attention scores, or None.
         pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` where vectors of the distances have projections
             of their own, else None.
-        number: of each head in the original numbering, int64 ``[heads]``; None where nobody asks.
-        extra: what the block holds beside heads, by name: of :data:`COMMON`.
-        key_heads: of each head, which of the heads of keys and values it uses; None: each has its own.
+        number: the original number of each head, int64 ``[heads]``; None where it is not needed.
+        extra: tensors of the block that belong to no head, by the names of :data:`COMMON`.
+        key_heads: for each head, the number of the head of keys and values that it uses; None where each has its own.
     """
 
     q: Tensor
@@ -64,25 +64,27 @@ class HeadWeights:
     def select(self, positions: Sequence[int]) -> HeadWeights:
         """Return only the heads at these positions (positions among the heads present, not original numbers).
 
-        A head of keys and values goes with the last head that uses it; those that stay are in the order of first use.
+        A head of keys and values stays as long as some head uses it; those that stay are in the order of first use.
         """
         heads = list(positions)
         keys = heads
         key_heads = None
         if self.key_heads is not None:
             used_keys = [self.key_heads[position] for position in heads]
-            keys = list(dict.fromkeys(used_keys))
+            keys = list(dict.fromkeys(used_keys))  # each once
             key_heads = [keys.index(key) for key in used_keys]
 
         def pick(name: str, tensor: Tensor) -> Tensor:
-            chosen = keys if name in OF_KEYS else heads
+            chosen = heads
+            if name in OF_KEYS:
+                chosen = keys
             index = torch.tensor(chosen, dtype=torch.long, device=tensor.device)
             return tensor.index_select(0, index)
 
         return self._changed(pick, key_heads)
 
     def for_each_head(self) -> HeadWeights:
-        """Return the same with keys and values for each head, those that are shared repeated."""
+        """Return the same block with keys and values of its own for each head: those that heads share are repeated."""
         if self.key_heads is None:
             return self
         key_of_head = list(self.key_heads)
@@ -101,7 +103,13 @@ class HeadWeights:
         return replace(self, o=o)
 
     def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None = None) -> HeadWeights:
-        """Put the heads present at ``positions`` of ``heads`` heads, which use ``key_heads``; all others are zero."""
+        """Return a block of more heads, in which the heads present have some places and all others are zero.
+
+        Args:
+            positions: the place of each head that is present.
+            heads: the number of heads of the block that comes back.
+            key_heads: as of the class, for the block that comes back.
+        """
         head_places = list(positions)
         key_places = head_places
         keys = heads
@@ -113,9 +121,11 @@ class HeadWeights:
             keys = max(key_heads) + 1
 
         def scatter(name: str, tensor: Tensor) -> Tensor:
-            is_of_keys = name in OF_KEYS
-            count = keys if is_of_keys else heads
-            places = key_places if is_of_keys else head_places
+            count = heads
+            places = head_places
+            if name in OF_KEYS:
+                count = keys
+                places = key_places
             index = torch.tensor(places, dtype=torch.long)
             expanded = tensor.new_zeros((count, *tensor.shape[1:]))
             expanded[index] = tensor
@@ -125,32 +135,44 @@ class HeadWeights:
 
     @staticmethod
     def gathered(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int] | None = None) -> HeadWeights:
-        """Return heads of several blocks as those of one; what belongs to no head is that of the first.
+        """Return heads of several blocks as those of one block; tensors that belong to no head are those of the first.
 
         Args:
             heads: block and position of each head, at least one.
-            key_heads: as of the class; those that use one head of keys and values have equal ones.
+            key_heads: as of the class, for the block that comes back; heads that are to share keys and values must have
+                equal ones.
         """
         sources_of_keys = list(heads)
         if key_heads is not None:
             sources_of_keys = _first_users(heads, key_heads)
 
         def gather(name: str, _: Tensor) -> Tensor:
-            sources = sources_of_keys if name in OF_KEYS else heads
-            tensors_of_heads = [getattr(weights, name)[position] for weights, position in sources]
-            return torch.stack(tensors_of_heads)
+            sources = heads
+            if name in OF_KEYS:
+                sources = sources_of_keys
+            rows = []
+            for weights, position in sources:
+                tensor = getattr(weights, name)
+                rows.append(tensor[position])
+            return torch.stack(rows)
 
         first_block, _ = heads[0]
         return first_block._changed(gather, key_heads)
 
     def _changed(self, change: Callable[[str, Tensor], Tensor], key_heads: Sequence[int] | None) -> HeadWeights:
-        """Return this with each tensor of :data:`PER_HEAD` that is there changed, given its name and itself."""
-        changed: dict[str, Any] = {}
+        """Return a copy with other ``key_heads`` in which each tensor of :data:`PER_HEAD` is changed.
+
+        Args:
+            change: returns the new tensor, given the name and the old one; tensors that are None stay so.
+            key_heads: as of the class.
+        """
+        changed: dict[str, Any] = {"key_heads": None}
+        if key_heads is not None:
+            changed["key_heads"] = tuple(key_heads)
         for name in PER_HEAD:
             tensor = getattr(self, name)
             if tensor is not None:
                 changed[name] = change(name, tensor)
-        changed["key_heads"] = None if key_heads is None else tuple(key_heads)
         return replace(self, **changed)
 
 
@@ -158,11 +180,13 @@ def _first_users(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[i
     """Return the block and the place of each head of keys and values, taken from the first head that uses it."""
     sources = []
     for key in range(max(key_heads) + 1):
-        weights, position = heads[key_heads.index(key)]
+        first_user = key_heads.index(key)
+        weights, position = heads[first_user]
         if weights.key_heads is not None:
             sources.append((weights, weights.key_heads[position]))
-    # Where no block shares keys and values, each head has its own.
-    return sources or list(heads)
+    if not sources:  # no block shares keys and values, so that each head has its own
+        return list(heads)
+    return sources
 
 
 HEAD_ROWS = ("gate", "gate_bias", "table", "scale", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")

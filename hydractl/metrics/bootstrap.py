@@ -193,14 +193,18 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
         of_sets: the AUROC against each data set.
         key: the key of the mean.
     """
-    values = [value for value in of_sets.values.values() if value is not None]
     sets = len(of_sets.values)
+    values = [value for value in of_sets.values.values() if value is not None]
     if not values or len(values) < sets:
         return Resampled({key: None}, {})
     mean = math.fsum(values) / sets
-    rounds = np.stack(list(of_sets.rounds.values()))  # [sets, R]
-    # The exact sum is rounded once, like the means of :func:`resample`, whatever the order of the data sets.
-    sums = [math.fsum(values_in_round) for values_in_round in rounds.T]
+
+    rounds_of_sets = list(of_sets.rounds.values())
+    by_round = np.stack(rounds_of_sets, axis=1)  # [R, sets]
+    sums = []
+    for values_in_round in by_round:
+        # The exact sum is rounded once, like the means of :func:`resample`, whatever the order of the data sets.
+        sums.append(math.fsum(values_in_round))
     mean_in_rounds = np.asarray(sums) / sets
     return Resampled({key: mean}, {key: mean_in_rounds})
 
@@ -214,14 +218,19 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
     """
     assert inside.label_log_probs is not None  # as the labels
     # Both metrics are means of one term a sample, [N].
-    terms_by_key = {"id.accuracy": inside.correct.astype(np.float64), "id.nll": -inside.label_log_probs}
+    terms_by_key = {
+        "id.accuracy": inside.correct.astype(np.float64),
+        "id.nll": -inside.label_log_probs,
+    }
     draws = draw(seed, "id", len(inside))
     counts = np.stack([next(draws) for _ in range(rounds)])  # [R, N]
+
     values: dict[str, float | None] = {}
     values_in_rounds = {}
     for key, terms in terms_by_key.items():
         values[key] = float(terms.mean())
-        values_in_rounds[key] = counts @ terms / len(inside)
+        sums = counts @ terms  # [R]
+        values_in_rounds[key] = sums / len(inside)
     return Resampled(values, values_in_rounds)
 
 
@@ -335,12 +344,14 @@ class _ResampledCurve:
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
         all_scores = np.concatenate([id_scores, ood_scores])
-        thresholds = np.unique(all_scores)[::-1]  # falling
+        thresholds = np.unique(all_scores)[::-1]  # falling, [T]
+
+        # The places of the samples by rising score, and how many lie below each threshold, [T].
         self._id_order = np.argsort(id_scores, kind="stable")
-        self._ood_order = np.argsort(ood_scores, kind="stable")
         rising_id_scores = id_scores[self._id_order]
-        rising_ood_scores = ood_scores[self._ood_order]
         self._id_below = np.searchsorted(rising_id_scores, thresholds, side="left")
+        self._ood_order = np.argsort(ood_scores, kind="stable")
+        rising_ood_scores = ood_scores[self._ood_order]
         self._ood_below = np.searchsorted(rising_ood_scores, thresholds, side="left")
 
     def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
@@ -364,13 +375,16 @@ class _ResampledCurves:
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
         leading_scores = {name: samples.score for name, samples in outside.items()}
         self._leading = for_each_set(_ResampledCurve, inside.score, leading_scores)
+
         self._beside: dict[str, dict[str, _CurveOfSet]] = {}
         all_samples = [inside, *outside.values()]
         for score, id_scores in inside.scores.items():
             if _leads(score, all_samples):
                 self._beside[score] = self._leading  # the same object, so that it is counted once
                 continue
-            ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
+            ood_scores = {}
+            for name, samples in outside.items():
+                ood_scores[name] = samples.scores[score]
             self._beside[score] = for_each_set(_ResampledCurve, id_scores, ood_scores)
 
     def drawn(self, counts: Mapping[str, Counts]) -> tuple[Curves, dict[str, Curves]]:
@@ -391,10 +405,11 @@ class _ResampledCurves:
 
 def _drawn(curves: Mapping[str, _CurveOfSet], counts: Mapping[str, Counts]) -> Curves:
     """Return the curve of every OOD data set, given how often each sample is drawn."""
+    id_counts = counts["id"]
     drawn: dict[str, Curve | None] = dict.fromkeys(curves)
     for name, curve in curves.items():
         if curve is not None:
-            drawn[name] = curve.drawn(counts["id"], counts[name])
+            drawn[name] = curve.drawn(id_counts, counts[name])
     return drawn
 
 
@@ -450,7 +465,8 @@ class _ScoreAurocs:
             block: the numbers of r rounds.
             counts: for each data set, how often each sample is drawn in them, [N, r], the ID data as ``id``.
         """
-        for name, aurocs in self.in_rounds(counts).items():
+        aurocs_in_block = self.in_rounds(counts)
+        for name, aurocs in aurocs_in_block.items():
             in_all_rounds = self.rounds[name]
             in_all_rounds[block.start : block.stop] = aurocs
 

@@ -64,7 +64,8 @@ class Calibration:
     bias: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self._has_right_counts() or not self._has_usable_numbers():
+        is_valid = self._has_right_counts() and self._has_usable_numbers()
+        if not is_valid:
             raise InputError(_NO_CALIBRATION)
         if self.kind == "temperature" and self.scale[0] <= 0:
             raise InputError("a temperature is above 0")

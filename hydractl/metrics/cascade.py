@@ -347,8 +347,10 @@ def _losses_of_mean(name: str, alone: MemberAnswers, together: MemberAnswers, or
         values_together = together.log_p
     assert values_alone is not None and values_together is not None  # of labelled samples
     lost = (values_together - values_alone)[order]
+
+    # A sample that goes on loses nothing, so that the means are over all N samples.
     n = len(lost)
-    mean = np.cumsum(lost) / n  # a sample that goes on loses nothing, so that all N samples count
+    mean = np.cumsum(lost) / n
     mean_square = np.cumsum(lost**2) / n
     variance = np.maximum(mean_square - mean**2, 0.0)
     standard_error = np.sqrt(variance / n)
@@ -368,9 +370,13 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> C
     inside_lost = inside_before - inside_after  # [N]
     outside_lost = outside_before - outside_after  # [K]
     value = float(outside_lost.mean())
-    variance = inside_lost.var() / len(inside_lost) + outside_lost.var() / len(outside_lost)
+
+    inside_variance = inside_lost.var() / len(inside_lost)
+    outside_variance = outside_lost.var() / len(outside_lost)
+    variance = inside_variance + outside_variance
     standard_error = float(np.sqrt(variance))
-    return CascadeLoss(value, value + _LIMIT * standard_error)
+    upper = value + _LIMIT * standard_error
+    return CascadeLoss(value, upper)
 
 
 def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:

@@ -132,6 +132,7 @@ def fit_conformal(
     checked_labels = check_labels(labels, samples, classes)
     if not samples:
         raise InputError("conformal sets need at least one labelled validation sample")
+
     label_scores = np.empty(samples)
     for rows, block in blocks(logits, calibration):
         class_scores = nonconformity(block.probs, method)  # [n, C]

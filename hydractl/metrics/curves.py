@@ -134,7 +134,8 @@ def risk_coverage_points(samples: Samples) -> RiskCoveragePoints:
     evenly_spaced = np.linspace(1, n, min(n, POINTS))
     whole_numbers = evenly_spaced.round().astype(np.int64)
     most_confident = np.unique(whole_numbers)  # i, numbers of samples: [points]
-    risk = samples.errors[most_confident - 1] / most_confident
+    errors = samples.errors[most_confident - 1]  # the first entry is for one sample
+    risk = errors / most_confident
     coverage = most_confident / n
     return {"coverage": coverage.tolist(), "risk": risk.tolist()}
 
@@ -152,10 +153,16 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | Non
     curve = curve_of(id_scores, ood_scores)
     if curve is None:
         return None
-    fpr = np.concatenate([[0.0], curve.false_positives / curve.negatives])
-    tpr = np.concatenate([[0.0], curve.true_positives / curve.positives])
+    id_flagged = curve.false_positives / curve.negatives
+    ood_flagged = curve.true_positives / curve.positives
+    # The curve begins where no sample is flagged.
+    fpr = np.concatenate([[0.0], id_flagged])
+    tpr = np.concatenate([[0.0], ood_flagged])
     kept_points = _evenly_spaced(fpr + tpr)
-    return {"fpr": fpr[kept_points].tolist(), "tpr": tpr[kept_points].tolist()}
+    return {
+        "fpr": fpr[kept_points].tolist(),
+        "tpr": tpr[kept_points].tolist(),
+    }
 
 
 def _evenly_spaced(values: Floats) -> np.ndarray:

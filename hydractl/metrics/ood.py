@@ -1,7 +1,7 @@
-"""How well a score separates OOD samples (positive, higher scores) from ID samples (negative).
+"""Metrics of how well a score separates OOD samples (positive, higher scores) from ID samples (negative).
 
-A :class:`Curve` counts what is flagged at each threshold, and the metrics are functions of it. To add one, declare it
-here (``docs/adding-a-metric.md``). Counts are integers until the last division.
+A :class:`Curve` counts the samples that are flagged at each threshold, and the metrics are functions of it. To add one,
+declare it here (``docs/adding-a-metric.md``). Counts are integers until the last division.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """How many samples of each side are flagged at each threshold, from the highest to the lowest.
+    """The numbers of samples of each side that are flagged at each threshold, from the highest to the lowest.
 
     A threshold that flags no more samples than the one above it changes no metric, so the thresholds of a whole data
     set serve every resample of it.
@@ -74,8 +74,9 @@ class Curve:
     def precision(self) -> Floats:
         """The share of OOD samples among those flagged, [T]; 1 where none is flagged."""
         flagged = self.true_positives + self.false_positives
+        is_defined = flagged > 0
         ones = np.ones(len(flagged))
-        return np.divide(self.true_positives, flagged, out=ones, where=flagged > 0)
+        return np.divide(self.true_positives, flagged, out=ones, where=is_defined)
 
 
 def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
@@ -89,11 +90,16 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
         return None
     all_scores = np.concatenate([id_sorted, ood_sorted])
     thresholds = np.unique(all_scores)[::-1]  # falling
-    ood_below = np.searchsorted(ood_sorted, thresholds, side="left")
-    id_below = np.searchsorted(id_sorted, thresholds, side="left")
-    true_positives = ood_sorted.size - ood_below
-    false_positives = id_sorted.size - id_below
-    return Curve(true_positives.astype(np.int64), false_positives.astype(np.int64))
+    true_positives = _at_or_above(thresholds, ood_sorted)
+    false_positives = _at_or_above(thresholds, id_sorted)
+    return Curve(true_positives, false_positives)
+
+
+def _at_or_above(thresholds: Floats, rising_scores: Floats) -> NDArray[np.int64]:
+    """Return the number of scores at or above each threshold, [T]."""
+    below = np.searchsorted(rising_scores, thresholds, side="left")
+    at_or_above = rising_scores.size - below
+    return at_or_above.astype(np.int64)
 
 
 @metric("ood", label="auroc", words="AUROC", direction="higher", place=0)
@@ -117,7 +123,7 @@ def fpr95(curve: Curve) -> float:
     """
     # recall >= 0.95 in integers: 20 true positives >= 19 K.
     flags_enough = 20 * curve.true_positives >= 19 * curve.positives
-    highest_threshold = int(np.argmax(flags_enough))
+    highest_threshold = np.argmax(flags_enough)
     id_flagged = int(curve.false_positives[highest_threshold])
     return id_flagged / curve.negatives
 
@@ -135,9 +141,11 @@ def fpr95_nearest(curve: Curve) -> float:
     """
     flags_all = curve.true_positives == curve.positives
     lowest_needed = int(np.argmax(flags_all))
-    distance = np.abs(20 * curve.true_positives - 19 * curve.positives)
+    difference = 20 * curve.true_positives - 19 * curve.positives
+    distance = np.abs(difference)  # 20 K times that of the recall from 0.95, [T]
     upwards = distance[lowest_needed::-1]
-    nearest = lowest_needed - int(np.argmin(upwards))
+    steps_up = int(np.argmin(upwards))
+    nearest = lowest_needed - steps_up
     id_flagged = int(curve.false_positives[nearest])
     return id_flagged / curve.negatives
 
@@ -149,7 +157,8 @@ def aupr(curve: Curve) -> float:
     The sum over thresholds of (recall_i - recall_i-1) * precision_i.
     """
     steps = curve.gained * curve.precision
-    return float(steps.sum() / curve.positives)
+    area = steps.sum() / curve.positives
+    return float(area)
 
 
 @metric("ood", direction="higher")
@@ -158,11 +167,12 @@ def aupr_trapezoid(curve: Curve) -> float:
 
     Source: Yang et al. 2022; Zhang et al. 2023: scikit-learn's ``precision_recall_curve``, then ``auc``.
     """
-    precision = np.concatenate([[1.0], curve.precision])
-    before = precision[:-1]
-    after = precision[1:]
-    steps = curve.gained * (after + before) / 2
-    return float(steps.sum() / curve.positives)
+    precision = np.concatenate([[1.0], curve.precision])  # [1 + T]
+    left = precision[:-1]
+    right = precision[1:]
+    trapezoids = curve.gained * (right + left) / 2
+    area = trapezoids.sum() / curve.positives
+    return float(area)
 
 
 @metric("ood", direction="higher")

@@ -83,7 +83,7 @@ def accuracy_doubt(
     names: Sequence[str] | None = None,
     expected: ExpectedAccuracy | None = None,
 ) -> str | None:
-    """Return what is odd about the accuracy on labelled samples.
+    """Return a doubt about the accuracy on labelled samples; None where it is plausible.
 
     Args:
         predicted, labels: classes ``[N]``.
@@ -114,7 +114,7 @@ def accuracy_doubt(
 
 
 def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
-    """Return what is odd about a number of right predictions, where the predictions themselves are not available.
+    """Return a doubt about a number of right predictions, where the predictions themselves are not available.
 
     Args:
         correct: the number of right predictions.
@@ -134,7 +134,12 @@ def _largest_share(labels: NDArray[np.int64]) -> float:
 
 
 def _below_largest(correct: int, total: int, largest: float) -> str | None:
-    """Return what is odd about an accuracy that is no better than always guessing the largest class; else None."""
+    """Return a doubt about an accuracy that is no better than always guessing the largest class; else None.
+
+    Args:
+        correct, total: the numbers of right predictions and of samples.
+        largest: the share of the largest class.
+    """
     high = share_interval(correct, total).high
     if high > largest:
         return None
@@ -146,9 +151,14 @@ def _below_largest(correct: int, total: int, largest: float) -> str | None:
 
 
 def _below_expected(correct: int, total: int, largest: float, expected: ExpectedAccuracy | None) -> str | None:
-    """Return what is odd about an accuracy in the lower half between guessing and what is expected; else None.
+    """Return a doubt about an accuracy in the lower half between guessing and the expected accuracy; else None.
 
-    Other data of the same task lose some of the accuracy; that is no fault, and the upper half is left to them.
+    Some accuracy is lost on other data of the same task; that is no fault, so that the upper half raises no doubt.
+
+    Args:
+        correct, total: the numbers of right predictions and of samples.
+        largest: the share of the largest class.
+        expected: the accuracy of the model elsewhere, where that is known.
     """
     if expected is None:
         return None
@@ -208,13 +218,15 @@ def fitting_order(
 
 def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
     """Return the orders that people make by mistake, ``[C]`` each, with their names."""
-    in_order = np.arange(classes)
-    orders = [("the labels in reversed order", in_order[::-1])]
-    if names is not None and len(names) == classes:
-        classes_by_name = sorted(range(classes), key=names.__getitem__)
-        by_name = np.array(classes_by_name, dtype=np.int64)
-        orders.append(("the labels counted in the order of the sorted names", by_name))
-        orders.append(("the model's classes taken in the order of the sorted names", np.argsort(by_name)))
+    reversed_order = np.arange(classes)[::-1]
+    orders = [("the labels in reversed order", reversed_order)]
+    if names is None or len(names) != classes:
+        return orders
+    classes_by_name = sorted(range(classes), key=names.__getitem__)
+    by_name = np.array(classes_by_name, dtype=np.int64)
+    inverse = np.argsort(by_name)
+    orders.append(("the labels counted in the order of the sorted names", by_name))
+    orders.append(("the model's classes taken in the order of the sorted names", inverse))
     return orders
 
 
@@ -222,7 +234,7 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
 
 
 def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
-    """Return what is odd about the log probabilities of the labels, ``[N]``, in nats.
+    """Return a doubt about the log probabilities of the labels, ``[N]``, in nats; None where they are plausible.
 
     A mean below that of the uniform prediction says that the probabilities are worse than no prediction at all.
     """
@@ -239,7 +251,7 @@ def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
 
 
 def loss_doubt(losses: Floats, classes: int) -> str | None:
-    """Return what is odd about the cross-entropies of the last steps of a training, ``[steps]``, in nats."""
+    """Return a doubt about the cross-entropies of the last steps of a training, ``[steps]``, in nats; else None."""
     uniform = math.log(classes)
     low = mean_interval(losses).low
     if low <= uniform:
@@ -256,7 +268,7 @@ def loss_doubt(losses: Floats, classes: int) -> str | None:
 
 
 def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
-    """Return what is odd about conformal sets that always hold every class.
+    """Return a doubt about conformal sets that always hold every class; None where they do not.
 
     Args:
         fitted: the threshold of the sets.

@@ -33,7 +33,8 @@ def check_shape(member_logits: np.ndarray) -> np.ndarray:
         ValueError: not [M, N, C] numbers with M >= 1 and C >= 1.
     """
     logits = np.asarray(member_logits)
-    if logits.ndim != 3 or logits.shape[0] < 1 or logits.shape[2] < 1:
+    is_member_logits = logits.ndim == 3 and logits.shape[0] >= 1 and logits.shape[2] >= 1
+    if not is_member_logits:
         raise ValueError(f"member logits must be [members, samples, classes], got shape {logits.shape}")
     is_floating = np.issubdtype(logits.dtype, np.floating)
     is_integer = np.issubdtype(logits.dtype, np.integer)
@@ -159,8 +160,8 @@ class Block:
     def highest(self) -> Floats:
         """The highest logit of each member, [M, n]."""
         highest, _, _, _ = self._powers
-        without_class_axis = highest[:, :, 0]
-        return np.asarray(without_class_axis, dtype=np.float64)
+        without_class_axis: Floats = highest[:, :, 0]
+        return without_class_axis
 
     @cached_property
     def votes(self) -> NDArray[np.int64]:
@@ -170,7 +171,7 @@ class Block:
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """What :func:`shifted_powers` returns, [M, n, 1], [M, n, C], [M, n, C] and [M, n, 1]."""
+        """The four arrays of :func:`shifted_powers`, [M, n, 1], [M, n, C], [M, n, C] and [M, n, 1]."""
         return shifted_powers(self.logits)
 
     @cached_property
@@ -178,8 +179,8 @@ class Block:
         """log sum exp of each member's logits, [M, n], in nats."""
         highest, _, _, total = self._powers
         log_sums = highest + np.log(total)  # [M, n, 1]
-        without_class_axis = log_sums[:, :, 0]
-        return np.asarray(without_class_axis, dtype=np.float64)
+        without_class_axis: Floats = log_sums[:, :, 0]
+        return without_class_axis
 
     @cached_property
     def member_probs(self) -> Floats:
@@ -191,7 +192,8 @@ class Block:
     def member_log_probs(self) -> Floats:
         """Logarithm of each member's softmax, [M, n, C]; finite where the softmax underflows to 0."""
         _, shifted, _, total = self._powers
-        return shifted - np.log(total)
+        log_total = np.log(total)
+        return shifted - log_total
 
     @cached_property
     def member_powers(self) -> Floats:
@@ -201,8 +203,8 @@ class Block:
     @cached_property
     def pooled(self) -> Floats:
         """The mean over members of their softmax, [n, C]: p before calibration."""
-        mean_over_members = self.member_probs.mean(axis=0)
-        return np.asarray(mean_over_members, dtype=np.float64)
+        mean_over_members: Floats = self.member_probs.mean(axis=0)
+        return mean_over_members
 
     @cached_property
     def pooled_log(self) -> Floats:
@@ -249,8 +251,9 @@ class Block:
         """Entropy of p in nats, [n]."""
         # Log p is finite, so a p that underflows to 0 adds 0.
         terms = np.exp(self.log_probs) * self.log_probs
-        entropy = 0.0 - terms.sum(axis=1)  # unlike -x, never a negative zero
-        return np.asarray(entropy, dtype=np.float64)
+        total = terms.sum(axis=1)
+        entropy: Floats = 0.0 - total  # unlike -total, never a negative zero
+        return entropy
 
     @cached_property
     def mi(self) -> Floats:
@@ -267,8 +270,8 @@ class Block:
         terms = self.member_powers * (self.member_log_probs - self.pooled_log)
         divergence = terms.sum(axis=2)  # of each member from the mean, [M, n]
         mean_divergence = divergence.mean(axis=0)
-        not_negative = np.maximum(mean_divergence, 0.0)
-        return np.asarray(not_negative, dtype=np.float64)
+        not_negative: Floats = np.maximum(mean_divergence, 0.0)
+        return not_negative
 
     @cached_property
     def member_probs_of_predicted(self) -> Floats:
@@ -296,10 +299,12 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
     members, samples, classes = logits.shape
     step = max(1, BLOCK_VALUES // (members * classes))
     for start in range(0, max(samples, 1), step):
+        logits_of_block = logits[:, start : start + step]
         # C order, because the order in which numpy adds up a row must not depend on the caller's memory layout.
-        values = np.array(logits[:, start : start + step], dtype=np.float64, order="C")
-        if not _in_range(values).all():
-            check_logits(logits)  # raises, and counts what is affected in the whole array
+        values = np.array(logits_of_block, dtype=np.float64, order="C")
+        in_range = _in_range(values)
+        if not in_range.all():
+            check_logits(logits)  # raises, and counts the affected samples of the whole array
         stop = start + values.shape[1]
         yield slice(start, stop), Block(values, calibration)
 
@@ -347,7 +352,8 @@ def softmax(logits: Floats) -> Floats:
 def log_softmax(logits: Floats) -> Floats:
     """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite where the softmax underflows."""
     _, shifted, _, total = shifted_powers(logits)
-    log_probs = shifted - np.log(total)
+    log_total = np.log(total)
+    log_probs = shifted - log_total
     return np.asarray(log_probs, dtype=np.float64)
 
 

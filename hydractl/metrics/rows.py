@@ -36,7 +36,7 @@ MetricValues = dict[str, float | None]
 
 
 class DetectionBlocks(TypedDict):
-    """How well one OOD score detects the samples of each OOD data set, and the averages over near, far and all sets.
+    """The OOD metrics of one score for each OOD data set, and their averages over near, far and all sets.
 
     Each data set has its ``group`` and ``n`` beside the metrics.
     """
@@ -232,10 +232,14 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
     """
     leading_scores = {name: samples.score for name, samples in outside.items()}
     leading = for_each_set(curve_of, inside.score, leading_scores)
+
     beside: dict[str, Curves] = {}
     for score, id_scores in inside.scores.items():
-        ood_scores = {name: samples.scores[score] for name, samples in outside.items()}
+        ood_scores = {}
+        for name, samples in outside.items():
+            ood_scores[name] = samples.scores[score]
         beside[score] = for_each_set(curve_of, id_scores, ood_scores)
+
     sets = {"id": inside, **outside}
     row = measured_blocks(sets, groups, leading, beside)
     for name, samples in sets.items():
@@ -322,6 +326,8 @@ def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
 def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean, exactly rounded whatever the order of the data sets; None without values or when one is None."""
     known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    all_known = len(known) == len(values)
+    if not known or not all_known:
         return None
-    return math.fsum(known) / len(known)
+    exact_sum = math.fsum(known)
+    return exact_sum / len(known)

@@ -95,11 +95,13 @@ def accuracy_at(samples: Labelled) -> dict[str, float]:
     """Accuracy of the most confident share of the samples, 0.80, 0.90 and 0.95 of them, rounded up to a whole sample;
     samples of equal confidence stay in data order.
     """
+    n = len(samples)
     accuracies = {}
     for part, percent in zip(accuracy_at.parts, SHARES, strict=True):
-        kept = -(-percent * len(samples) // 100)  # in integers, rounded up
-        errors = int(samples.errors[kept - 1])
-        accuracies[part] = (kept - errors) / kept
+        most_confident = -(-percent * n // 100)  # their number: in integers, rounded up
+        errors = int(samples.errors[most_confident - 1])
+        correct = most_confident - errors
+        accuracies[part] = correct / most_confident
     return accuracies
 
 
@@ -146,7 +148,7 @@ def disagreement(samples: Samples | Resample) -> float | None:
 
 
 class PairBlock(TypedDict):
-    """How much two members a < b differ; None without samples."""
+    """The difference of two members a < b, as mutual information in nats and disagreement; None without samples."""
 
     a: int
     b: int

@@ -1,4 +1,4 @@
-"""What metrics take of a model's predictions on one data set: a few numbers a sample, from one pass over logits.
+"""The few numbers a sample that metrics need of a model's predictions on one data set, from one pass over logits.
 
 :class:`Samples` holds them, and :class:`Resample` the same drawn with replacement. Metrics are functions of either.
 """
@@ -32,7 +32,7 @@ class ByConfidence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What metrics need of the predictions of M members on N samples.
+    """The predictions of M members on N samples, reduced to the numbers that metrics need.
 
     Attributes:
         predicted: [N], the class of highest p, the lowest index on a tie.
@@ -102,12 +102,12 @@ class Samples:
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
         """Return the samples by rising or falling confidence or by bin, ties in data order."""
-        if name not in self._sorted:
-            order = self.order(name)
-            confidence = self.confidence[order]
-            correct = self.correct[order]
-            self._sorted[name] = ByConfidence(confidence, correct)
-        return self._sorted[name]
+        if name in self._sorted:
+            return self._sorted[name]
+        order = self.order(name)
+        in_order = ByConfidence(self.confidence[order], self.correct[order])
+        self._sorted[name] = in_order
+        return in_order
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
@@ -128,10 +128,12 @@ class Samples:
 
     def order(self, name: Literal["rising", "falling", "bins"]) -> NDArray[np.int64]:
         """Return the places of the samples by rising or falling confidence or by bin; stable: ties keep data order."""
-        if name not in self._orders:
-            keys = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
-            self._orders[name] = np.argsort(keys[name], kind="stable")
-        return self._orders[name]
+        if name in self._orders:
+            return self._orders[name]
+        keys_by_name = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
+        order = np.argsort(keys_by_name[name], kind="stable")
+        self._orders[name] = order
+        return order
 
     @cached_property
     def _orders(self) -> dict[str, NDArray[np.int64]]:
@@ -204,7 +206,8 @@ class Resample:
     @property
     def bin_sizes(self) -> NDArray[np.int64]:
         """The number of drawn samples in each bin of equal width, [BINS]."""
-        sizes = np.bincount(self.samples.bins, weights=self.counts, minlength=BINS)
+        bins = self.samples.bins
+        sizes = np.bincount(bins, weights=self.counts, minlength=BINS)  # whole numbers, in float64
         return sizes.astype(np.int64)
 
 
@@ -295,8 +298,10 @@ def _fill_labelled(samples: Samples, rows: slice, block: Block) -> None:
         return
     every_sample = np.arange(len(block.probs))
     at_label = every_sample, samples.labels[rows]
+
     label_log_probs = block.log_probs[at_label]
     samples.label_log_probs[rows] = check_finite(label_log_probs, "log p of the label")
+
     error = block.probs.copy()  # p_k - 1[y = k], [n, C]
     error[at_label] -= 1.0
     squared_error = np.square(error, out=error)
@@ -315,7 +320,7 @@ def pair_mi(block: Block) -> Floats:
     for pair, (a, b) in enumerate(pair_members):
         # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
         # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
-        apart = np.abs(log_probs[a] - log_probs[b])
+        apart = np.abs(log_probs[a] - log_probs[b])  # d, [n, C]
         above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
         smaller = np.minimum(probs[a], probs[b])
         both_terms = (probs[a] + probs[b]) * above - smaller * apart  # the two divergences of each class, [n, C]

@@ -35,24 +35,28 @@ class CAHP(Decider):
     )
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Heads must read samples, and two packages are needed.
+        """Check that all heads read samples, and that the two packages that it needs are installed.
 
         Raises:
             UsageError: for the heads of a tower of texts, or a package that is not installed.
         """
-        missing = [distribution_of(module) for module in _PACKAGES if importlib.util.find_spec(module) is None]
+        missing = []
+        for module in _PACKAGES:
+            if importlib.util.find_spec(module) is None:
+                missing.append(distribution_of(module))
         if missing:
             needed = " and ".join(missing)
             raise UsageError(f"--method cahp needs {needed}, not installed here", hint="pip install 'hydractl[cahp]'")
-        if any(site.tower == "text" for site in sites):
+        towers = {site.tower for site in sites}
+        if "text" in towers:
             raise UsageError(
                 "--method cahp compares heads by what they make of samples, the text tower reads prompts",
                 hint="add --tower visual",
             )
 
     def decide(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
-        """See :func:`hydractl.criteria.cahp.head_choice.choose_heads`."""
-        # numpy and torch come with it, which the help texts must not wait for.
+        """Return the decision of :func:`hydractl.criteria.cahp.head_choice.choose_heads`."""
+        # Imported here, because it imports numpy and torch, for which the help texts must not wait.
         from hydractl.criteria.cahp.head_choice import choose_heads
 
         return choose_heads(model, calibration, sites)

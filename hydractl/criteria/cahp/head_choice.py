@@ -1,4 +1,4 @@
-"""How many heads CAHP keeps, and which: their signatures, representatives of these, their accuracy, and its knee."""
+"""The choice of the heads that CAHP keeps: signatures, their representatives, the accuracy curve, and its knee."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ Batches = Sequence[tuple[Any, Tensor]]
 """(inputs, labels ``[B]``), kept in memory."""
 
 MOST_PAIRS = 1000
+"""The largest number of pairs of classes in a signature."""
+
 LEAST_SAMPLES = 3
 """The least number of samples of a class, for its Gaussian: from two samples Ledoit and Wolf's formula shrinks nothing,
 and the covariance is singular."""
 
 DEGREES = (2, 3, 4, 5)
-"""The degrees whose knees are reported beside that of the degree asked for."""
+"""The degrees whose knees are reported beside that of the chosen degree."""
 
 MOST_SIZES = 40
-"""The most numbers of heads that are tried; a model with no more heads than that has every number tried."""
+"""The largest count of numbers of heads that are tried; in a model of no more heads, every number is tried."""
 
-# What is drawn by the seed, each independently of the others.
+# Streams of the seed, so that the three draws do not depend on each other.
 _SPLIT = 1
 _PAIRS = 2
 _MEDOIDS = 3
@@ -60,27 +62,41 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
         heads += [(i, position) for position in range(present)]
     if not heads:
         raise InputError("there are no heads left to choose from")
+
     # The sample is read once and stays in memory, because each number of heads runs over it again.
     batches = list(calibration.batches())
     labels_of_data = np.concatenate([batch_labels.cpu().numpy() for _, batch_labels in batches])
     labels, classes = _class_numbers(labels_of_data, model)
-    if len(classes) < (model.classes or 0):
+    if model.classes is not None and len(classes) < model.classes:
         calibration.log.warn(f"cahp: only {len(classes)} of {model.classes} classes occur in the sample drawn")
 
+    # One part of it gives the signatures, the rest the accuracy.
     for_signatures = split_by_class(labels, np.random.default_rng([calibration.seed, _SPLIT]))
+    for_accuracy = ~for_signatures
+    signature_batches = chosen_samples(batches, for_signatures)
+    accuracy_batches = chosen_samples(batches, for_accuracy)
+    del batches
     pairs = class_pairs(len(classes), np.random.default_rng([calibration.seed, _PAIRS]))
     sites_with_heads = sorted({i for i, _ in heads})
-    signature_batches = chosen_samples(batches, for_signatures)
-    accuracy_batches = chosen_samples(batches, ~for_signatures)
-    del batches
     distances = _distances(model, calibration, signature_batches, labels[for_signatures], pairs, sites_with_heads)
     del signature_batches
 
+    # Every size is tried with its representatives, and the knee of the accuracies decides.
     sizes = sizes_to_try(len(heads))
     medoids = [representatives(distances, size, calibration.seed) for size in sizes]
     correct = _curve(model, calibration.log, accuracy_batches, heads, medoids)
-    accuracy_samples = int((~for_signatures).sum())
+    accuracy_samples = int(for_accuracy.sum())
     size_at_knee, curve_info = _knee(calibration, sizes, correct, accuracy_samples)
+    medoids_at_knee = medoids[sizes.index(size_at_knee)]
+
+    scores: dict[int, list[float]] = {i: [] for i in sites}
+    kept: dict[int, list[int]] = {i: [] for i in sites}
+    for number, (i, position) in enumerate(heads):
+        # The score is the share of the sizes for which the head is one of the representatives.
+        sets_with_head = [members for members in medoids if number in members]
+        scores[i].append(len(sets_with_head) / len(sizes))
+        if number in medoids_at_knee:
+            kept[i].append(position)
     info = {
         "degree": calibration.options["degree"],
         "classes": len(classes),
@@ -88,15 +104,6 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
         "samples": {"signatures": len(labels) - accuracy_samples, "accuracy": accuracy_samples},
         **curve_info,
     }
-    scores: dict[int, list[float]] = {i: [] for i in sites}
-    kept: dict[int, list[int]] = {i: [] for i in sites}
-    medoids_at_knee = medoids[sizes.index(size_at_knee)]
-    for number, (i, position) in enumerate(heads):
-        # The share of the sizes for which the head is one of the representatives.
-        times_chosen = sum(number in medoids_of_size for medoids_of_size in medoids)
-        scores[i].append(times_chosen / len(sizes))
-        if number in medoids_at_knee:
-            kept[i].append(position)
     return Decision(scores, kept, info)
 
 
@@ -104,15 +111,22 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
 
 
 def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
-    """Return the labels as positions among the classes that occur, and those classes."""
+    """Return the labels as positions among the classes that occur, ``[N]``, and those classes, ascending.
+
+    Raises:
+        InputError: there is one class only, or too few samples of a class.
+    """
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("--method cahp compares classes, and the samples drawn are all of one class")
     too_few = []
-    for class_number, count in zip(classes.tolist(), counts.tolist(), strict=True):
-        if count <= LEAST_SAMPLES:
-            name = model.labels[class_number] if model.labels else class_number
-            too_few.append(f"class {name}: {count}")
+    for label, count in zip(classes.tolist(), counts.tolist(), strict=True):
+        if count > LEAST_SAMPLES:
+            continue
+        name = label
+        if model.labels:
+            name = model.labels[label]
+        too_few.append(f"class {name}: {count}")
     if too_few:
         raise InputError(
             f"--method cahp needs {LEAST_SAMPLES + 1} samples of each class; among the {len(labels)} drawn, "
@@ -124,33 +138,43 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
 
 
 def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Draw the samples that make signatures, bool ``[N]``; the others measure accuracy.
+    """Return a mask ``[N]`` of the samples that are drawn for signatures; the others measure accuracy.
 
-    They are half of each class, and at least ``LEAST_SAMPLES`` of it.
+    Half of each class is drawn, and at least ``LEAST_SAMPLES`` of it.
     """
     for_signatures = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        shuffled = random.permutation(np.flatnonzero(labels == label))
-        half = max(LEAST_SAMPLES, (len(shuffled) + 1) // 2)
-        for_signatures[shuffled[:half]] = True
+        samples_of_class = np.flatnonzero(labels == label)
+        shuffled = random.permutation(samples_of_class)
+        half = (len(shuffled) + 1) // 2
+        count = max(LEAST_SAMPLES, half)
+        for_signatures[shuffled[:count]] = True
     return for_signatures
 
 
 def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
-    """Return the chosen samples, counted through all batches in order; batches of which nothing is left are dropped."""
-    parts: list[tuple[Any, Tensor]] = []
+    """Return batches with the chosen samples alone; batches of which nothing is left are dropped.
+
+    Args:
+        batches: the samples.
+        chosen: a mask ``[N]`` over the samples of all batches, in their order.
+    """
+    smaller_batches: list[tuple[Any, Tensor]] = []
     start = 0
     for inputs, labels in batches:
-        places = np.flatnonzero(chosen[start : start + len(labels)])
-        start += len(labels)
+        stop = start + len(labels)
+        places = np.flatnonzero(chosen[start:stop])
+        start = stop
         if not len(places):
             continue
         index = torch.from_numpy(places).to(labels.device)
+        chosen_inputs: Any
         if isinstance(inputs, Tensor):
-            parts.append((inputs[index], labels[index]))
+            chosen_inputs = inputs[index]
         else:
-            parts.append(({name: tensor[index] for name, tensor in inputs.items()}, labels[index]))
-    return parts
+            chosen_inputs = {name: tensor[index] for name, tensor in inputs.items()}
+        smaller_batches.append((chosen_inputs, labels[index]))
+    return smaller_batches
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
@@ -166,14 +190,17 @@ def _distances(
 ) -> Floats:
     """Return the Euclidean distance between the signatures of each two heads, ``[heads, heads]``."""
     outputs = head_outputs(model, batches, sites, calibration.log)
-    parts = []
+    signatures_of_sites = []
     with calibration.log.progress("cahp: signatures", len(sites), "sites") as progress:
         for i in sites:
-            parts.append(signatures(outputs[i], labels, pairs))
+            signatures_of_sites.append(signatures(outputs[i], labels, pairs))
             progress.advance()
-    all_signatures = np.concatenate(parts)  # [heads of all sites, P]
-    rows = [np.linalg.norm(all_signatures - signature, axis=1) for signature in all_signatures]
-    return np.stack(rows)
+    all_signatures = np.concatenate(signatures_of_sites)  # [heads of all sites, P]
+    distances = []
+    for signature in all_signatures:
+        differences = all_signatures - signature
+        distances.append(np.linalg.norm(differences, axis=1))
+    return np.stack(distances)
 
 
 @torch.inference_mode()
@@ -194,11 +221,17 @@ def head_outputs(
         NonFiniteError: naming the first site with an output that is not finite.
     """
     chain = model.chain_of_samples
-    stages_of_towers = {stages.tower: stages for stages in model.family.stages(model.networks[0])}
-    stages = stages_of_towers[chain.tower]
-    observers = {i: _HeadObserver(model.attentions[i].only.head_dim) for i in sites}
-    samples = sum(len(labels) for _, labels in batches)
-    blocks_to_run = range(chain.sites.start, max(sites) + 1)
+    all_stages = model.family.stages(model.networks[0])
+    stages_by_tower = {stages.tower: stages for stages in all_stages}
+    stages = stages_by_tower[chain.tower]
+    sizes_of_batches = [len(labels) for _, labels in batches]
+    samples = sum(sizes_of_batches)
+    blocks_to_run = range(chain.sites.start, max(sites) + 1)  # the blocks behind the last site change no output
+
+    observers = {}
+    for i in sites:
+        head_dim = model.attentions[i].only.head_dim
+        observers[i] = _HeadObserver(head_dim)
     try:
         for i, observer in observers.items():
             model.attentions[i].observer = observer
@@ -216,9 +249,11 @@ def head_outputs(
     finally:
         for i in sites:
             model.attentions[i].observer = None
-    outputs = {i: np.concatenate(observer.outputs) for i, observer in observers.items()}
-    for i, outputs_of_site in outputs.items():
-        if not np.isfinite(outputs_of_site).all():
+
+    outputs = {}
+    for i, observer in observers.items():
+        outputs[i] = np.concatenate(observer.outputs)
+        if not np.isfinite(outputs[i]).all():
             raise NonFiniteError(f"the output of a head of {model.sites[i].path} is not finite")
     return outputs
 
@@ -237,34 +272,44 @@ class _HeadObserver:
         self.outputs: list[npt.NDArray[np.floating]] = []
 
     def begin_batch(self, samples: int, positions: Tensor | None) -> None:
-        """Prepare for a batch of so many samples, and the tokens ``[B, tokens]`` that the model reads; None: all."""
+        """Prepare for a batch.
+
+        Args:
+            samples: B, the number of its samples.
+            positions: the tokens that the model reads out, ``[B, tokens]``; None for all tokens.
+        """
         self._samples = samples
         self._positions = positions
 
     def __call__(self, joined: Tensor) -> None:
-        """Take the joined outputs of the heads, ``[B * windows, T, D]``."""
+        """Keep the outputs of the heads of one batch, given side by side, ``[B * windows, T, D]``."""
         by_sample = joined.reshape(self._samples, -1, joined.shape[2])  # [B, windows * T, D]
         pooled = _mean_at_tokens(by_sample, self._positions)  # [B, D]
         by_head = pooled.unflatten(1, (-1, self._head_dim))  # [B, heads, head_dim]
-        at_least_float32 = by_head.to(torch.promote_types(by_head.dtype, torch.float32))
-        self.outputs.append(at_least_float32.cpu().numpy())
+        dtype = torch.promote_types(by_head.dtype, torch.float32)  # numpy has no bfloat16
+        outputs = by_head.to(dtype).cpu()
+        self.outputs.append(outputs.numpy())
 
 
 def _mean_at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
-    """Average over some tokens of each sample, or over all with None: ``[B, T, D]`` to ``[B, D]``."""
+    """Return the mean ``[B, D]`` of ``[B, T, D]`` over the tokens of each sample at some positions; None for all."""
     if positions is None:
         return joined.mean(dim=1)
-    index = positions[:, :, None].expand(-1, -1, joined.shape[2])  # [B, tokens, D]
-    return joined.gather(1, index).mean(dim=1)
+    width = joined.shape[2]
+    index = positions[:, :, None].expand(-1, -1, width)  # [B, tokens, D]
+    at_tokens = joined.gather(1, index)  # [B, tokens, D]
+    return at_tokens.mean(dim=1)
 
 
 def class_pairs(classes: int, random: np.random.Generator) -> Ints:
-    """Return all pairs of classes ``[P, 2]``, or where there are more, ``MOST_PAIRS`` drawn without replacement."""
-    all_pairs = np.stack(np.triu_indices(classes, 1), axis=1).astype(np.int64)
+    """Return pairs of classes ``[P, 2]``: all, or ``MOST_PAIRS`` drawn without replacement where there are more."""
+    first, second = np.triu_indices(classes, 1)
+    all_pairs = np.stack([first, second], axis=1).astype(np.int64)
     if len(all_pairs) <= MOST_PAIRS:
         return all_pairs
     drawn = random.choice(len(all_pairs), MOST_PAIRS, replace=False)
-    return all_pairs[np.sort(drawn)]
+    in_order = np.sort(drawn)
+    return all_pairs[in_order]
 
 
 def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> Floats:
@@ -282,7 +327,8 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
     classes = int(pairs.max()) + 1
     distances = np.empty((heads, len(pairs)))
     for head in range(heads):
-        means, covariances = _gaussians(outputs[:, head].astype(np.float64), labels, classes)
+        outputs_of_head = outputs[:, head].astype(np.float64)  # [N, head_dim]
+        means, covariances = _gaussians(outputs_of_head, labels, classes)
         distances[head] = jeffries_matusita(means, covariances, pairs)
     return distances
 
@@ -298,16 +344,18 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
         gaussian = LedoitWolf(store_precision=False).fit(samples[labels == label])
         means[label] = gaussian.location_
         covariances[label] = gaussian.covariance_
-    # A head that says the same to all samples of a class would have no inverse. The ridge is far below what counts in
-    # any other head; its second part drowns a variance that is nothing but rounding.
-    ridge = _RIDGE * samples.var(axis=0).mean() + _ROUNDING * np.square(samples).mean()
-    if ridge == 0:  # the head says nothing but zeros
+    # The covariance of a head with one output for all samples of a class has no inverse. The ridge is far below the
+    # variances that count in any other head; its second part exceeds a variance that is nothing but rounding.
+    variance = samples.var(axis=0).mean()
+    mean_square = np.square(samples).mean()
+    ridge = _RIDGE * variance + _ROUNDING * mean_square
+    if ridge == 0:  # all outputs of the head are zero
         ridge = 1.0
     return means, covariances + ridge * np.eye(width)
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
-    """Return the distance of each pair of Gaussians.
+    """Return the Jeffries-Matusita distance of each pair of Gaussians.
 
     Args:
         means: ``[C, d]``.
@@ -317,55 +365,72 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
     Returns:
         ``[P]``, each in 0..2.
     """
-    log_determinants = _log_determinants(np.linalg.cholesky(covariances))
+    log_determinants = _log_determinants(np.linalg.cholesky(covariances))  # [C]
     distances = np.empty(len(pairs))
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
         end = start + _PAIRS_AT_ONCE
-        a, b = pairs[start:end].T
-        mean_covariances = (covariances[a] + covariances[b]) / 2
+        a, b = pairs[start:end].T  # [p] each
+        mean_covariances = (covariances[a] + covariances[b]) / 2  # [p, d, d]
         factors = np.linalg.cholesky(mean_covariances)
-        differences = (means[a] - means[b])[:, :, None]  # [p, d, 1]
-        whitened = np.linalg.solve(factors, differences)[:, :, 0]  # [p, d]
-        spread = _log_determinants(factors) - (log_determinants[a] + log_determinants[b]) / 2
-        bhattacharyya = np.square(whitened).sum(axis=1) / 8 + spread / 2
-        # Rounding may leave a distance of zero a little below it.
-        not_negative = np.maximum(bhattacharyya, 0)
+
+        # The squared Mahalanobis distance of the means.
+        differences = means[a] - means[b]  # [p, d]
+        whitened = np.linalg.solve(factors, differences[:, :, None])[:, :, 0]  # [p, d]
+        mahalanobis = np.square(whitened).sum(axis=1)
+
+        # The logarithm of the ratio of determinants.
+        mean_of_logs = (log_determinants[a] + log_determinants[b]) / 2
+        spread = _log_determinants(factors) - mean_of_logs
+
+        bhattacharyya = mahalanobis / 8 + spread / 2
+        not_negative = np.maximum(bhattacharyya, 0)  # rounding may leave a distance of zero slightly below it
         distances[start:end] = -2 * np.expm1(-not_negative)
     return distances
 
 
 def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
-    """Return the log-determinants of matrices from their Cholesky factors ``[..., d, d]``."""
+    """Return the log-determinants ``[...]`` of matrices from their Cholesky factors ``[..., d, d]``."""
     diagonals = np.diagonal(factors, axis1=-2, axis2=-1)  # [..., d]
-    return 2 * np.log(diagonals).sum(axis=-1)
+    logs = np.log(diagonals)
+    return 2 * logs.sum(axis=-1)
 
 
 # --- the curve --------------------------------------------------------------------------------------------------------
 
 
 def sizes_to_try(heads: int) -> list[int]:
-    """Return 1 to ``heads``, or with more than ``MOST_SIZES`` of these as many spread evenly, the ends among them."""
+    """Return the numbers of heads to try: 1 to ``heads``, or ``MOST_SIZES`` of these spread evenly, with both ends."""
     evenly_spread = np.linspace(1, heads, min(heads, MOST_SIZES))
     sizes = {round(size) for size in evenly_spread.tolist()}
     return sorted(sizes)
 
 
 def representatives(distances: Floats, count: int, seed: int) -> set[int]:
-    """Return the medoids of ``count`` clusters by FasterPAM, started from a draw by ``seed``."""
+    """Return the medoids of ``count`` clusters by FasterPAM, started from a draw by ``seed``.
+
+    Args:
+        distances: of each two heads, ``[heads, heads]``.
+        count: the number of clusters.
+        seed: of the draw.
+
+    Returns:
+        The places of the medoids among the heads.
+    """
     from kmedoids import fasterpam
 
-    # Either of two heads can stand for both, a tie that sums of floats would leave to rounding; integers are exact.
-    exact = np.rint(distances * _PARTS_OF_ONE).astype(np.int64)
-    # The package takes 32 bits of a seed, and gives other answers on other numbers of threads.
-    state = int(np.random.SeedSequence([seed, _MEDOIDS]).generate_state(1)[0])
-    clustering = fasterpam(exact, count, random_state=state, n_cpu=1)
+    # Either of two heads can represent both, a tie that sums of floats would leave to rounding; integers are exact.
+    exact_distances = np.rint(distances * _PARTS_OF_ONE).astype(np.int64)
+    # The package takes a seed of 32 bits, and its answers depend on the number of threads.
+    sequence = np.random.SeedSequence([seed, _MEDOIDS])
+    state = int(sequence.generate_state(1)[0])
+    clustering = fasterpam(exact_distances, count, random_state=state, n_cpu=1)
     return set(clustering.medoids.tolist())
 
 
 def _curve(
     model: ScoredModel, log: Log, batches: Batches, heads: Sequence[HeadPlace], medoids: Sequence[set[int]]
 ) -> list[int]:
-    """Count the samples classified right with only the medoids, for each number of them."""
+    """Return, for each set of medoids, the number of samples that are classified right with only these heads."""
     correct = []
     with log.progress("cahp: accuracy", len(medoids), "numbers of heads") as progress:
         for members in medoids:
@@ -377,12 +442,14 @@ def _curve(
 
 @contextmanager
 def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> Iterator[None]:
-    """Gate off all of these heads but the members, inside this context."""
+    """Gate off, inside this context, all of these heads except the members, which are places among the heads."""
     parameter = next(model.parameters())
     gates: dict[int, list[float]] = {}
     for number, (i, _) in enumerate(heads):
+        if i not in gates:
+            gates[i] = []
         is_open = number in members
-        gates.setdefault(i, []).append(float(is_open))
+        gates[i].append(float(is_open))
     with gates_kept(model):
         for i, gate in gates.items():
             model.attentions[i].head_gate = torch.tensor([gate], device=parameter.device, dtype=parameter.dtype)
@@ -391,18 +458,19 @@ def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> 
 
 @torch.inference_mode()
 def count_correct(model: ScoredModel, batches: Batches) -> int:
-    """Count the samples that a model of one member classifies right.
+    """Return the number of samples that a model of one member classifies right.
 
     Raises:
         NonFiniteError: where a logit is not finite.
     """
     correct = 0
     for inputs, labels in batches:
-        logits = model.member_logits(inputs)[0]
+        logits = model.member_logits(inputs)[0]  # [B, classes]
         if not bool(logits.isfinite().all()):
             raise NonFiniteError("a logit is not finite while the model runs with some of its heads")
         answers = logits.argmax(dim=-1)
-        correct += int((answers == labels).sum())
+        is_correct = answers == labels
+        correct += int(is_correct.sum())
     return correct
 
 
@@ -414,9 +482,9 @@ class Knee:
     """The knee of one fitted curve.
 
     Attributes:
-        heads: the number of heads there; the largest where the curve has no knee.
-        distance: from the chord, in a square of side 1; None where the curve has no knee.
-        fitted: the fitted accuracy at every number of heads.
+        heads: the number of heads at the knee; the largest number where the curve has no knee.
+        distance: of the knee from the chord, both axes scaled to 0..1; None where the curve has no knee.
+        fitted: the fitted accuracy at every number of heads that was tried.
     """
 
     heads: int
@@ -425,73 +493,101 @@ class Knee:
 
 
 def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> Knee:
-    """Fit a polynomial by least squares and take the point of it that is furthest above its chord.
+    """Fit a polynomial by least squares and return the point of it that is furthest above its chord.
 
     The chord joins the first and the last point of the fitted curve, both axes scaled to 0..1. Only points above it
-    count: below it lie those numbers of heads from which on accuracy begins to rise. Among equally distant points, the
-    one with the fewest heads is taken.
+    count: a point below it is one where accuracy only begins to rise. Among equally distant points, the one with the
+    fewest heads is returned.
 
     Args:
-        heads: numbers of heads, ascending.
-        accuracy: what was measured with each.
-        degree: of the polynomial; one less than there are points, where it is not smaller.
+        heads: the numbers of heads that were tried, ascending.
+        accuracy: the measured accuracy with each.
+        degree: of the polynomial; at most one less than the number of points is used.
     """
     counts = np.asarray(heads, dtype=np.float64)
     measured = np.asarray(accuracy, dtype=np.float64)
     most = int(heads[-1])
     if len(counts) < 3:  # no point between the ends of the chord
         return Knee(most, None, measured)
+
+    # Fit, and scale both axes to 0..1.
     x = (counts - counts[0]) / (counts[-1] - counts[0])
-    polynomial = np.polynomial.Polynomial.fit(x, measured, min(degree, len(x) - 1), domain=[0.0, 1.0])
+    possible_degree = min(degree, len(x) - 1)
+    polynomial = np.polynomial.Polynomial.fit(x, measured, possible_degree, domain=[0.0, 1.0])
     fitted = polynomial(x)
     lowest = fitted.min()
     rise = fitted.max() - lowest
     if rise <= _NOTHING:
         return Knee(most, None, fitted)
     y = (fitted - lowest) / rise
+
+    # Find the point furthest above the chord.
     slope = y[-1] - y[0]
-    above_chord = (y - y[0] - slope * x) / np.hypot(1.0, slope)
+    vertical = y - y[0] - slope * x
+    above_chord = vertical / np.hypot(1.0, slope)
     furthest = int(above_chord.argmax())
-    if above_chord[furthest] <= _NOTHING:
+    distance = float(above_chord[furthest])
+    if distance <= _NOTHING:
         return Knee(most, None, fitted)
-    return Knee(int(heads[furthest]), float(above_chord[furthest]), fitted)
+    return Knee(int(heads[furthest]), distance, fitted)
 
 
 def _knee(
     calibration: Calibration, sizes: Sequence[int], correct: Sequence[int], total: int
 ) -> tuple[int, dict[str, Any]]:
-    """Return the number of heads at the knee, and as JSON the curve and the knees of all degrees."""
+    """Return the number of heads at the knee, and as JSON the curve and the knees of all degrees.
+
+    Args:
+        calibration: its options say which degree decides.
+        sizes: the numbers of heads that were tried.
+        correct: the number of samples classified right with each.
+        total: the number of samples.
+    """
     degree = calibration.options["degree"]
     accuracy = [count / total for count in correct]
-    degrees_to_fit = sorted({*DEGREES, degree})
-    knees = {fitted_degree: find_knee(sizes, accuracy, fitted_degree) for fitted_degree in degrees_to_fit}
+    knees = {}
+    heads_at_knees = {}
+    for fitted_degree in sorted({*DEGREES, degree}):
+        knees[fitted_degree] = find_knee(sizes, accuracy, fitted_degree)
+        heads_at_knees[str(fitted_degree)] = knees[fitted_degree].heads
     _report(calibration.log, sizes, accuracy, knees, degree)
+
     knee = knees[degree]
+    fitted = knee.fitted.tolist()
     curve = []
-    for size, count, share, fitted in zip(sizes, correct, accuracy, knee.fitted.tolist(), strict=True):
-        curve.append({"heads": size, "correct": count, "accuracy": share, "fitted": fitted})
+    for index, size in enumerate(sizes):
+        point = {
+            "heads": size,
+            "correct": correct[index],
+            "accuracy": accuracy[index],
+            "fitted": fitted[index],
+        }
+        curve.append(point)
     return knee.heads, {
         "curve": curve,
         "knee": {"heads": knee.heads, "distance": knee.distance},
-        "knees": {str(fitted_degree): other.heads for fitted_degree, other in knees.items()},
+        "knees": heads_at_knees,
     }
 
 
 def _report(log: Log, sizes: Sequence[int], accuracy: Sequence[float], knees: Mapping[int, Knee], degree: int) -> None:
     """Log the curve, the knee, and the knees of other degrees."""
     log.info("cahp: accuracy against the number of heads kept")
-    points = [f"{size}: {share:.4f}" for size, share in zip(sizes, accuracy, strict=True)]
+    accuracy_of_size = dict(zip(sizes, accuracy, strict=True))
+    points = [f"{size}: {share:.4f}" for size, share in accuracy_of_size.items()]
     for start in range(0, len(points), _POINTS_PER_LINE):
-        log.info("  " + "  ".join(points[start : start + _POINTS_PER_LINE]))
+        points_of_line = points[start : start + _POINTS_PER_LINE]
+        log.info("  " + "  ".join(points_of_line))
+
     knee = knees[degree]
     if knee.distance is None:
         log.warn(f"cahp: the curve has no knee with degree {degree}, so all {knee.heads} heads are kept")
-    at_knee = accuracy[list(sizes).index(knee.heads)]
-    others = []
-    for other_degree, other in knees.items():
+    accuracy_at_knee = accuracy_of_size[knee.heads]
+    other_knees = []
+    for other_degree, other_knee in knees.items():
         if other_degree != degree:
-            others.append(f"{other.heads} with degree {other_degree}")
+            other_knees.append(f"{other_knee.heads} with degree {other_degree}")
+    listed = ", ".join(other_knees)
     log.info(
-        f"cahp: {knee.heads} of {sizes[-1]} heads are kept (accuracy {at_knee:.4f}), degree {degree}; "
-        f"{', '.join(others)}"
+        f"cahp: {knee.heads} of {sizes[-1]} heads are kept (accuracy {accuracy_at_knee:.4f}), degree {degree}; {listed}"
     )

@@ -98,7 +98,8 @@ def _whitening(centred: Floats) -> Floats:
         raise InputError("the features of --train are the same for every sample", hint="give more training data")
     directions = eigenvectors[:, exceeds_rounding]
     deviations = np.sqrt(eigenvalues[exceeds_rounding])
-    return np.asarray(directions / deviations)
+    whitening: Floats = directions / deviations
+    return whitening
 
 
 def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
@@ -130,8 +131,8 @@ def _mahalanobis(fitted: Statistics, features: Floats, logits: Floats) -> Floats
     means = fitted["means"]  # [K, r]
     squared_lengths = np.square(means).sum(axis=1)
     distances = _squared_distances(whitened, means, squared_lengths)  # [n, K]
-    nearest = distances.min(axis=1)
-    return np.asarray(nearest)
+    nearest: Floats = distances.min(axis=1)
+    return nearest
 
 
 def _squared_distances(points: Floats, others: Floats, squared_lengths: Floats) -> Floats:
@@ -142,8 +143,8 @@ def _squared_distances(points: Floats, others: Floats, squared_lengths: Floats) 
     squares = np.square(points)
     squared_lengths_of_points = squares.sum(axis=1)
     twice_products = 2 * points @ others.T  # [n, K]
-    squared_distances = squared_lengths_of_points[:, None] - twice_products + squared_lengths
-    return np.asarray(squared_distances)
+    squared_distances: Floats = squared_lengths_of_points[:, None] - twice_products + squared_lengths
+    return squared_distances
 
 
 def _fit_rmd(data: MemberTraining) -> dict[str, Floats]:
@@ -161,8 +162,8 @@ def _rmd(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     squares = np.square(whitened)
     to_mean_of_all = squares.sum(axis=1)
     to_nearest_class = _mahalanobis(fitted, features, logits)
-    difference = to_nearest_class - to_mean_of_all
-    return np.asarray(difference)
+    difference: Floats = to_nearest_class - to_mean_of_all
+    return difference
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------------
@@ -201,12 +202,13 @@ def _fit_knn(data: MemberTraining) -> Statistics:
 @_declare("knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn)
 def _knn(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2022, section 3."""
-    k = int(fitted["k"][0])
     squared_distances = _squared_distances(unit(features), fitted["bank"], fitted["squares"])  # [n, N]
-    partitioned = np.partition(squared_distances, k - 1, axis=1)
-    to_neighbour = partitioned[:, k - 1]  # squared, [n]
+    place = int(fitted["k"][0]) - 1  # of the k-th neighbour, from 0
+    partitioned = np.partition(squared_distances, place, axis=1)
+    to_neighbour = partitioned[:, place]  # squared, [n]
     not_negative = np.maximum(to_neighbour, 0.0)  # rounding makes some of them negative
-    return np.asarray(np.sqrt(not_negative))
+    distances: Floats = np.sqrt(not_negative)
+    return distances
 
 
 # --- the classifier ---------------------------------------------------------------------------------------------------
@@ -216,14 +218,16 @@ def _energy(logits: Floats) -> Floats:
     """Return the energy, -logsumexp, of logits [n, C], [n]."""
     highest = logits.max(axis=1)
     shifted = logits - highest[:, None]
-    total = np.exp(shifted).sum(axis=1)
-    energy = -highest - np.log(total)
-    return np.asarray(energy)
+    powers = np.exp(shifted)
+    total = powers.sum(axis=1)
+    energy: Floats = -highest - np.log(total)
+    return energy
 
 
 def _energy_of_classified(fitted: Statistics, features: Floats) -> Floats:
     """Return the energy [n] of the logits that the classifier gives features [n, D]."""
-    logits = features @ fitted["weight"].T + fitted["bias"]
+    weight = fitted["weight"]
+    logits = features @ weight.T + fitted["bias"]
     return _energy(logits)
 
 
@@ -271,8 +275,8 @@ def _vim(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     residual = (features - fitted["origin"]) @ fitted["residual"]  # [n, r]
     lengths = np.linalg.norm(residual, axis=1)
     virtual_logit = lengths * fitted["alpha"][0]
-    scores = virtual_logit + _energy(logits)
-    return np.asarray(scores)
+    scores: Floats = virtual_logit + _energy(logits)
+    return scores
 
 
 def _classifier(data: MemberTraining) -> dict[str, Floats]:
@@ -281,8 +285,9 @@ def _classifier(data: MemberTraining) -> dict[str, Floats]:
 
 def _fit_react(data: MemberTraining) -> Statistics:
     """Return the classifier, and ``clip`` [1], the quantile of all training features at which features are clipped."""
+    classifier = _classifier(data)
     clip = np.quantile(data.features, REACT_CLIP)
-    return {**_classifier(data), "clip": np.array([clip])}
+    return {**classifier, "clip": np.array([clip])}
 
 
 @_declare(
@@ -307,7 +312,7 @@ def _ash(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     pruned = np.zeros_like(features)
     np.put_along_axis(pruned, places, highest, axis=1)
 
-    # Scale what is kept by the part of the sum that was lost.
+    # Scale the kept features by the ratio of the sums before and after.
     sums_before = features.sum(axis=1)
     sums_after = pruned.sum(axis=1)
     scale = np.exp(sums_before / sums_after)

@@ -48,12 +48,15 @@ def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) 
     texts = root * texts
     # The attention of each image to all texts. The key projection is applied to the queries, not to the texts.
     queries = features @ weights["query"].T @ weights["key"]  # [n, D]
-    attention = torch.softmax(queries @ texts.T / root, dim=1)  # [n, C]
+    attention_logits = queries @ texts.T / root  # [n, C]
+    attention = torch.softmax(attention_logits, dim=1)  # [n, C]
     attended = attention @ texts @ weights["value"].T  # [n, D]
 
     similarities = features @ texts.T  # [n, C]
     predicted = similarities.argmax(dim=1)  # [n]
     state = torch.cat([features, attended, texts[predicted]], dim=1)  # [n, 3 D]
+
+    # The MLP on the features, what the image attends to, and the text of the predicted class.
     for layer in range(len(HIDDEN)):
         linear = F.linear(state, weights[f"weight.{layer}"], weights[f"bias.{layer}"])
         state = torch.relu(linear)
@@ -119,6 +122,7 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor) -> dict[str, Tensor
     batch_size = min(_BATCH, samples)
     steps = max(_FEWEST_STEPS, _EPOCHS * samples // _BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
     for _ in range(steps):
         batch = torch.randint(samples, (batch_size,), generator=generator)
         optimizer.zero_grad()
