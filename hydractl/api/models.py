@@ -27,13 +27,14 @@ from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, FileTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import CHECKPOINT_SCHEMA, CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
+from hydractl.files.verb_answers import InfoAnswer
 from hydractl.model.laplace import KEY
 from hydractl.model.loading import build_model, load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite_weights
 from hydractl.settings.common import name_for_weights
-from hydractl.verbs.info import INFO_SCHEMA, describe_model
+from hydractl.verbs.info import INFO_SCHEMA, with_model
 
 
 class Folder:
@@ -101,8 +102,8 @@ class Model:
         """Show the table of the verb that made the model, or what its header says."""
         if self.result is not None:
             return self.result._repr_html_()
-        about = {"schema": INFO_SCHEMA, "file": self.name, "holds": CHECKPOINT_SCHEMA}
-        return Document({**about, **describe_model(self.description)})._repr_html_()
+        about = InfoAnswer(schema=INFO_SCHEMA, file=self.name, holds=CHECKPOINT_SCHEMA)
+        return Document(with_model(about, self.description).to_json())._repr_html_()
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Model:

@@ -15,10 +15,9 @@ from hydractl.cli.console import clean, clean_document, debugging, is_terminal, 
 from hydractl.errors import NonFiniteError, StorageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 _WIDTH_IN_A_FILE = 160
-_PLAIN: dict[str, Any] = {"force_jupyter": False, "markup": False, "highlight": False, "emoji": False}
 _HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:normal"><code>{code}</code></pre>'
 # What JSON may leave as it is, but a terminal obeys.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -62,7 +61,7 @@ class Answer:
         # A file name that is not UTF-8 holds lone surrogates: they become \udcNN, which is JSON for the same.
         self._write(text + "\n", encoding="utf-8")
 
-    def lines(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def lines(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Print each row as one line of JSON when it comes; a reader that has gone away ends the work, too."""
         for row in rows:
             text = json.dumps(row, ensure_ascii=False, allow_nan=False)
@@ -74,9 +73,10 @@ class Answer:
 
     def paths(self, paths: Sequence[Path]) -> None:
         """Print the paths written, one a line, for a script."""
-        self._write("".join(f"{path}\n" for path in paths), encoding="utf-8", errors="surrogateescape")
+        lines = [f"{path}\n" for path in paths]
+        self._write("".join(lines), encoding="utf-8", errors="surrogateescape")
 
-    def table(self, document: dict[str, Any]) -> None:
+    def table(self, document: Mapping[str, object]) -> None:
         """Print a document for a person: its table, or its keys and values where it has none."""
         safe = clean_document(document)
         try:
@@ -87,10 +87,10 @@ class Answer:
             self._warn(f"the table could not be drawn ({type(error).__name__}: {error})")
             text = None
         if text is None:
-            text = "\n".join(plain_lines(safe)) + "\n"
+            text = _plain_text(safe)
         self._write(text)
 
-    def _draw(self, document: dict[str, Any]) -> str | None:
+    def _draw(self, document: Mapping[str, object]) -> str | None:
         width = _WIDTH_IN_A_FILE
         if self.to_terminal:
             width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
@@ -125,70 +125,99 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\u{ord(match[0]):04x}"
 
 
-def drawn(document: dict[str, Any], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
+def drawn(document: Mapping[str, object], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
     """Return the table of a cleaned document as text, with colours for a terminal; None where it has no table."""
-    from rich.console import Console
-
     renderable = _rendered(document, width)
     if renderable is None:
         return None
-    console = Console(file=stream, width=width, force_terminal=to_terminal, **_PLAIN)
+    console = _plain_console(stream, width, to_terminal=to_terminal)
     with console.capture() as page:
         console.print(renderable)
-    return "\n".join(line.rstrip() for line in page.get().splitlines()) + "\n"
+    lines = [line.rstrip() for line in page.get().splitlines()]
+    return "\n".join(lines) + "\n"
 
 
-def table_text(document: dict[str, Any]) -> str:
+def _plain_console(
+    stream: TextIO | None, width: int, *, to_terminal: bool | None = None, record: bool = False
+) -> Console:
+    """Return a console that prints text as it stands, whatever it looks like."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        width=width,
+        force_terminal=to_terminal,
+        record=record,
+        force_jupyter=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def table_text(document: Mapping[str, object]) -> str:
     """Return what the command line prints of a document into a file: its table, or its keys and values."""
     safe = clean_document(document)
     text = drawn(safe, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
     if text is None:
-        text = "\n".join(plain_lines(safe)) + "\n"
+        return _plain_text(safe)
     return text
 
 
-def table_html(document: dict[str, Any]) -> str:
+def table_html(document: Mapping[str, object]) -> str:
     """Return the same as HTML, with the colours of a terminal."""
-    from rich.console import Console
-
     safe = clean_document(document)
     renderable = _rendered(safe, _WIDTH_IN_A_FILE)
     if renderable is None:
-        return f"<pre>{html.escape(table_text(document))}</pre>"
-    console = Console(file=io.StringIO(), width=_WIDTH_IN_A_FILE, record=True, **_PLAIN)
+        escaped = html.escape(table_text(document))
+        return f"<pre>{escaped}</pre>"
+    console = _plain_console(io.StringIO(), _WIDTH_IN_A_FILE, record=True)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format=_HTML)
 
 
-def _rendered(document: dict[str, Any], width: int) -> RenderableType | None:
+def _rendered(document: Mapping[str, object], width: int) -> RenderableType | None:
     # Here, because rich and the tables take time to import, and most answers are short.
     from hydractl.report.terminal import render
 
     return render(document, width)
 
 
+def _plain_text(document: object) -> str:
+    """Return a document as its keys and values, one a line."""
+    return "\n".join(plain_lines(document)) + "\n"
+
+
 def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
     """Return a JSON value as indented ``key: value`` lines, for documents without a table."""
     space = "  " * indent
-    if isinstance(value, list):
-        nested = any(isinstance(item, (dict, list)) for item in value)
-    else:
-        nested = isinstance(value, dict) and bool(value)
-    if nested:
-        lines = [f"{space}{key}:"] if key else []
-        below = indent + 1 if key else indent
+    if _is_nested(value):
+        lines = []
+        below = indent
+        if key:
+            lines.append(f"{space}{key}:")
+            below += 1
         items = enumerate(value) if isinstance(value, list) else value.items()
         for name, item in items:
             lines += plain_lines(item, str(name), below)
         return lines
+    text = _scalar(value)
     if isinstance(value, list):
-        value = ", ".join(_scalar(item) for item in value) or "none"
+        items_in_words = [_scalar(item) for item in value]
+        text = ", ".join(items_in_words) or "none"
     if key:
-        return [f"{space}{key}: {_scalar(value)}"]
-    return [f"{space}{_scalar(value)}"]
+        return [f"{space}{key}: {text}"]
+    return [f"{space}{text}"]
 
 
-def _scalar(value: Any) -> str:
+def _is_nested(value: object) -> bool:
+    """Return whether a value takes more than one line: an object, or a list that holds objects or lists."""
+    if isinstance(value, list):
+        return any(isinstance(item, (dict, list)) for item in value)
+    return isinstance(value, dict) and bool(value)
+
+
+def _scalar(value: object) -> str:
     if value is None or value == {}:
         return "none"
     if isinstance(value, bool):

@@ -222,18 +222,19 @@ def describe_files(request: Request, answer: Answer) -> None:
         raise UsageError("--info needs a FILE", hint="hydractl --info --help")
     from hydractl.verbs.info import compare, describe
 
-    documents: list[dict[str, Any]] = []
+    infos = []
     errors: list[HydraError] = []
     for file in files:
         try:
-            documents.append(describe(Path(file)))
+            infos.append(describe(Path(file)))
         except HydraError as error:
             errors.append(error)
     if len(files) == 1 and errors:
         raise errors[0]
-    overlap = compare(documents)
+    documents = [info.to_json() for info in infos]
+    overlap = compare(infos)
     if overlap is not None:
-        documents.append(overlap)
+        documents.append(overlap.to_json())
     if request.given["json"] and len(files) == 1:
         answer.document(documents[0])
     elif request.given["json"]:

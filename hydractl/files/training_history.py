@@ -9,6 +9,7 @@ from typing import Any
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import EpochRecord, TrainingRecord
+from hydractl.files.verb_answers import TrainingProgress
 
 _POINTS = 60
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
@@ -62,38 +63,54 @@ def training_text(training: TrainingRecord) -> str:
     return f"{text}, validation accuracy {kept.val_accuracy:.4f}"
 
 
-def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Read off a state file's header (``hydractl.training/1``) how far the run is, and what it was begun with.
+def unfinished(header: Mapping[str, object]) -> TrainingProgress:
+    """Read off a state file's header (``hydractl.training/1``) how far the run is.
 
     Args:
         header: perhaps of an untrusted file: what is not as it should be is left out.
     """
     progress = _part(header, "progress")
-    begun = _part(header, "fingerprint")
-    environment = _part(header, "environment")
-    facts: dict[str, Any] = {}
+    step = None
+    steps = None
     if type(progress.get("steps")) is int:
-        facts["step"] = progress["steps"]
-        facts["of"] = progress.get("total")
-    rates = begun.get("lr")
+        step = progress["steps"]
+        steps = progress.get("total")
+    rates = _part(header, "fingerprint").get("lr")
+    learning_rate = None
     if isinstance(rates, list) and type(progress.get("candidate")) is int:
-        facts["learning_rate"] = f"{progress['candidate'] + 1} of {len(rates)}"
+        learning_rate = f"{progress['candidate'] + 1} of {len(rates)}"
     epochs = progress.get("epochs")
-    if isinstance(epochs, list) and epochs and all(map(_is_epoch, epochs)):
-        facts["epochs"] = list(map(epoch_text, epochs[-5:]))
+    last_epochs = []
+    if isinstance(epochs, list) and all(map(_is_epoch, epochs)):
+        last_epochs = [epoch_text(epoch) for epoch in epochs[-5:]]
+    best_epoch = None
     if progress.get("best") is not None:
-        facts["best_epoch"] = progress.get("kept_epoch")
-        facts["best_val_accuracy"] = progress["best"]
-    source = {key: value for key, value in begun.items() if value is not None}
-    source.update(environment)
-    facts["source"] = source
-    return facts
+        best_epoch = progress.get("kept_epoch")
+    return TrainingProgress(
+        step=step,
+        steps=steps,
+        learning_rate=learning_rate,
+        epochs=last_epochs,
+        best_epoch=best_epoch,
+        best_val_accuracy=progress.get("best"),
+    )
 
 
-def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def begun_with(header: Mapping[str, object]) -> dict[str, object]:
+    """Read off a state file's header what the run was begun with: its settings, and where it ran."""
+    settings = {}
+    for key, value in _part(header, "fingerprint").items():
+        if value is not None:
+            settings[key] = value
+    return {**settings, **_part(header, "environment")}
+
+
+def _part(header: Mapping[str, object], key: str) -> Mapping[str, Any]:
     """Return a part of a header; an empty one where it is not there or no object."""
     part = header.get(key)
-    return part if isinstance(part, Mapping) else {}
+    if isinstance(part, Mapping):
+        return part
+    return {}
 
 
 def _training(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:

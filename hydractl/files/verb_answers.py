@@ -363,17 +363,19 @@ class KeptSite(Record):
     """A site of a mask that a file holds; what a broken file does not say is None."""
 
     site: str = needed("Path of the attention block.")
-    heads: Count | None = described("Number of heads before any pruning.")
-    kept: Sequence[int] | None = described("The kept heads, in the original numbering.")
+    heads: Count | None = described("Number of heads before any pruning.", null=True)
+    kept: Sequence[int] | None = described("The kept heads, in the original numbering.", null=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsOverlap(Record):
     """Two sets of heads compared."""
 
-    jaccard: Number = described("Shared heads over heads in either.")
-    overlap: Number = described("Shared heads over those of the smaller set.")
-    divergence: Number = described("Jensen-Shannon divergence over the sites, in bits.")
+    counts: Sequence[Count] = needed("Number of heads in the first set and in the second.")
+    shared: Count = needed("Number of the heads in both.")
+    jaccard: Number = described("Shared heads over heads in either.", null=True)
+    overlap: Number = described("Shared heads over those of the smaller set.", null=True)
+    divergence: Number = described("Jensen-Shannon divergence over the sites, in bits.", null=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,16 +392,74 @@ class ComparedMasks(Record):
 class OverlapAnswer(Record):
     """The masks of several files compared."""
 
+    schema: str = needed(SCHEMA_TEXT)
     pairs: Sequence[ComparedMasks] = needed("Each two of the same sites.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFacts(Record):
+    """Base of the records of what only one kind of file tells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts(FileFacts):
+    """What a model says of itself, before its heads."""
+
+    kind: str = needed("`dense`, `pruned` or `fused`.")
+    family: str = needed("The library and its version.")
+    arch: str = needed("The architecture.")
+    layout: str = needed("`sliced`, or `zeroed` where removed heads are zeros.")
+    labels: Sequence[str] | None = needed("The class names; null where they are not known.")
+    preprocess: Mapping[str, object] = needed("How raw samples become inputs.")
+    prompt: Sequence[str] | None = described("The templates that make prompts of the class names.")
+    merge: Sequence[str] | None = described("Of a fused model, which parts are averaged.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionFacts(FileFacts):
+    """What a file of predictions says of the model and the data sets."""
+
+    model: str = needed("Name of the model.")
+    sha256: Any = needed("SHA-256 of its file; a list where several run one after another.")
+    members: Count = needed("Number of members.")
+    classes: Count = needed("Number of classes.")
+    data_sets: Sequence[str] = needed("Name and number of samples of each set.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProgress(FileFacts):
+    """How far an unfinished training is; what a broken file does not say is None."""
+
+    step: int | None = described("Number of steps made.")
+    steps: int | None = described("Number of all its steps.", key="of")
+    learning_rate: str | None = described("Which of the learning rates is being tried, in words.")
+    epochs: Sequence[str] = sparse("Its last epochs in words.", list)
+    best_epoch: int | None = described("The epoch with the best validation accuracy.")
+    best_val_accuracy: Number = described("That accuracy.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class InfoAnswer(Record):
     """What a file says of itself."""
 
-    schema: str = needed("Name and version of this form.")
+    schema: str = needed(SCHEMA_TEXT)
+    file: str = needed("Path of the file or folder.")
+    holds: Any = needed("The schema of what is in it, or what else it is; of a broken file anything.")
+    bytes: Count | None = described("Size of a file of tensors.")
+    tensors: Count | None = described("Number of its tensors.")
+    parameters: Count | None = described("Number of their elements.")
+    dtypes: Sequence[str] | None = described("Their number formats.")
+    content: FileFacts = inline(FileFacts)
+    told: Mapping[str, object] = inline()
+    """What is passed on as it stands in the file."""
+    steps: Count | None = described("Number of heads that a circuit removes.")
+    rows: Sequence[Any] | None = described("Names of the rows of an eval or a bench.")
     head_map: Sequence[KeptSite] | None = described("The heads of a model or a mask.")
-    head_maps: Sequence[Sequence[KeptSite]] = described("Those of each member of a fused model.", empty=list)
+    head_maps: Sequence[Sequence[KeptSite]] = sparse("Those of each member of a fused model.", list)
     overlap: Sequence[ComparedMasks] | None = described("Its members compared.")
+    note: str | None = described("What is not shown, or how the file is used.")
+    results: Mapping[str, object] = inline()
+    """What was stored with a model by whatever made it, such as the self-check of a fusion."""
+    seen: Sequence[str] = sparse("Samples that a model was fitted to, in words.", list)
+    training: Sequence[str] = sparse("The trainings that a model went through, in words.", list)
     source: Any = described("How it was made; of a broken file anything.")
-    facts: Mapping[str, object] = inline()

@@ -403,8 +403,14 @@ _LONGEST_VALUE = 1000  # characters
 _LONGEST_LIST = 12
 
 
+_DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
+
+
 def _info(answer: InfoAnswer, width: int) -> RenderableType:
-    parts: list[RenderableType] = [fact_table(_few(answer.facts))]
+    facts = answer.to_json()
+    for key in _DRAWN_APART:
+        facts.pop(key, None)
+    parts: list[RenderableType] = [fact_table(_few(facts))]
     parts += _members_drawn(answer.head_maps)
     if answer.head_map is not None:
         parts += [Text(""), KeptMap(answer.head_map)]

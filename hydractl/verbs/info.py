@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.features import FEATURES_SCHEMA
@@ -16,7 +16,17 @@ from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
-from hydractl.files.training_history import training_text, trainings_of, unfinished
+from hydractl.files.records import json_fields
+from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
+from hydractl.files.verb_answers import (
+    ComparedMasks,
+    HeadsOverlap,
+    InfoAnswer,
+    KeptSite,
+    ModelFacts,
+    OverlapAnswer,
+    PredictionFacts,
+)
 from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
 from hydractl.jsonio import parse_json, shown
@@ -28,18 +38,7 @@ _MOST_COMPARED = 1 << 21
 """The most heads that are compared with each other: those of two thousand pairs of masks with a thousand heads each."""
 
 
-class SiteEntry(TypedDict):
-    """One site of a head map.
-
-    In an untrusted file ``heads`` is None where it is no number of heads, and ``kept`` may be anything.
-    """
-
-    site: str
-    heads: int | None
-    kept: Any
-
-
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path) -> InfoAnswer:
     """Return what a checkpoint, a predictions file, an exported file, a folder or a JSON artefact holds.
 
     Raises:
@@ -62,35 +61,37 @@ def describe(path: str | Path) -> dict[str, Any]:
     return _describe_tensors(path, read_header(path))
 
 
-def _describe_folder(path: Path) -> dict[str, Any]:
+def _describe_folder(path: Path) -> InfoAnswer:
     """Return what a published folder holds."""
     from hydractl.model.source import ModelOptions, open_source
 
     source = open_source(str(path), ModelOptions(bodies=True))
-    description = source.description
-    info: dict[str, Any] = {"schema": INFO_SCHEMA, "file": str(path), "holds": f"a folder of {description.family}"}
-    info.update(describe_model(description))
-    return info
+    holds = f"a folder of {source.description.family}"
+    return with_model(InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds), source.description)
 
 
-def _describe_export(path: Path) -> dict[str, Any]:
+def _describe_export(path: Path) -> InfoAnswer:
     """Return what an exported file says of itself; it is checked as ``bench`` checks it, and nothing in it is run."""
     from hydractl.exports.formats import EXPORT_SCHEMA
     from hydractl.exports.opened import exported_at
 
     exported = exported_at(path)
-    info: dict[str, Any] = {
-        "schema": INFO_SCHEMA,
-        "file": str(path),
-        "holds": EXPORT_SCHEMA,
-        "bytes": exported.file_bytes,
-    }
-    info.update(exported.to_json())
-    info["preprocess"] = _readable(info["preprocess"])
-    return info
+    told = exported.to_json()
+    told["preprocess"] = _readable(exported.preprocess)
+    return InfoAnswer(
+        schema=INFO_SCHEMA,
+        file=str(path),
+        holds=EXPORT_SCHEMA,
+        bytes=exported.file_bytes,
+        told=told,
+    )
 
 
-def _describe_json(path: Path) -> dict[str, Any]:
+_TOLD_OF_ARTEFACT = ("arch", "objective", "algorithm", "method", "budget")
+"""What is told of a JSON artefact as it stands there."""
+
+
+def _describe_json(path: Path) -> InfoAnswer:
     """Return what a JSON artefact holds.
 
     Raises:
@@ -103,31 +104,37 @@ def _describe_json(path: Path) -> dict[str, Any]:
     if not isinstance(schema, str) or not schema.startswith("hydractl."):
         raise InputError(f"{path} is JSON, but not of hydractl (schema {shown(schema)})")
 
-    info: dict[str, Any] = {"schema": INFO_SCHEMA, "file": str(path), "holds": schema}
-    for key in ("arch", "objective", "algorithm", "method", "budget"):
-        if key in document:
-            info[key] = document[key]
+    info = InfoAnswer(
+        schema=INFO_SCHEMA,
+        file=str(path),
+        holds=schema,
+        told=_entries_there(document, _TOLD_OF_ARTEFACT),
+        source=document.get("source"),
+    )
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
-        info.update(_head_map(_sites_of_mask(document)))
+        return _with_heads(info, _sites_of_mask(document["sites"]))
     if schema == "hydractl.circuit/2" and isinstance(document.get("removed"), list):
-        info["steps"] = len(document["removed"])
-        info.update(_head_map(_sites_of_circuit(document)))
+        with_steps = replace(info, steps=len(document["removed"]))
+        return _with_heads(with_steps, _sites_of_circuit(document))
     if schema in ("hydractl.eval/2", "hydractl.bench/1"):
-        info["rows"] = _row_names(document, schema, path)
-    if "source" in document:
-        info["source"] = document["source"]
+        rows = document.get("models", document.get("results"))
+        if not isinstance(rows, list):
+            raise InputError(f"{path} has no list of rows, as every {schema} has")
+        return replace(info, rows=_row_names(rows))
     return info
 
 
-def _row_names(document: dict[str, Any], schema: str, path: Path) -> list[Any]:
-    """Return the names of the rows of an eval or a bench.
+def _entries_there(document: Mapping[str, object], keys: Sequence[str]) -> dict[str, object]:
+    """Return the entries of an object with these keys, of those that it has."""
+    entries = {}
+    for key in keys:
+        if key in document:
+            entries[key] = document[key]
+    return entries
 
-    Raises:
-        InputError: it has no list of rows.
-    """
-    rows = document.get("models", document.get("results"))
-    if not isinstance(rows, list):
-        raise InputError(f"{path} has no list of rows, as every {schema} has")
+
+def _row_names(rows: Sequence[object]) -> list[Any]:
+    """Return the names of the rows of an eval or a bench; of a broken file they may be anything."""
     names = []
     for row in rows:
         if isinstance(row, dict):
@@ -135,49 +142,54 @@ def _row_names(document: dict[str, Any], schema: str, path: Path) -> list[Any]:
     return names
 
 
-def _head_map(sites: list[SiteEntry]) -> dict[str, Any]:
-    """Return the heads of all sites as ``head_map``, or a ``note`` that they are too many to be shown."""
+def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
+    """Add the heads of all sites, or a note that they are too many to be shown."""
     heads = 0
     for site in sites:
-        heads += site["heads"] or 0
+        heads += site.heads or 0
     if heads > MOST_HEADS_OF_ALL:
-        return {"note": f"{heads} heads, too many to be shown"}
-    return {"head_map": sites}
+        return replace(info, note=f"{heads} heads, too many to be shown")
+    return replace(info, head_map=sites)
 
 
-def _sites_of_mask(document: dict[str, Any]) -> list[SiteEntry]:
+def _sites_of_mask(entries: Mapping[str, object]) -> list[KeptSite]:
     """Return the heads that a mask keeps; sites of which a broken file says nothing are left out."""
-    sites: list[SiteEntry] = []
-    for path, entry in document["sites"].items():
+    sites = []
+    for path, entry in entries.items():
         if isinstance(entry, dict):
             heads = _head_count(entry.get("heads"))
-            sites.append({"site": path, "heads": heads, "kept": entry.get("kept")})
+            sites.append(KeptSite(site=path, heads=heads, kept=entry.get("kept")))
     return sites
 
 
-def _sites_of_circuit(document: dict[str, Any]) -> list[SiteEntry]:
+def _sites_of_circuit(document: Mapping[str, object]) -> list[KeptSite]:
     """Return the heads that a circuit leaves; empty where the file does not say how many heads there were."""
     heads_by_site = document.get("sites")
     if not isinstance(heads_by_site, dict):
         return []
-    removed = set()
-    for step in document["removed"]:
-        # In a broken file a head may be a list, which no set holds.
-        if isinstance(step, dict) and type(step.get("head")) is int:
-            removed.add((str(step.get("site")), step["head"]))
-
-    sites: list[SiteEntry] = []
+    removed = _removed_heads(document.get("removed"))
+    sites = []
     for path, heads in heads_by_site.items():
         count = _head_count(heads)
         at_start = _kept_at_start(document, path, count)
         kept = None
         if isinstance(at_start, list):
             kept = [head for head in at_start if type(head) is not int or (path, head) not in removed]
-        sites.append({"site": path, "heads": count, "kept": kept})
+        sites.append(KeptSite(site=path, heads=count, kept=kept))
     return sites
 
 
-def _kept_at_start(document: dict[str, Any], path: str, heads: int | None) -> Any:
+def _removed_heads(steps: Any) -> set[tuple[str, int]]:
+    """Return the site and the number of each head that a list of steps removes."""
+    removed = set()
+    for step in steps:
+        # In a broken file a head may be a list, which no set holds.
+        if isinstance(step, dict) and type(step.get("head")) is int:
+            removed.add((str(step.get("site")), step["head"]))
+    return removed
+
+
+def _kept_at_start(document: Mapping[str, object], path: str, heads: int | None) -> object:
     """Return the heads of a site before the first removal: those of the mask that the circuit starts from, or all.
 
     In a broken file the mask may hold anything.
@@ -195,25 +207,25 @@ def _kept_at_start(document: dict[str, Any], path: str, heads: int | None) -> An
     return entry.get("kept")
 
 
-def _head_count(value: Any) -> int | None:
+def _head_count(value: object) -> int | None:
     """Return a number of heads that a file gives; None where the value cannot be one."""
     if type(value) is int and 0 <= value <= MOST_HEADS:
         return value
     return None
 
 
-def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
+def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
     """Return how far the heads of several files overlap, for all pairs of masks of the same sites.
 
     Args:
-        documents: what :func:`describe` returned. Members of one fused file are compared in its own document.
+        infos: what :func:`describe` returned. Members of one fused file are compared in its own document.
 
     Returns:
-        A document ``hydractl.overlap/1``; None where no two files can be compared, or the masks are too many.
+        The overlaps; None where no two files can be compared, or the masks are too many.
     """
     masks: list[_NamedMask] = []
-    for index, document in enumerate(documents):
-        masks += _masks(document, str(document.get("file")), index)
+    for index, info in enumerate(infos):
+        masks += _masks(info, info.file, index)
     if not _few_enough([named.mask for named in masks]):
         return None
     pairs = []
@@ -224,7 +236,7 @@ def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
             pairs.append(_overlap(first, second))
     if not pairs:
         return None
-    return {"schema": OVERLAP_SCHEMA, "pairs": pairs}
+    return OverlapAnswer(schema=OVERLAP_SCHEMA, pairs=pairs)
 
 
 _MADE_WITH = (
@@ -241,99 +253,118 @@ _MADE_WITH = (
 """What is told of a file of features; other keys, which a file may have for another purpose, are not."""
 
 
-def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
+def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     """Return what a safetensors file holds, by its header."""
     weights = [tensor for name, tensor in header.tensors.items() if not name.startswith(BESIDE)]
-    info: dict[str, Any] = {
-        "schema": INFO_SCHEMA,
-        "file": str(path),
-        "holds": "safetensors",
-        "bytes": path.stat().st_size,
-        "tensors": len(weights),
-        "parameters": sum(tensor.numel for tensor in weights),
-        "dtypes": sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
-    }
-    document = header.description
-    if document is None:
-        return {**info, "note": "does not describe itself; use it with --arch"}
-    schema = document.get("schema")
-    info["holds"] = schema
+    info = InfoAnswer(
+        schema=INFO_SCHEMA,
+        file=str(path),
+        holds="safetensors",
+        bytes=path.stat().st_size,
+        tensors=len(weights),
+        parameters=sum(tensor.numel for tensor in weights),
+        dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
+    )
+    description = header.description
+    if description is None:
+        return replace(info, note="does not describe itself; use it with --arch")
+    schema = description.get("schema")
+    info = replace(info, holds=schema)
     if str(schema).startswith("hydractl.predictions/"):
-        return {**info, **_predictions(path)}
+        return replace(info, content=_predictions(path))
     if schema == FEATURES_SCHEMA:
-        for key in _MADE_WITH:
-            if key in document:
-                info[key] = document[key]
-        return info
+        return replace(info, told=_entries_there(description, _MADE_WITH))
     if schema == TRAINING_SCHEMA:
-        return {**info, **unfinished(document)}
-    return {**info, **describe_model(Description.from_json(document, str(path)))}
+        return replace(info, content=unfinished(description), source=begun_with(description))
+    return with_model(info, Description.from_json(description, str(path)))
 
 
-def describe_model(description: Description) -> dict[str, Any]:
-    """Return what a model says of itself."""
-    info: dict[str, Any] = {
-        "kind": description.kind,
-        "family": f"{description.family} {description.family_version}",
-        "arch": description.arch,
-        "layout": description.layout,
-        "labels": None if description.labels is None else list(description.labels),
-        "preprocess": _readable(description.preprocess),
-    }
+def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
+    """Add what a model says of itself: what it is, its heads, what it was fitted to, has seen and comes from."""
+    members = [_kept_sites(mask) for mask in description.masks]
+    results = _stored_results(description)
+    seen = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
+    info = replace(
+        info,
+        content=_model_facts(description),
+        results=results,
+        seen=seen,
+        training=_training_texts(description),
+        source=dict(description.provenance),
+    )
+    if len(members) == 1:
+        return replace(info, head_map=members[0])
+    info = replace(info, head_maps=members)
+    if not _few_enough(description.masks):
+        return replace(info, note=f"{len(members)} members of many heads, too many to be compared")
+    overlap = [_overlap(first, second) for first, second in combinations(_masks(info), 2)]
+    return replace(info, overlap=overlap)
+
+
+def _model_facts(description: Description) -> ModelFacts:
+    labels = None
+    if description.labels is not None:
+        labels = list(description.labels)
+    prompt = None
     if description.prompt is not None:
-        info["prompt"] = list(description.prompt)
+        prompt = list(description.prompt)
+    merge = None
     if description.merge is not None:
-        info["merge"] = list(description.merge)
+        merge = list(description.merge)
+    return ModelFacts(
+        kind=description.kind,
+        family=f"{description.family} {description.family_version}",
+        arch=description.arch,
+        layout=description.layout,
+        labels=labels,
+        preprocess=_readable(description.preprocess),
+        prompt=prompt,
+        merge=merge,
+    )
 
-    # Which heads it has.
-    head_maps = [_site_entries(mask) for mask in description.masks]
-    if len(head_maps) == 1:
-        info["head_map"] = head_maps[0]
-    else:
-        info["head_maps"] = head_maps
-        if _few_enough(description.masks):
-            info["overlap"] = [_overlap(first, second) for first, second in combinations(_masks(info), 2)]
-        else:
-            info["note"] = f"{len(head_maps)} members of many heads, too many to be compared"
 
-    # What it was fitted to, has seen and comes from.
+def _stored_results(description: Description) -> dict[str, object]:
+    """Return the objects that were stored with a model, of those whose keys mean nothing else in the answer."""
+    fields = (*json_fields(InfoAnswer), *json_fields(ModelFacts))
+    taken = {field.key for field in fields}
+    results: dict[str, object] = {}
     for key, value in description.extra.items():
-        if isinstance(value, dict):
-            info.setdefault(key, dict(value))
-    if description.seen:
-        info["seen"] = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
-    trainings = []
+        if isinstance(value, dict) and key not in taken:
+            results[key] = dict(value)
+    return results
+
+
+def _training_texts(description: Description) -> list[str]:
+    """Return a line for each training that the members came from; those of a fused model name the member."""
+    texts = []
     for training in trainings_of([description]):
         text = training_text(training)
         if description.kind == "fused":
             text = f"member {training.member}: {text}"
-        trainings.append(text)
-    if trainings:
-        info["training"] = trainings
-    info["source"] = dict(description.provenance)
-    return info
+        texts.append(text)
+    return texts
 
 
-def _site_entries(mask: HeadMask) -> list[SiteEntry]:
+def _kept_sites(mask: HeadMask) -> list[KeptSite]:
     """Return the heads of every site as a document lists them."""
-    sites: list[SiteEntry] = []
+    sites = []
     for path, heads in mask.heads.items():
         kept = list(mask.kept[path])
-        sites.append({"site": path, "heads": heads, "kept": kept})
+        sites.append(KeptSite(site=path, heads=heads, kept=kept))
     return sites
 
 
-def _predictions(path: Path) -> dict[str, Any]:
+def _predictions(path: Path) -> PredictionFacts:
     """Return what a file of predictions says of the model and the data sets."""
     predictions = read_predictions(path)
     members, _, classes = predictions.shape(0)
-    return {
-        "model": predictions.model.name,
-        "sha256": predictions.model.sha256,
-        "members": members,
-        "classes": classes,
-        "data_sets": [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],
-    }
+    return PredictionFacts(
+        model=predictions.model.name,
+        sha256=predictions.model.sha256,
+        members=members,
+        classes=classes,
+        data_sets=[f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in predictions.sets],
+    )
 
 
 def _few_enough(masks: Sequence[HeadMask]) -> bool:
@@ -361,18 +392,18 @@ class _NamedMask:
     document: int
 
 
-def _masks(document: dict[str, Any], file: str = "", index: int = 0) -> list[_NamedMask]:
-    """Return the masks behind the head maps of a document; broken ones of an untrusted file are left out.
+def _masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_NamedMask]:
+    """Return the masks behind the head maps of a file; broken ones of an untrusted file are left out.
 
     Args:
-        document: what :func:`describe` returned.
+        info: what :func:`describe` returned.
         file: begins the names.
-        index: of the document.
+        index: of the document among those that are compared.
     """
-    maps_by_name = {file: document.get("head_map", [])}
-    if "head_maps" in document:
+    maps_by_name = {file: info.head_map or ()}
+    if info.head_maps:
         maps_by_name = {}
-        for member, sites in enumerate(document["head_maps"]):
+        for member, sites in enumerate(info.head_maps):
             name = f"{file} member {member}"
             maps_by_name[name.lstrip()] = sites
     masks = []
@@ -383,22 +414,21 @@ def _masks(document: dict[str, Any], file: str = "", index: int = 0) -> list[_Na
     return masks
 
 
-def _mask_of(sites: Sequence[SiteEntry]) -> HeadMask | None:
+def _mask_of(sites: Sequence[KeptSite]) -> HeadMask | None:
     """Return the mask of a head map; None for an empty or a broken one."""
     heads: dict[str, int] = {}
     kept: dict[str, tuple[int, ...]] = {}
     for site in sites:
-        count = site["heads"]
-        if count is None or not _lists_heads(site["kept"], count):
+        if site.heads is None or site.kept is None or not _lists_heads(site.kept, site.heads):
             return None
-        heads[site["site"]] = count
-        kept[site["site"]] = tuple(sorted(site["kept"]))
+        heads[site.site] = site.heads
+        kept[site.site] = tuple(sorted(site.kept))
     if not heads:
         return None
     return HeadMask(heads, kept)
 
 
-def _lists_heads(kept: Any, heads: int) -> bool:
+def _lists_heads(kept: object, heads: int) -> bool:
     """Return whether ``kept`` lists some of ``heads`` heads, each once."""
     if not isinstance(kept, list):
         return False
@@ -408,14 +438,17 @@ def _lists_heads(kept: Any, heads: int) -> bool:
     return len(set(kept)) == len(kept)
 
 
-def _overlap(first: _NamedMask, second: _NamedMask) -> dict[str, Any]:
-    """Return the overlap of two masks as an entry of ``hydractl.overlap/1``."""
-    entry: dict[str, Any] = {"a": first.name, "b": second.name}
-    entry.update(mask_overlap(first.mask, second.mask))
-    return entry
+def _overlap(first: _NamedMask, second: _NamedMask) -> ComparedMasks:
+    overlap = mask_overlap(first.mask, second.mask)
+    return ComparedMasks(
+        a=first.name,
+        b=second.name,
+        kept=HeadsOverlap(**overlap["kept"]),
+        removed=HeadsOverlap(**overlap["removed"]),
+    )
 
 
-def _readable(preprocess: Mapping[str, Any]) -> dict[str, Any]:
+def _readable(preprocess: Mapping[str, object]) -> dict[str, object]:
     """Return preprocessing with the length of a tokenizer's vocabulary file in place of its text."""
     readable = dict(preprocess)
     tokenizer = preprocess.get("tokenizer")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeGuard
 
 from hydractl.errors import UsageError, did_you_mean
 from hydractl.expressions.conditions import Requirement
 
-Row = tuple[str, Mapping[str, Any]]
+Values = Mapping[str, object]
+"""The values of a row by key, as JSON has them: numbers, and groups of values."""
+
+Row = tuple[str, Values]
 """The name of a row and its values."""
 
 
@@ -17,7 +20,7 @@ def unmet_in(
     requirements: Sequence[Requirement],
     *,
     skip_first: bool,
-    label: Callable[[str, Mapping[str, Any]], str] = lambda name, _: name,
+    label: Callable[[str, Values], str] = lambda name, _: name,
     named_only: Collection[str] = (),
 ) -> list[str]:
     """Return the requirements that do not hold, with the reason.
@@ -46,7 +49,7 @@ def unmet_in(
     return failures
 
 
-def _failure(requirement: Requirement, name: str, values: Mapping[str, Any]) -> str | None:
+def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
     """Return why a requirement does not hold in one row; None where it does."""
     key = requirement.key
     value = lookup(values, key)
@@ -63,7 +66,7 @@ def _failure(requirement: Requirement, name: str, values: Mapping[str, Any]) -> 
 
 
 def unmet_of_bench(
-    results: Sequence[Mapping[str, Any]], requirements: Sequence[Requirement], compared: Collection[str]
+    results: Sequence[Values], requirements: Sequence[Requirement], compared: Collection[str]
 ) -> list[str]:
     """Return the requirements that do not hold in the rows of a bench.
 
@@ -76,13 +79,13 @@ def unmet_of_bench(
         One line for each row in which one does not hold.
     """
 
-    def with_setting(name: str, row: Mapping[str, Any]) -> str:
+    def with_setting(name: str, row: Values) -> str:
         """Name a row with what it was measured at, since a model has one row for each batch size and dtype."""
         batch_size = row["batch_size"]
         dtype = row["dtype"]
         return f"{name} (batch {batch_size}, {dtype})"
 
-    rows = [(row["model"], row) for row in results]
+    rows = [(str(row["model"]), row) for row in results]
     return unmet_in(rows, requirements, skip_first=True, label=with_setting, named_only=compared)
 
 
@@ -142,7 +145,7 @@ _MISSING = object()
 """What :func:`lookup` returns for a key that a row does not have; None would be a value."""
 
 
-def lookup(row: Mapping[str, Any], key: str) -> Any:
+def lookup(row: Values, key: str) -> object:
     """Return the value of a dotted key, such as ``ood_avg.auroc``.
 
     Names that hold dots themselves are found too, and entries of lists by their index. A marker object is returned
@@ -167,7 +170,7 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
     return _MISSING
 
 
-def _number_keys(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _number_keys(row: Values, prefix: str = "") -> Iterator[str]:
     """Yield all dotted keys that hold a number, or null where a number may stand."""
     for key, value in row.items():
         if isinstance(value, Mapping):
@@ -176,7 +179,7 @@ def _number_keys(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool):  # in Python an int too
         return False
     return isinstance(value, (int, float))

@@ -14,6 +14,7 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import InputError
+from hydractl.files.records import Record, needed
 from hydractl.settings.registry import VERBS, module_of
 from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
@@ -75,14 +76,21 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return install
 
 
+@dataclass(frozen=True)
+class FakeInfo(Record):
+    """What a faked ``--info`` says of a file."""
+
+    file: str = needed("Its path.")
+
+
 @pytest.fixture
 def fake_info(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--info`` describes a file by its name; a name that starts with ``bad`` is refused."""
 
-    def describe(path: Path) -> dict[str, Any]:
+    def describe(path: Path) -> FakeInfo:
         if str(path).startswith("bad"):
             raise InputError(f"{path} is bad")
-        return {"file": str(path)}
+        return FakeInfo(file=str(path))
 
     module = types.ModuleType("hydractl.verbs.info")
     module.describe = describe  # type: ignore[attr-defined]

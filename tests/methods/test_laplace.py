@@ -149,7 +149,7 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
     # What was fitted to these logits is not kept beside another posterior.
     with pytest.warns(UserWarning, match="left out, as fitted to the logits.*: ood_score"):
         hydractl.laplace(kept, train=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
-    info = describe(tmp_path / "anew.st")
+    info = describe(tmp_path / "anew.st").to_json()
     assert info["laplace"]["prior"] == [{"main": 3.0}] * 2 and "ood_score" not in info
     assert not [name for name in read_header(tmp_path / "anew.st").tensors if name.startswith("hydractl.ood")]
 

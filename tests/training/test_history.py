@@ -13,7 +13,7 @@ import pytest
 from hydractl.files.description import Description
 from hydractl.files.header import read_header
 from hydractl.files.model_records import EpochRecord
-from hydractl.files.training_history import training_text, trainings_of, unfinished
+from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
 from hydractl.training import loop
 from tests.running import answer, run
 
@@ -126,4 +126,5 @@ def test_a_strangers_provenance_tells_nothing(settings: Any) -> None:
     "header", [{}, {"progress": 3, "fingerprint": []}, {"progress": {"steps": "5", "epochs": [1]}}]
 )
 def test_a_strangers_state_is_described_as_far_as_it_goes(header: Any) -> None:
-    assert unfinished(header) == {"source": {}}
+    assert unfinished(header).to_json() == {}
+    assert begun_with(header) == {}
