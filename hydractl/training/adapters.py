@@ -60,7 +60,8 @@ def remove_idle(model: HydraModel) -> None:
 
 
 def _remove_idle_from(module: nn.Module) -> None:
-    for name, (parametrization, *_) in list(module.parametrizations.items()):  # type: ignore[operator,union-attr]
-        is_trained = any(parameter.requires_grad for parameter in parametrization.parameters())
+    for name, parametrizations in list(module.parametrizations.items()):  # type: ignore[operator,union-attr]
+        first = parametrizations[0]
+        is_trained = any(parameter.requires_grad for parameter in first.parameters())
         if not is_trained:
             parametrize.remove_parametrizations(module, name, leave_parametrized=False)

@@ -63,7 +63,7 @@ class StateFile:
         environment: what may differ, with a warning.
     """
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, fingerprint: Mapping[str, object], environment: Mapping[str, object]) -> None:
         self.path = path
         self.fingerprint = dict(fingerprint)
         self.environment = dict(environment)
@@ -120,8 +120,10 @@ class StateFile:
             raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
         changed = differences(header["environment"], self.environment, "then")
         if changed:
-            log.warn("the run was begun in another environment: " + "; ".join(changed))
-        return Saved(dict(header["progress"]), tensors)
+            listed = "; ".join(changed)
+            log.warn(f"the run was begun in another environment: {listed}")
+        progress = dict(header["progress"])
+        return Saved(progress, tensors)
 
     def check(self) -> None:
         """Check by its header that what is saved is of this run.
@@ -129,7 +131,8 @@ class StateFile:
         Raises:
             InputError: it is no such file, or it is of another run; all differences are listed.
         """
-        self._checked(FileTensors(self.path))
+        file = FileTensors(self.path)
+        self._checked(file)
 
     def _checked(self, file: FileTensors) -> dict[str, Any]:
         header = file.header.description or {}
@@ -207,8 +210,10 @@ class Interruptions:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruptions:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _CAUGHT}
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread:
+            for number in _CAUGHT:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -243,8 +248,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        memory = state.setdefault(int(index), {})
+        memory[key] = tensor
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def random_state(device: torch.device) -> Tensor:
@@ -259,9 +266,11 @@ def random_state(device: torch.device) -> Tensor:
 def set_random_state(state: Tensor, device: torch.device) -> None:
     """Set the generators to a state from :func:`random_state`."""
     size_on_cpu = torch.get_rng_state().numel()
-    torch.set_rng_state(state[:size_on_cpu].clone())
+    state_of_cpu = state[:size_on_cpu]
+    torch.set_rng_state(state_of_cpu.clone())
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size_on_cpu:].clone(), device)
+        state_of_gpu = state[size_on_cpu:]
+        torch.cuda.set_rng_state(state_of_gpu.clone(), device)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -269,7 +278,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
-        title = f"{name} {tensor.dtype} {list(tensor.shape)}\n"
+        shape = list(tensor.shape)
+        title = f"{name} {tensor.dtype} {shape}\n"
         digest.update(title.encode())
         if tensor.numel():
             as_bytes = tensor.reshape(-1).view(torch.uint8)

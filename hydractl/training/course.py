@@ -75,8 +75,10 @@ class Course:
 
     def share_of_peak(self, step: int) -> float:
         """Return the learning rate of a step (from 0), as a share of its peak."""
-        warmup = warmup_steps(self.schedule.warmup, self.length.total)
-        return rate_share(step, self.length.total, warmup, self.schedule.shape, self.schedule.floor)
+        schedule = self.schedule
+        total = self.length.total
+        warmup = warmup_steps(schedule.warmup, total)
+        return rate_share(step, total, warmup, schedule.shape, schedule.floor)
 
     # --- the weights that it leaves -----------------------------------------------------------------------------------
 
@@ -134,7 +136,10 @@ class CourseOptions(Protocol):
 
 def warmup_steps(warmup: float, total: int) -> int:
     """Return ``warmup`` as a number of steps: below 1 it is a share of all steps, else the steps themselves."""
-    steps = math.ceil(warmup * total) if warmup < 1 else int(warmup)
+    if warmup < 1:
+        steps = math.ceil(warmup * total)
+    else:
+        steps = int(warmup)
     return min(total, steps)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from hydractl.data.text import report_cut
 from hydractl.distributed import Processes
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ModelFamily
+from hydractl.families.config_json import Preprocessing
 from hydractl.families.pixels import in_mode
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.log import Log
@@ -165,7 +166,8 @@ class Numbered(Dataset):
         self.label_names = base.label_names
 
     def _sample(self, i: int) -> tuple[int, Any]:
-        return i, self._base[i]
+        sample = self._base[i]
+        return i, sample
 
     def _content(self, i: int) -> Iterable[bytes]:
         return self._base._content(i)
@@ -184,7 +186,7 @@ class Augmentation:
         UsageError: for a model that reads texts.
     """
 
-    def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Preprocessing, seed: int) -> None:
         if preprocess.get("kind") == "text":
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
         values = {}
@@ -202,26 +204,39 @@ class Augmentation:
             crop = v2.RandomResizedCrop((height, width), scale=(smallest, 1.0), interpolation=interpolation)
             steps.append(crop)
         if "flip" in values:
-            steps.append(v2.RandomHorizontalFlip())
+            flip = v2.RandomHorizontalFlip()
+            steps.append(flip)
         if "randaugment" in values:
-            count, magnitude = (values["randaugment"] or "2:12").split(":")
-            steps.append(v2.RandAugment(int(count), int(magnitude)))
+            strength = values["randaugment"] or "2:12"
+            count, magnitude = strength.split(":")
+            operations = v2.RandAugment(int(count), int(magnitude))
+            steps.append(operations)
         self._change = v2.Compose(steps)
         if "crop" in values:  # which has the model's size already
             to_float = v2.ToDtype(torch.float32, scale=True)
             normalize = v2.Normalize(list(image_format.mean), list(image_format.std))
             self._finish = v2.Compose([v2.ToImage(), to_float, normalize])
-        else:  # images are resized as in evaluation
-            collate = family.collate(preprocess)
-            self._finish = lambda image: collate([image])[0]
+            return
+
+        # Images are resized as in evaluation.
+        collate = family.collate(preprocess)
+
+        def finish(image: Any) -> Tensor:
+            inputs: Tensor = collate([image])
+            return inputs[0]
+
+        self._finish = finish
 
     def collate(self, epoch: int) -> Callable[[list[tuple[int, Any]]], Tensor]:
         """Return a function from samples of a :class:`Numbered` data set to one epoch's inputs ``[B, C, H, W]``."""
 
         def collated(samples: list[tuple[int, Any]]) -> Tensor:
+            changed = []
             # The generator of dropout goes on as if nothing had been drawn here.
             with torch.random.fork_rng(devices=[]):
-                changed = [self._changed(image, epoch, number) for number, image in samples]
+                for number, image in samples:
+                    inputs = self._changed(image, epoch, number)
+                    changed.append(inputs)
                 return torch.stack(changed)
 
         return collated
@@ -233,7 +248,8 @@ class Augmentation:
         seed = int.from_bytes(digest[:8], "big") >> 1
         # Of the CPU alone: torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(seed)
-        changed = self._change(in_mode(image, self._mode))
+        in_colours = in_mode(image, self._mode)
+        changed = self._change(in_colours)
         return self._finish(changed)
 
 
@@ -285,16 +301,22 @@ class Reader:
         samples = self._samples
         preprocess = self._model.preprocess
         first = preprocess([samples[0]])
-        if not isinstance(first, Tensor) or first.nbytes * len(samples) > CACHE_BYTES:
+        if not isinstance(first, Tensor):
             return None
-        parts = batches(samples, preprocess, 256, workers=self._workers, indices=range(len(samples)))
+        bytes_of_all = first.nbytes * len(samples)
+        if bytes_of_all > CACHE_BYTES:
+            return None
+        every_sample = range(len(samples))
+        parts = batches(samples, preprocess, 256, workers=self._workers, indices=every_sample)
         return torch.cat([batch.inputs for batch in parts])
 
     def _kept(self, memory: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
         """Yield batches of inputs that are in memory."""
         for start in range(0, len(indices), self._size):
-            chunk = list(indices[start : start + self._size])
-            yield memory[chunk], self._targets(chunk)
+            stop = start + self._size
+            chunk = list(indices[start:stop])
+            inputs = memory[chunk]
+            yield inputs, self._targets(chunk)
 
     def _prepared(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield batches prepared in the worker processes."""

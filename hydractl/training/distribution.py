@@ -56,9 +56,11 @@ def shard(model: HydraModel, device: torch.device) -> None:
 def unshard(model: nn.Module) -> None:
     """Put whole parameters on the CPU in the place of their shards. All processes call it."""
     for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
+        parameters = list(module.named_parameters(recurse=False))
+        for name, parameter in parameters:
             if isinstance(parameter, DTensor):
-                whole_parameter = nn.Parameter(whole(parameter), requires_grad=parameter.requires_grad)
+                values = whole(parameter)
+                whole_parameter = nn.Parameter(values, requires_grad=parameter.requires_grad)
                 setattr(module, name, whole_parameter)
 
 

@@ -36,11 +36,14 @@ def course_doubts(outcome: TrainingOutcome, val_set: Dataset | None, classes: in
     doubts: list[str | None] = []
     curve = outcome["loss_curve"]
     if classes is not None and classes > 1:
-        points = max(2, math.ceil(len(curve) / 4))
-        last_quarter = curve[-points:][:_LAST_POINTS]
-        doubts.append(loss_doubt(np.array(last_quarter), classes))
+        quarter = math.ceil(len(curve) / 4)
+        points = max(2, quarter)
+        last_quarter = curve[-points:]
+        losses = np.array(last_quarter[:_LAST_POINTS])
+        doubts.append(loss_doubt(losses, classes))
     if val_set is not None:
-        doubts.append(_validation_doubt(outcome, val_set))
+        doubt_of_validation = _validation_doubt(outcome, val_set)
+        doubts.append(doubt_of_validation)
     return [doubt for doubt in doubts if doubt is not None]
 
 

@@ -152,9 +152,16 @@ def _result(lr: float, history: History) -> CandidateResult:
 
 
 def _copied_to_cpu(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: whole(parameter).to("cpu", copy=True) for name, parameter in parameters.items()}
+    copies = {}
+    for name, parameter in parameters.items():
+        weights = whole(parameter)
+        copies[name] = weights.to("cpu", copy=True)
+    return copies
 
 
 def _as_saved(weights_of_best: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under the names that they have in the saved run."""
-    return {f"{_BEST}{name}": tensor for name, tensor in weights_of_best.items()}
+    saved = {}
+    for name, tensor in weights_of_best.items():
+        saved[f"{_BEST}{name}"] = tensor
+    return saved

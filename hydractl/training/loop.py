@@ -32,7 +32,7 @@ from hydractl.training.losses import make_loss
 from hydractl.training.members import AnyModel
 from hydractl.training.options import TrainOptions
 from hydractl.training.run_log import RunLog
-from hydractl.training.start import kept_weights, make_optimizer, trainable
+from hydractl.training.start import kept_weights, make_optimizer, requiring_gradients, trainable
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
@@ -189,11 +189,15 @@ class Training:
             # A run may have been saved between the last step of an epoch and its validation.
             while (history.steps < self.total or self.position) and not history.stopped_early:
                 self.epoch_start = self.order.get_state()
-                steps_before = history.epochs[-1]["steps"] if history.epochs else 0
-                shuffled = torch.randperm(self.data.size, generator=self.order).tolist()
-                steps = min(self.total - steps_before, self.per_epoch)
+                steps_before = 0
+                if history.epochs:
+                    steps_before = history.epochs[-1]["steps"]
+                shuffled = torch.randperm(self.data.size, generator=self.order)
+                steps_left = self.total - steps_before
+                steps = min(steps_left, self.per_epoch)
                 samples = steps * self.options.per_step
-                self._finish_epoch(shuffled[:samples], progress)
+                indices = shuffled[:samples].tolist()
+                self._finish_epoch(indices, progress)
                 self._end_epoch(steps_before)
         self._put_result()
         self.model.eval()
@@ -216,8 +220,12 @@ class Training:
         size = self.options.data.batch_size
         accumulate = self.options.data.accumulate
         team = self.context.team
+        history = self.history
         ahead = indices[self.position :]
-        batches = [ahead[start : start + size] for start in range(0, len(ahead), size)]
+        batches = []
+        for start in range(0, len(ahead), size):
+            stop = start + size
+            batches.append(ahead[start:stop])
         indices_of_this_process: list[int] = []
         for batch in batches:
             part = batch[team.rank :: team.size]
@@ -227,17 +235,22 @@ class Training:
                 part = batch[:1]
             indices_of_this_process += part
         self.model.train()
-        stream = self.data.batches(indices_of_this_process, len(self.history.epochs))
+        stream = self.data.batches(indices_of_this_process, len(history.epochs))
         for start in range(0, len(batches), accumulate):
-            batches_of_step = batches[start : start + accumulate]
+            stop = start + accumulate
+            batches_of_step = batches[start:stop]
             samples = sum(len(batch) for batch in batches_of_step)
-            shares = [len(batch[team.rank :: team.size]) / samples for batch in batches_of_step]
+            shares = []
+            for batch in batches_of_step:
+                part = batch[team.rank :: team.size]
+                shares.append(len(part) / samples)
             with self._saving():
                 parts_of_step = [next(stream) for _ in batches_of_step]
             loss = self._step(parts_of_step, shares)
-            self.history.losses.append(loss)
+            history.losses.append(loss)
             self.position += samples
-            self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), samples)
+            rate = self._rate(-1)
+            self.context.run_log.step(history.steps, self.total, loss, rate, samples)
             progress.advance(1, f"loss {loss:.4f}")
             self._collect()
             self._save_or_stop()
@@ -254,7 +267,9 @@ class Training:
 
     def _rate(self, offset: int = 0) -> float:
         """Return the learning rate of the step that comes, or of one before it."""
-        return self.lr * self.course.share_of_peak(self.history.steps + offset)
+        step = self.history.steps + offset
+        share = self.course.share_of_peak(step)
+        return self.lr * share
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
         """One update from the batches of this process, shares of all its samples. Returns the mean loss before it."""
@@ -285,9 +300,11 @@ class Training:
         raise NonFiniteError(f"the loss is {value} at step {step}", hint=f"{_LOWER}; {what_is_left}")
 
     def _check_weights(self) -> None:
-        is_finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values())
-        if not all(self.context.team.gather(is_finite)):  # each process may have other parts of them
-            raise NonFiniteError(f"the weights are not finite after step {self.history.steps}", hint=_LOWER)
+        is_finite = all(map(_is_finite, self.parameters.values()))
+        finite_in_processes = self.context.team.gather(is_finite)  # each may have other parts of them
+        if not all(finite_in_processes):
+            steps = self.history.steps
+            raise NonFiniteError(f"the weights are not finite after step {steps}", hint=_LOWER)
 
     def _collect(self) -> None:
         """Hand the weights to the course of the training where it collects them."""
@@ -322,9 +339,14 @@ class Training:
 
     def _keep_best(self, accuracy: float) -> None:
         history = self.history
-        is_better = self.best is None or accuracy > self.best[0] + self.options.min_delta
+        is_better = True
+        if self.best is not None:
+            best_accuracy, _ = self.best
+            is_better = accuracy > best_accuracy + self.options.min_delta
         if is_better:
-            weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+            weights = {}
+            for name, parameter in self.parameters.items():
+                weights[name] = parameter.detach().clone()
             self.best = (float(accuracy), weights)
             history.kept_epoch = len(history.epochs)
             self.waited = 0
@@ -339,23 +361,27 @@ class Training:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 typed = weights[name].to(parameter.dtype)
-                parameter.copy_(placed(typed, parameter))
+                values = placed(typed, parameter)
+                parameter.copy_(values)
 
     def unshard(self) -> None:
         """Make the model whole again in every process, on the CPU."""
         unshard(self.model)
-        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.parameters = requiring_gradients(self.model)
 
     # --- several processes --------------------------------------------------------------------------------------------
 
     def _agreed(self, value: float) -> float:
         """Add up the losses of all processes, and whether one of them wants to stop or to save."""
-        due = self.context.team.rank == 0 and self.context.checkpointing.due(self.history.steps + 1)
-        flags = torch.tensor([value, self.context.signals.requested, due], dtype=torch.float64)
-        self.context.team.add(flags)
-        self._all_stop = bool(flags[1])
-        self._all_save = bool(flags[2])
-        return float(flags[0])
+        context = self.context
+        step = self.history.steps + 1
+        is_due = context.team.rank == 0 and context.checkpointing.due(step)
+        flags = torch.tensor([value, context.signals.requested, is_due], dtype=torch.float64)
+        context.team.add(flags)
+        total, stop, save = flags.tolist()
+        self._all_stop = bool(stop)
+        self._all_save = bool(save)
+        return float(total)
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
@@ -373,7 +399,8 @@ class Training:
 
     def _stop_alone(self) -> None:
         """Stop at once, if that is wanted. Several processes can only stop together, agreed on at the next step."""
-        if self.context.signals.requested and self.context.team.size == 1:
+        is_alone = self.context.team.size == 1
+        if is_alone and self.context.signals.requested:
             self._interrupt()
 
     def _interrupt(self) -> NoReturn:
@@ -477,6 +504,12 @@ class Training:
             index = int(name.partition(".")[0])
             tensors[name] = placed(tensor, trained[index])
         load_optimizer(self.optimizer, tensors)
+
+
+def _is_finite(parameter: Tensor) -> bool:
+    """Return whether all numbers of a parameter are finite."""
+    finite = torch.isfinite(parameter)
+    return bool(finite.all())
 
 
 @torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained

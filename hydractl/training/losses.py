@@ -67,7 +67,8 @@ class Loss(nn.Module, ABC):
         """The context that activations are computed in."""
         if self.options.autocast is None:
             return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.options.autocast))
+        dtype = getattr(torch, self.options.autocast)
+        return torch.autocast(self.device.type, dtype)
 
 
 def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
@@ -90,7 +91,9 @@ class CrossEntropy(Loss):
         inputs, labels = batch
         with self.autocast():
             logits = self.model.member_logits(inputs)[0]
-        return F.cross_entropy(_at_least_float32(logits), labels, label_smoothing=self.options.label_smoothing)
+        logits = _at_least_float32(logits)
+        smoothing = self.options.label_smoothing
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
 
 class OfMembers(CrossEntropy):
@@ -98,9 +101,12 @@ class OfMembers(CrossEntropy):
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
         """Return the sum or the mean over members of the mean over a batch."""
+        inputs, labels = batch
         with self.autocast():
-            logits, labels = self.model.answers(*batch)
-        loss: Tensor = self.model.loss(_at_least_float32(logits), labels, self.options.label_smoothing)
+            logits, labels_of_members = self.model.answers(inputs, labels)
+        logits = _at_least_float32(logits)
+        smoothing = self.options.label_smoothing
+        loss: Tensor = self.model.loss(logits, labels_of_members, smoothing)
         return loss
 
 
@@ -112,28 +118,42 @@ class Contrastive(Loss):
 
     def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
         super().__init__(model, options, team)
-        judges_each_pair = model.family.judges_each_pair(model.networks[0])
-        self._loss = sigmoid_loss if judges_each_pair else softmax_loss
+        network = model.networks[0]
+        self._loss = softmax_loss
+        if model.family.judges_each_pair(network):
+            self._loss = sigmoid_loss
 
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
-        return [(batches, 1 / self.team.size)]  # every process has all similarities
+        share = 1 / self.team.size  # every process has all similarities
+        return [(batches, share)]
 
     def forward(self, batches: Sequence[tuple[Any, Any]]) -> Tensor:
         """Return the loss of all pairs, of all processes."""
         twice = len(batches) > 1
         read_images = self.model.chain_of_samples
         read_texts = self.model.chain_of_labels
-        images = torch.cat([self._features(read_images, pixels, twice) for pixels, _ in batches])  # [B, D]
-        texts = torch.cat([self._features(read_texts, captions, twice) for _, captions in batches])
+        image_features = []
+        for pixels, _ in batches:
+            features = self._features(read_images, pixels, twice)
+            image_features.append(features)
+        text_features = []
+        for _, captions in batches:
+            features = self._features(read_texts, captions, twice)
+            text_features.append(features)
+        images = torch.cat(image_features)  # [B, D]
+        texts = torch.cat(text_features)
         all_images = self._gathered(images)
         all_texts = self._gathered(texts)
         return self._loss(self._compare, all_images, all_texts)
 
     def after_step(self) -> None:
-        self.model.family.bound_scale(self.model.networks[0])
+        network = self.model.networks[0]
+        self.model.family.bound_scale(network)
 
     def _compare(self, images: Tensor, texts: Tensor) -> Tensor:
-        return self.model.logits([images[None], texts[None]])[0]
+        features_of_members = [images[None], texts[None]]
+        logits = self.model.logits(features_of_members)
+        return logits[0]
 
     def _features(self, chain: Callable[[Any], Tensor], inputs: Any, twice: bool) -> Tensor:
         """Compute ``[B, D]``; with ``twice``, gradients compute it again with the same draws and nothing is kept."""
@@ -175,9 +195,10 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
         images, texts: features ``[B, D]``; those of one row belong together.
         rows: images or texts that are compared with all others at once.
     """
+    pairs = len(images)
 
     def part(start: int) -> Tensor:
-        stop = min(start + rows, len(images))
+        stop = min(start + rows, pairs)
         right_answers = torch.arange(start, stop, device=images.device)
         texts_of_images = compare(images[start:stop], texts)  # [rows, B]
         by_image = F.cross_entropy(texts_of_images, right_answers, reduction="sum")
@@ -185,7 +206,8 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
         by_text = F.cross_entropy(images_of_texts, right_answers, reduction="sum")
         return by_image + by_text
 
-    return _in_parts(part, len(images), rows) / (2 * len(images))
+    total = _in_parts(part, pairs, rows)
+    return total / (2 * pairs)
 
 
 def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
@@ -196,12 +218,16 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     """
 
     def part(start: int) -> Tensor:
-        logits = compare(images[start : start + rows], texts)  # [rows, B]
+        stop = start + rows
+        logits = compare(images[start:stop], texts)  # [rows, B]
         signs = torch.full_like(logits, -1.0)
         signs.diagonal(start).fill_(1.0)  # the pairs themselves
-        return -F.logsigmoid(signs * logits).sum()
+        log_p = F.logsigmoid(signs * logits)
+        return -log_p.sum()
 
-    return _in_parts(part, len(images), rows) / len(images)
+    pairs = len(images)
+    total = _in_parts(part, pairs, rows)
+    return total / pairs
 
 
 def _in_parts(part: Callable[[int], Tensor], count: int, rows: int) -> Tensor:

@@ -38,7 +38,8 @@ class Together(nn.Module):
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return logits ``[M, B, classes]``."""
-        return torch.cat([model.member_logits(inputs) for model in self.each])
+        logits = [model.member_logits(inputs) for model in self.each]
+        return torch.cat(logits)
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``, as :class:`hydractl.model.runtime.HydraModel`."""
@@ -46,8 +47,9 @@ class Together(nn.Module):
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[M, B, classes]`` of a training batch, and labels ``[M, B]`` that they are compared with."""
+        logits = self.member_logits(inputs)
         labels_of_members = labels.expand(self.members, -1)
-        return self.member_logits(inputs), labels_of_members
+        return logits, labels_of_members
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return the sum over members of the mean over the batch."""
@@ -57,7 +59,8 @@ class Together(nn.Module):
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
         """Return the weights of one member as those of an ordinary model."""
-        return self.each[member].stock_tensors()
+        model = self.each[member]
+        return model.stock_tensors()
 
 
 AnyModel = HydraModel | Together

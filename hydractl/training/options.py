@@ -115,7 +115,8 @@ class TrainOptions:
     @property
     def per_step(self) -> int:
         """The number of samples of a step."""
-        return self.data.batch_size * self.data.accumulate
+        data = self.data
+        return data.batch_size * data.accumulate
 
     def steps_per_epoch(self, samples: int) -> int:
         """Return the number of steps of one pass over the data.
@@ -141,7 +142,9 @@ class TrainOptions:
         Raises:
             UsageError: its steps are too few.
         """
-        length = Length(self.total_steps(samples), self.steps_per_epoch(samples))
+        total = self.total_steps(samples)
+        per_epoch = self.steps_per_epoch(samples)
+        length = Length(total, per_epoch)
         if self.course is None:
             return Course(length, self.schedule)
         return self.course.begin(length, self.schedule)

@@ -27,10 +27,10 @@ from hydractl.model.cost import nonzero_parameters
 from hydractl.model.source import write_model
 from hydractl.model.stored import check_finite_weights
 from hydractl.training.checkpointing import START_OVER, Saved
-from hydractl.training.grid import Trained
-from hydractl.training.loop import Training
+from hydractl.training.grid import CandidateResult, Trained
+from hydractl.training.loop import EpochFigures, Training
 from hydractl.training.members import Together
-from hydractl.training.run_log import FileLog, RunLog, Sink, first_new_step
+from hydractl.training.run_log import FileLog, RunFacts, RunLog, Sink, first_new_step
 from hydractl.training.start import Opened
 from hydractl.training.trackers import Tracked
 
@@ -84,7 +84,10 @@ class RunFiles:
             UsageError: the log, or the folder of a tracker, would be another file of this training.
         """
         is_folder = output.endswith("/") and Path(output).name != ""
-        path = Path(output) if is_folder else file_path(output)
+        if is_folder:
+            path = Path(output)
+        else:
+            path = file_path(output)
         paths = [path]
         if several is not None:
             paths = [named_apart(path, number, folder=is_folder) for number in range(1, several + 1)]
@@ -113,16 +116,20 @@ class RunFiles:
                 files += weight_files[:1]
         return files
 
-    def open_log(self, saved: Saved | None, about: Mapping[str, Any], log: Log) -> RunLog:
+    def open_log(self, saved: Saved | None, about: RunFacts, log: Log) -> RunLog:
         """Open the log, which goes on where the saved run was."""
         sinks: list[Sink] = []
         if self.log is not None:
-            position = None if saved is None else saved.progress["log"]
-            sinks.append(FileLog(self.log, position, about, log))
+            position = None
+            if saved is not None:
+                position = saved.progress["log"]
+            lines = FileLog(self.log, position, about, log)
+            sinks.append(lines)
         if self.trackers:
             first_step = first_new_step(saved, about)
             for kind, where in self.trackers.items():
-                sinks.append(Tracked(kind, where, self.name, first_step, about, log))
+                tracked = Tracked(kind, where, self.name, first_step, about, log)
+                sinks.append(tracked)
         return RunLog(sinks)
 
 
@@ -140,15 +147,24 @@ def stem(output: str) -> str:
 def numbered(output: str, number: int) -> str:
     """Return the name of an output with a number: ``a.st`` becomes ``a.1.st``, a folder ``a/`` becomes ``a.1/``."""
     is_folder = output.endswith("/")
-    name = str(named_apart(Path(output), number, folder=is_folder))
-    return f"{name}/" if is_folder else name
+    path = Path(output)
+    name = str(named_apart(path, number, folder=is_folder))
+    if is_folder:
+        return f"{name}/"
+    return name
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
+def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, object], trained: Trained) -> list[str]:
     """Write the model, or each of the several models, that a training leaves.
+
+    Args:
+        outputs: one for each model.
+        opened: the data and the start of the training.
+        decisive: the settings that decided its result, for the provenance.
+        trained: its outcome.
 
     Returns:
         The SHA-256 of each.
@@ -158,20 +174,24 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
         OutputError, StorageError: it cannot be written.
     """
     run = trained.run
-    details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
+    model = run.model
+    details = dict(decisive)
+    details["lr"] = trained.lr
+    details["parent"] = dict(opened.source.description.provenance)
     if run.course.left_models():
         return _write_left_models(outputs, opened, details, trained)
     details.update(_results(trained))
-    if not isinstance(run.model, Together):
-        return [_write(outputs[0], opened, run, run.model.stock_tensors(), details)]
+    if not isinstance(model, Together):
+        return [_write(outputs[0], opened, run, model.stock_tensors(), details)]
     digests = []
     for index, output in enumerate(outputs):
         member_details = {**details, "member": index + 1}
-        digests.append(_write(output, opened, run, run.model.stock_tensors(index), member_details))
+        stock = model.stock_tensors(index)
+        digests.append(_write(output, opened, run, stock, member_details))
     return digests
 
 
-def _results(trained: Trained) -> dict[str, Any]:
+def _results(trained: Trained) -> dict[str, object]:
     """Return what the provenance says of a training that leaves the weights of its model."""
     outcome = trained.outcome
     grid = []
@@ -187,22 +207,29 @@ def _results(trained: Trained) -> dict[str, Any]:
 
 
 def _write_left_models(
-    outputs: Sequence[Output], opened: Opened, details: Mapping[str, Any], trained: Trained
+    outputs: Sequence[Output], opened: Opened, details: Mapping[str, object], trained: Trained
 ) -> list[str]:
     """Write each of several models that one training leaves. Returns their SHA-256."""
     run = trained.run
-    assert not isinstance(run.model, Together)  # members that are trained together are left as they are
+    model = run.model
+    assert not isinstance(model, Together)  # members that are trained together are left as they are
     digests = []
     for output, left in zip(outputs, run.course.left_models(), strict=True):
         run.put(left.weights)
         history = [epoch for epoch in trained.outcome["epochs"] if epoch["steps"] <= left.steps]
-        details_of_left = {**details, "history": history, "stopped_early": False, **left.facts}
-        digests.append(_write(output, opened, run, run.model.stock_tensors(), details_of_left))
+        details_of_left = {
+            **details,
+            "history": history,
+            "stopped_early": False,
+            **left.facts,
+        }
+        digest = _write(output, opened, run, model.stock_tensors(), details_of_left)
+        digests.append(digest)
     return digests
 
 
 def _write(
-    output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, Any]
+    output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, object]
 ) -> str:
     """Write one output and commit it. Returns its SHA-256."""
     source = opened.source
@@ -237,8 +264,37 @@ def _seen(opened: Opened) -> list[Entry]:
 # --- written before? --------------------------------------------------------------------------------------------------
 
 
-def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """Return the provenance of the (last) output that this very training has written; None where one is missing.
+@dataclass(frozen=True)
+class FinishedTraining:
+    """What a training that was finished before says in its output.
+
+    Attributes:
+        history: its epochs.
+        kept_epoch, stopped_early: as of :class:`TrainingOutcome`; None where it does not say.
+        lr: the learning rate.
+        grid: what each of several learning rates reached; empty where there was one.
+    """
+
+    history: Sequence[EpochFigures]
+    kept_epoch: int | None
+    stopped_early: bool | None
+    lr: float
+    grid: Sequence[CandidateResult]
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> FinishedTraining:
+        """Read it off the settings in the provenance of the output."""
+        return cls(
+            history=settings["history"],
+            kept_epoch=settings.get("kept_epoch"),
+            stopped_early=settings.get("stopped_early"),
+            lr=settings["lr"],
+            grid=settings.get("grid", ()),
+        )
+
+
+def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
+    """Return what the (last) output says that this very training has written; None where one is missing.
 
     Args:
         files: of this training.
@@ -248,14 +304,14 @@ def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) ->
     Raises:
         InputError: an output is of another training; all differences are listed.
     """
-    provenances = [_finished(path, fingerprint, force=force) for path in files.weights()]
-    if len(provenances) < len(files.paths) or None in provenances:
+    outputs = [_finished(path, fingerprint, force=force) for path in files.weights()]
+    if len(outputs) < len(files.paths) or None in outputs:
         return None
-    return provenances[-1]
+    return outputs[-1]
 
 
-def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """Return the provenance of one output, as :func:`finished` does; None where it is not of this training."""
+def _finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
+    """Return what one output says, as :func:`finished` does; None where it is not of this training."""
     try:
         description = read_header(path).description or {}
     except HydraError:
@@ -273,7 +329,7 @@ def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dic
     asked_for = {key: value for key, value in fingerprint.items() if value is not None}
     problems = differences(in_file, asked_for, "in the file")
     if not problems:
-        return dict(made_by)
+        return FinishedTraining.of_settings(settings)
     if force:
         return None
     hint = f"give the settings it was made with, or {START_OVER}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -37,6 +38,45 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Close the place: nothing more will be written."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The training that a log is of.
+
+    Attributes:
+        model: the name of the model.
+        samples: of an epoch.
+        steps: of all epochs.
+        seed: of the training.
+        settings: those in effect, by name.
+    """
+
+    model: str
+    samples: int
+    steps: int
+    seed: int
+    settings: Mapping[str, object]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the facts as the first line of a log has them."""
+        facts = self._without_settings()
+        facts["settings"] = self.settings
+        return facts
+
+    def flat(self) -> dict[str, object]:
+        """Return the facts and the settings beside each other, as a tracker lists them."""
+        facts = self._without_settings()
+        facts.update(self.settings)
+        return facts
+
+    def _without_settings(self) -> dict[str, object]:
+        return {
+            "model": self.model,
+            "samples": self.samples,
+            "steps": self.steps,
+            "seed": self.seed,
+        }
 
 
 class RunLog:
@@ -102,7 +142,7 @@ class FileLog:
         OutputError, StorageError: the file is something else, or cannot be made.
     """
 
-    def __init__(self, path: Path, position: int | None, about: Mapping[str, Any], log: Log) -> None:
+    def __init__(self, path: Path, position: int | None, about: RunFacts, log: Log) -> None:
         self.path = path
         self._log = log
         self._failed = False
@@ -117,7 +157,7 @@ class FileLog:
         if self.position():
             self.event("resumed")
         else:
-            self._write({"schema": SCHEMA, "time": _now(), **about})
+            self._write({"schema": SCHEMA, "time": _now(), **about.to_json()})
 
     def position(self) -> int:
         """Return its size in bytes."""
@@ -125,23 +165,26 @@ class FileLog:
 
     def event(self, event: str, **values: Any) -> None:
         """Write one line."""
-        self._write({"event": event, "time": _now(), **values})
+        line = {"event": event, "time": _now()}
+        line.update(values)
+        self._write(line)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, line: Mapping[str, object]) -> None:
         if self._failed:
             return
         try:
-            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            text = json.dumps(line, allow_nan=False)
+            self._file.write(text.encode() + b"\n")
         except OSError as error:
             self._failed = True
             self._log.warn(f"the log {self.path} ends here: {error.strerror}")
 
 
-def first_new_step(saved: Saved | None, about: Mapping[str, Any]) -> int:
+def first_new_step(saved: Saved | None, about: RunFacts) -> int:
     """Return the first step that a run makes anew: 0, or the one after the step it was saved at.
 
     Saved between the last step of an epoch and its validation, the point of that validation comes again.
@@ -151,11 +194,12 @@ def first_new_step(saved: Saved | None, about: Mapping[str, Any]) -> int:
     steps = int(saved.progress["steps"])
     position = saved.progress["position"]
     is_inside_epoch = position > 0
-    is_at_end_of_epoch = position >= about["samples"] or steps >= about["steps"]
+    is_at_end_of_epoch = position >= about.samples or steps >= about.steps
     if is_inside_epoch and is_at_end_of_epoch:
         return steps
     return steps + 1
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    now = datetime.now(UTC)
+    return now.isoformat(timespec="milliseconds")

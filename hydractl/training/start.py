@@ -75,11 +75,12 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     members: tuple[Source, ...] = (source,)
     if options.together is not None:
         members = options.together.sources(source, options.seed)
+    first = members[0]
     validation = _validation(source, options.data, train_set, labels)
     drawn_names = _drawn_names(body, source, options.weights)
     if validation is None:
-        return Opened(members[0], train_set, None, drawn_names, members)
-    return Opened(members[0], train_set, validation.dataset, drawn_names, members, validation.left_out)
+        return Opened(first, train_set, None, drawn_names, members)
+    return Opened(first, train_set, validation.dataset, drawn_names, members, validation.left_out)
 
 
 def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
@@ -216,12 +217,13 @@ def _classes(dataset: Dataset, asked: int | None) -> int:
 def drawn(source: Source, seed: int) -> Source:
     """Return the same architecture with weights as its library draws them; heads that are gone stay gone."""
     description = source.description
-    tensors = DictTensors(source.family.initial(description.config, seed))
+    initial = source.family.initial(description.config, seed)
     full = HeadMask.full(source.sites)
-    present = sliced(tensors, source.family, source.sites, full, description.mask)
+    present = sliced(DictTensors(initial), source.family, source.sites, full, description.mask)
     extra = dict(description.extra)
     extra.pop("sparse", None)  # it is of the weights before
-    return replace(source, description=replace(description, extra=extra), tensors=present, drawn_by=seed)
+    description = replace(description, extra=extra)
+    return replace(source, description=description, tensors=present, drawn_by=seed)
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
@@ -243,14 +245,17 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
     state = family.build(config).state_dict()
     head = _head(source, state, "--reset-head")
     added = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
-    lacking = state.keys() - set(source.tensors.names()) - head.keys()
+    names_before = set(source.tensors.names())
+    lacking = state.keys() - names_before - head.keys()
     if lacking:
         initial = family.initial(config, seed)
         for name in lacking:
             added[name] = initial[name]
-    labels = None if labels is None else list(labels)
+    if labels is not None:
+        labels = list(labels)
     description = replace(source.description, config=config, labels=labels)
-    return replace(source, description=description, tensors=_with(source, added))
+    tensors = _with(source, added)
+    return replace(source, description=description, tensors=tensors)
 
 
 def _of_images(source: Source, classes: int) -> Source:
@@ -280,9 +285,11 @@ def with_drawn_head(source: Source, seed: int) -> Source:
     Raises:
         UsageError: for a model without a classifier.
     """
-    initial = source.family.initial(source.description.config, seed)
+    config = source.description.config
+    initial = source.family.initial(config, seed)
     head = _head(source, initial, "--init head")
-    return replace(source, tensors=_with(source, head))
+    tensors = _with(source, head)
+    return replace(source, tensors=tensors)
 
 
 def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
@@ -292,12 +299,18 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
         UsageError: for a model without a classifier.
     """
     pattern = source.family.named_parts.get("head", "$.")
-    head = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
-    if not head:
-        is_zero_shot = source.family.classes(source.description.config) is None
-        hint = "add --reset-head" if is_zero_shot else None
-        raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew", hint=hint)
-    return head
+    head = {}
+    for name, tensor in tensors.items():
+        if re.match(pattern, name):
+            head[name] = tensor
+    if head:
+        return head
+    description = source.description
+    hint = None
+    is_zero_shot = source.family.classes(description.config) is None
+    if is_zero_shot:
+        hint = "add --reset-head"
+    raise UsageError(f"{option}: {description.arch} has no classifier that can be made anew", hint=hint)
 
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
@@ -350,21 +363,26 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
     if isinstance(model, Together):
         for member in model.each:
             trainable(member, options)
-        return _requiring_gradients(model)
+        return requiring_gradients(model)
     model.requires_grad_(True)
     frozen_prefixes = _frozen_prefixes(model, options)
     frozen_names = _frozen_names(model, options)
     for name, parameter in model.networks[0].named_parameters():
         if name.startswith(frozen_prefixes) or name in frozen_names:
             parameter.requires_grad_(False)
-    trained = _requiring_gradients(model)
+    trained = requiring_gradients(model)
     if not trained:
         raise UsageError("nothing is left to train", hint="raise --train-last, or freeze less")
     return trained
 
 
-def _requiring_gradients(model: AnyModel) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+def requiring_gradients(model: AnyModel) -> dict[str, nn.Parameter]:
+    """Return the parameters of a model that are trained, by name."""
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameters[name] = parameter
+    return parameters
 
 
 def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ...]:
@@ -469,9 +487,14 @@ def _part(model: HydraModel, name: str) -> str:
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
     """Build AdamW or SGD, without weight decay on biases, norms and other vectors; with fused kernels on CUDA."""
-    with_decay = [parameter for parameter in parameters if parameter.ndim > 1]
-    without_decay = [parameter for parameter in parameters if parameter.ndim <= 1]
-    groups = [
+    with_decay = []
+    without_decay = []
+    for parameter in parameters:
+        if parameter.ndim > 1:
+            with_decay.append(parameter)
+        else:
+            without_decay.append(parameter)
+    groups: list[dict[str, object]] = [
         {"params": with_decay, "weight_decay": options.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},
     ]

@@ -15,12 +15,16 @@ from typing import Any, Protocol
 from hydractl.errors import UsageError, install_hint
 from hydractl.files.atomic import storing
 from hydractl.log import Log
+from hydractl.training.run_log import RunFacts
 
 _TAGS = {"loss": "train/loss", "lr": "train/lr", "samples_per_s": "train/samples_per_s"}
 
 
 class Tracker(Protocol):
-    """One run in a tracker: made with ``(where, name, first_step, about)``, as :class:`Tracked` has them."""
+    """One run in a tracker: made with ``(where, name, first_step, about)``.
+
+    These are those of :class:`Tracked`, ``about`` by name.
+    """
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """Points of one step."""
@@ -35,10 +39,11 @@ class Tracker(Protocol):
 class TensorBoard:
     """A folder of events, ``where/name``, by ``torch.utils.tensorboard``; what is there of later steps is not shown."""
 
-    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, Any]) -> None:
+    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(Path(where or "runs") / name), purge_step=first_step)
+        folder = Path(where or "runs") / name
+        self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         for tag, value in numbers.items():
@@ -54,7 +59,7 @@ class TensorBoard:
 class WandB:
     """A run in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps it on this machine."""
 
-    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, Any]) -> None:
+    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
         import wandb
 
         # Standard output belongs to the result.
@@ -62,7 +67,8 @@ class WandB:
         self._run = wandb.init(project=where, name=name, config=dict(about), settings=settings, reinit="create_new")
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
+        logged = dict(numbers)
+        self._run.log(logged, step=step)
 
     def flush(self) -> None:
         """It writes in a process of its own."""
@@ -74,7 +80,7 @@ class WandB:
 class MLflow:
     """A run in the experiment ``hydractl`` of an MLflow store: a folder, a database or a server."""
 
-    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, Any]) -> None:
+    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
         import mlflow
 
         self._client = mlflow.MlflowClient(where)
@@ -83,7 +89,8 @@ class MLflow:
             experiment_id = self._client.create_experiment("hydractl")
         else:
             experiment_id = experiment.experiment_id
-        self._run = self._client.create_run(experiment_id, run_name=name).info.run_id
+        created = self._client.create_run(experiment_id, run_name=name)
+        self._run = created.info.run_id
         for key, value in about.items():
             self._client.log_param(self._run, key, value)
 
@@ -130,22 +137,19 @@ class Tracked:
         where: a folder, a project or an address; None: what the tracker takes.
         name: of the run.
         first_step: from where an earlier run of this name is made anew.
-        about: the training, in a few values.
+        about: the training.
         log: hears of what cannot be written.
 
     Raises:
         OutputError, StorageError: the folder of TensorBoard cannot be made or written to.
     """
 
-    def __init__(
-        self, kind: str, where: str | None, name: str, first_step: int, about: Mapping[str, Any], log: Log
-    ) -> None:
+    def __init__(self, kind: str, where: str | None, name: str, first_step: int, about: RunFacts, log: Log) -> None:
         self._kind = kind
         self._where = where
         self._name = name
         self._first_step = first_step
-        self._about = {**about, **about.get("settings", {})}
-        self._about.pop("settings", None)
+        self._about = about.flat()
         self._log = log
         self._part = ""
         self._tracker: Tracker | None = None
@@ -165,7 +169,10 @@ class Tracked:
                 self._first_step = 0
             self._part = f"/lr-{values['lr']:g}"
         elif event == "step":
-            self._write(values["step"], {tag: values[name] for name, tag in _TAGS.items()})
+            numbers = {}
+            for name, tag in _TAGS.items():
+                numbers[tag] = values[name]
+            self._write(values["step"], numbers)
         elif event == "epoch":
             numbers = {}
             for name, value in values.items():
@@ -191,9 +198,14 @@ class Tracked:
 
     def _add(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._tracker is None:
-            make = TRACKERS[self._kind]
-            self._tracker = make(self._where, f"{self._name}{self._part}", self._first_step, self._about)
+            self._tracker = self._begun()
         self._tracker.add(step, numbers)
+
+    def _begun(self) -> Tracker:
+        """Return a new run in the tracker."""
+        make = TRACKERS[self._kind]
+        name = f"{self._name}{self._part}"
+        return make(self._where, name, self._first_step, self._about)
 
     def _try(self, action: Callable[[], None]) -> None:
         try:

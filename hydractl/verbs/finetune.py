@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ from hydractl.training.course import ScheduleOptions
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
 from hydractl.training.doubts import course_doubts, data_doubts
-from hydractl.training.grid import Trained, train_each
+from hydractl.training.grid import CandidateResult, Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
 from hydractl.training.options import (
@@ -41,8 +40,8 @@ from hydractl.training.options import (
     TrainOptions,
     WeightOptions,
 )
-from hydractl.training.outputs import RunFiles, finished, write_all
-from hydractl.training.run_log import RunLog
+from hydractl.training.outputs import FinishedTraining, RunFiles, finished, write_all
+from hydractl.training.run_log import RunFacts, RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.training.trackers import check_installed
 from hydractl.verbs.finetune_members import check_files, on_first_device, recipe_in_effect, train_members
@@ -78,12 +77,12 @@ class Prepared:
     plan: TrainingPlan
 
     @cached_property
-    def decisive(self) -> dict[str, Any]:
+    def decisive(self) -> dict[str, object]:
         """The settings and data that decide the result, for the provenance; reads all data."""
         source = self.opened.source
         settings = self.settings
         val_set = self.opened.val_set
-        decisive = {name: getattr(settings, name) for name in DECISIVE}
+        decisive: dict[str, object] = {name: getattr(settings, name) for name in DECISIVE}
         decisive["ensemble"] = None
         if settings.ensemble is not None:
             decisive["ensemble"] = settings.ensemble.to_json()
@@ -100,9 +99,9 @@ class Prepared:
         return decisive
 
     @property
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """The record that tells one unfinished run, or one output, from another; hashes the model."""
-        fingerprint: dict[str, Any] = {"model": self.opened.source.sha256, "seed": self.options.seed}
+        fingerprint: dict[str, object] = {"model": self.opened.source.sha256, "seed": self.options.seed}
         fingerprint.update(self.decisive)
         return fingerprint
 
@@ -144,11 +143,11 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     announce_reading([source], log)
     state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
     if settings.resume and not state.exists():
-        made_by = finished(files, prepared.fingerprint, force=settings.force)
-        if made_by is not None:
+        earlier = finished(files, prepared.fingerprint, force=settings.force)
+        if earlier is not None:
             names = " ".join(map(str, files.paths))
             log.info(f"the training of {names} is finished: nothing to do")
-            answer = _answer_of_finished(files, made_by, plan)
+            answer = _answer_of_finished(files, earlier, plan)
             return Outcome(answer.to_json(), files=list(files.paths), silent=bool(team.rank))
     return _train_and_write(replace(prepared, plan=plan), state, log, team)
 
@@ -255,14 +254,14 @@ def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]
     return [{"member": number} for number in members]
 
 
-def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, Any]]]:
+def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
     """Check one of several trainings before they begin; return its plan, and a function that returns its fingerprint.
 
     The fingerprint reads the model and all data, and not every caller needs it.
     """
     prepared = _prepare(settings, log)
 
-    def fingerprint() -> dict[str, Any]:
+    def fingerprint() -> dict[str, object]:
         return prepared.fingerprint
 
     return prepared.plan, fingerprint
@@ -406,7 +405,7 @@ def _maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[],
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
+def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, int | str | bool | None]:
     """Return surroundings that may change the rounding, and so the weights by a little."""
     return {
         "threads": torch.get_num_threads(),
@@ -419,16 +418,16 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
     }
 
 
-def _about(plan: TrainingPlan, settings: FinetuneSettings) -> dict[str, Any]:
-    """Return the first record of the log of the training: the model, and the settings in effect."""
+def _about(plan: TrainingPlan, settings: FinetuneSettings) -> RunFacts:
+    """Return what the log of the training says of it: the model, and the settings in effect."""
     values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
-    return {
-        "model": plan.model,
-        "samples": plan.samples,
-        "steps": plan.steps,
-        "seed": settings.seed,
-        "settings": values,
-    }
+    return RunFacts(
+        model=plan.model,
+        samples=plan.samples,
+        steps=plan.steps,
+        seed=settings.seed,
+        settings=values,
+    )
 
 
 def _classes_of_loss(prepared: Prepared) -> int | None:
@@ -460,24 +459,23 @@ def _answer(trained: Trained, plan: TrainingPlan, digests: Sequence[str]) -> Fin
     )
 
 
-def _answer_of_finished(files: RunFiles, made_by: dict[str, Any], plan: TrainingPlan) -> FinetuneAnswer:
+def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: TrainingPlan) -> FinetuneAnswer:
     """Return the answer of a training that was finished before.
 
     Args:
         files: which it wrote.
-        made_by: the provenance in its output.
+        earlier: what its output says.
         plan: of the training.
     """
-    settings = made_by["settings"]
     digests = [sha256_file(path) for path in files.weights()]
     return FinetuneAnswer(
         schema=SCHEMA,
         plan=_with_digests(plan, digests),
-        epochs=[EpochRecord.from_json(epoch) for epoch in settings["history"]],
-        kept_epoch=settings.get("kept_epoch"),
-        stopped_early=settings.get("stopped_early"),
-        lr=settings["lr"],
-        grid=_trials(settings.get("grid", ())),
+        epochs=[EpochRecord.from_json(epoch) for epoch in earlier.history],
+        kept_epoch=earlier.kept_epoch,
+        stopped_early=earlier.stopped_early,
+        lr=earlier.lr,
+        grid=_trials(earlier.grid),
         sha256=digests[-1],
     )
 
@@ -492,7 +490,7 @@ def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
     return replace(plan, snapshots=snapshots)
 
 
-def _trials(grid: Sequence[Mapping[str, Any]]) -> list[LearningRateTrial] | None:
+def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:
     """Return what each of several learning rates reached; None where there is one."""
     if not grid:
         return None

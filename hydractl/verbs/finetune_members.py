@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydractl.distributed import alone
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
@@ -25,7 +24,7 @@ from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
-from hydractl.training.outputs import RunFiles, finished, numbered, stem
+from hydractl.training.outputs import FinishedTraining, RunFiles, finished, numbered, stem
 from hydractl.verbs.children import Ended
 from hydractl.verbs.jobs import check_places, run_side_by_side, threads_each
 from hydractl.verbs.opening import start_options
@@ -48,10 +47,10 @@ _REPLACED = (
 )
 """Options of the command that a training of its own is given anew, or not at all."""
 
-Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, Any]]]]
+Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
-Finished = Callable[[RunFiles, dict[str, Any], TrainingPlan], FinetuneAnswer]
-"""Returns the answer of a training that was finished before, from its files, its provenance and its plan."""
+Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan], FinetuneAnswer]
+"""Returns the answer of a training that was finished before, from its files, its output and its plan."""
 
 
 @dataclass(frozen=True)
@@ -238,9 +237,9 @@ def _checked(
         if is_resumed:
             StateFile(state, fingerprint(), {}).check()
         if may_be_finished:
-            made_by = finished(member.files, fingerprint(), force=settings.force)
-            if made_by is not None:
-                done[member.name] = answer(member.files, made_by, plan)
+            earlier = finished(member.files, fingerprint(), force=settings.force)
+            if earlier is not None:
+                done[member.name] = answer(member.files, earlier, plan)
     _check_files([member for member in members if member.name not in done])
     return done, plans
 

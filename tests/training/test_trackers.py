@@ -14,7 +14,7 @@ import pytest
 
 from hydractl.log import Log
 from hydractl.training import loop
-from hydractl.training.run_log import RunLog
+from hydractl.training.run_log import RunFacts, RunLog
 from hydractl.training.trackers import Tracked
 from tests.running import run
 
@@ -121,7 +121,8 @@ def test_what_cannot_be_written_later_is_warned_of_once() -> None:
     said: list[str] = []
     log = Log()
     log.warn = said.append  # type: ignore[method-assign]
-    board = Tracked("tensorboard", "runs", "a", 0, {}, log)
+    about = RunFacts(model="a", samples=8, steps=5, seed=0, settings={})
+    board = Tracked("tensorboard", "runs", "a", 0, about, log)
     run_log = RunLog([board])
     run_log.step(1, 5, 2.0, 0.1, 8)
     board._tracker._writer.add_scalar = None  # type: ignore[union-attr]
