@@ -1,4 +1,8 @@
-"""Images in a ``.npz`` file: ``x`` uint8, optionally ``y`` and ``classes``. Nothing is ever unpickled."""
+"""Images in a ``.npz`` file: ``x`` uint8, optionally ``y`` and ``classes``. Nothing is ever unpickled.
+
+Images are read from the file when they are asked for. Those of a compressed array lie in memory instead, unless the
+samples are to be read once, in their order: it would have to be unpacked anew for each image of a shuffled epoch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +20,7 @@ from PIL import Image
 from hydractl.data.base import Dataset, Spec, reason
 from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels, limited
+from hydractl.data.npz_rows import NpzRows, read_array_header
 from hydractl.errors import InputError
 
 _SETTINGS = ("x", "y", "classes")
@@ -25,40 +30,61 @@ _LONGEST_REASON = 200
 
 
 class ArrayImages(Dataset):
-    """Images in one array.
+    """Images of one array.
 
     Args:
         spec, where, ids: see :class:`Dataset`.
-        images: uint8 ``[N, H, W]`` (grey) or ``[N, H, W, 3]`` (RGB).
+        images: by place uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB): an array, or its file.
     """
 
-    def __init__(self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8]) -> None:
+    def __init__(
+        self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
         super().__init__(spec, where, ids)
         self.images = images
 
+    def _pixels(self, i: int) -> npt.NDArray[np.uint8]:
+        """Return the pixels of an image, ``[H, W]`` or ``[H, W, 3]``."""
+        pixels: npt.NDArray[np.uint8] = self.images[i]
+        if pixels.ndim == 3 and pixels.shape[2] == 1:
+            return pixels[..., 0]
+        return pixels
+
     def _sample(self, i: int) -> Image.Image:
-        pixels = self.images[i]
+        pixels = self._pixels(i)
         return Image.fromarray(pixels)
 
     def _content(self, i: int) -> Iterable[bytes]:
-        image = self.images[i]
+        image = self._pixels(i)
         # The shape goes in as well: 2x8 and 4x4 pixels may be the same bytes.
         header = f"uint8 {image.shape}\n"
         return [header.encode(), image.tobytes()]
 
 
 class _Header(NamedTuple):
-    """The shape and type of an array, as the header of a ``.npy`` member states them."""
+    """The shape and type of an array, as the header of a ``.npy`` member states them.
+
+    Attributes:
+        shape, dtype: of the array.
+        fortran: whether it is in Fortran's order, in which its rows do not follow each other.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    fortran: bool
 
 
-def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = False) -> tuple[Dataset, RawLabels]:
     """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
 
     ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]``;
-    ``classes`` unicode strings ``[K]``. Headers are checked before any array is unpacked.
+    ``classes`` unicode strings ``[K]``. Headers are checked before any array is unpacked, and what is read is gone
+    through once, so that a damaged file is refused here.
+
+    Args:
+        spec: of the file.
+        limit, seed: see :func:`hydractl.data.labels.limited`.
+        read_once: the samples are read once, in their order: then not even a compressed array is kept in memory.
 
     Returns:
         The images that ``limit`` takes, and their labels before any mapping.
@@ -77,15 +103,14 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
         if problems:
             all_problems = problems + label_problems
             raise InputError(f"{spec.where}: not a usable image set", problems=all_problems)
-        images, rows, raw = _read_arrays(path, names, headers, label_problems, limit, seed)
+        raw, rows = _read_labels(path, names, headers, label_problems, limit, seed)
+        images = _images(spec, path, names["x"], headers[names["x"]], rows, read_once=read_once)
     except (InputError, MemoryError):
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
     except Exception as error:
         why = reason(error)[:_LONGEST_REASON]
         raise InputError(f"{spec.where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
-    if images.ndim == 4 and images.shape[3] == 1:
-        images = images[..., 0]  # [N, H, W, 1] -> [N, H, W]
     file_name = printable(path.name)
     ids = [f"{file_name}#{row}" for row in rows]
     dataset = ArrayImages(spec.text, spec.where, ids, images)
@@ -118,15 +143,15 @@ def _checked_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tuple[
     return headers, problems
 
 
-def _read_arrays(
+def _read_labels(
     path: Path,
     names: Mapping[str, str],
     headers: Mapping[str, _Header],
     label_problems: list[str],
     limit: int | None,
     seed: int,
-) -> tuple[npt.NDArray[Any], list[int], RawLabels]:
-    """Return the images that ``limit`` takes, their rows in the file, and their labels.
+) -> tuple[RawLabels, Sequence[int]]:
+    """Return the labels of the samples that ``limit`` takes, and the rows of these in the file.
 
     Args:
         path: of the file.
@@ -137,59 +162,61 @@ def _read_arrays(
     """
     labels = None
     classes = None
-    images_name = names["x"]
-    with np.load(path, allow_pickle=False) as arrays:
-        if names["y"] in headers and not label_problems:
-            labels = arrays[names["y"]]
-        all_labels = None if labels is None else labels.tolist()
-        total = headers[images_name].shape[0]
-        rows = limited(all_labels, total, limit, seed)
-        images = None
-        are_first_rows = rows == list(range(len(rows)))
-        if are_first_rows:
-            images = _first_images(path, images_name, len(rows))
-        if images is None:
-            all_images = arrays[images_name]
-            images = np.ascontiguousarray(all_images[rows])
-        if names["classes"] in headers and not label_problems:
-            classes = arrays[names["classes"]]
+    if not label_problems:
+        with np.load(path, allow_pickle=False) as arrays:
+            if names["y"] in headers:
+                labels = arrays[names["y"]]
+            if names["classes"] in headers:
+                classes = arrays[names["classes"]]
+    all_labels = None if labels is None else labels.tolist()
+    total = headers[names["x"]].shape[0]
+    rows: Sequence[int] = limited(all_labels, total, limit, seed)
+    if rows == list(range(len(rows))):
+        rows = range(len(rows))  # which takes no memory
 
-    if label_problems:
-        return images, rows, RawLabels(problems=label_problems)
+    problems = list(label_problems)
     if labels is not None and _has_no_characters(labels):
-        label_problems.append(f"{names['y']} has strings with numbers that are no characters")
+        problems.append(f"{names['y']} has strings with numbers that are no characters")
     if classes is not None and _has_no_characters(classes):
-        label_problems.append(f"{names['classes']} has strings with numbers that are no characters")
-    if label_problems:
-        return images, rows, RawLabels(problems=label_problems)
+        problems.append(f"{names['classes']} has strings with numbers that are no characters")
+    if problems:
+        return RawLabels(problems=problems), rows
     class_names = None if classes is None else classes.tolist()
-    raw = _labels(labels, rows, class_names, names["y"])
-    return images, rows, raw
+    return _labels(labels, rows, class_names, names["y"]), rows
 
 
-def _first_images(path: Path, name: str, count: int) -> npt.NDArray[Any] | None:
-    """Read the first ``count`` images without unpacking the others.
+def _images(
+    spec: Spec, path: Path, name: str, header: _Header, rows: Sequence[int], *, read_once: bool
+) -> npt.NDArray[np.uint8] | NpzRows:
+    """Return the images at some rows of the array, in memory or read when they are asked for.
 
-    Returns:
-        The images ``[count, ...]``; None for an array in Fortran's order, whose images do not follow each other.
+    Args:
+        spec: of the file, for messages.
+        path: of the file.
+        name: of the array.
+        header: of the array.
+        rows: ascending.
+        read_once: see :func:`read_npz`.
     """
-    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-        version = np.lib.format.read_magic(member)
-        shape, fortran, dtype = _read_header(member, version)
-        if fortran:
-            return None
-        shape_of_first = (count, *shape[1:])
-        size = math.prod(shape_of_first) * dtype.itemsize
-        content = bytearray(member.read(size))  # a bytearray, so that the array can be written to
-        pixels = np.frombuffer(content, dtype)
-        return pixels.reshape(shape_of_first)
+    is_whole = len(rows) == header.shape[0]
+    if header.fortran:
+        all_images = _unpacked(path, name)
+        return np.ascontiguousarray(all_images[list(rows)])
+    images = NpzRows(path, name, spec.where, rows)
+    in_memory = not images.at_any_row and not read_once
+    if in_memory and is_whole:
+        return _unpacked(path, name)
+    images.check()
+    if in_memory:
+        return np.stack([images[i] for i in range(len(rows))])
+    return images
 
 
-def _read_header(member: IO[bytes], version: tuple[int, int]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape, whether it is in Fortran's order, and the type of a ``.npy`` whose version was read."""
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(member)
-    return np.lib.format.read_array_header_2_0(member)
+def _unpacked(path: Path, name: str) -> npt.NDArray[np.uint8]:
+    """Read an array of images as a whole."""
+    with np.load(path, allow_pickle=False) as arrays:
+        images: npt.NDArray[np.uint8] = arrays[name]
+    return images
 
 
 def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[str, _Header], list[str]]:
@@ -206,7 +233,8 @@ def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[
             if version not in ((1, 0), (2, 0)):
                 problems.append(f"{name}: a .npy of version {version} is for structured arrays")
                 continue
-            shape, _, dtype = _read_header(member, version)
+            member.seek(0)
+            shape, fortran, dtype = read_array_header(member)
             size_in_file = info.file_size - member.tell()
         if dtype.hasobject:
             problems.append(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
@@ -216,7 +244,7 @@ def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[
         if claimed_size != size_in_file:
             problems.append(f"{name}: {shape} of {dtype} needs {claimed_size} bytes, the file has {size_in_file}")
             continue
-        headers[name] = _Header(shape, dtype)
+        headers[name] = _Header(shape, dtype, fortran)
     return headers, problems
 
 
@@ -315,7 +343,7 @@ def _labels(all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: lis
     """
     if all_labels is None:
         return RawLabels(None, names)
-    labels = all_labels[rows]
+    labels = all_labels[list(rows)]
     if labels.dtype.kind == "U":
         if names is None:
             names = sorted(set(all_labels.tolist()))

@@ -90,7 +90,7 @@ def open_inputs(
     seed: int = 0,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open the inputs of a command, without their labels where these are not the model's.
+    """Open the inputs of a command that reads them once, without their labels where these are not the model's.
 
     Args:
         texts: image files, SPECs, and ``-`` for standard input: the path of an image in each line, or a text for a
@@ -125,6 +125,7 @@ def open_inputs(
                     ignore_labels=True,
                     reads=reads,
                     on_bad=on_bad,
+                    read_once=True,
                 )
             )
     for part in parts:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +27,14 @@ class _ReaderPlace(NamedTuple):
         module, function: of the reader.
         samples: the :attr:`Dataset.kind` of what it opens; None: known once the data are open.
         drawn: whether it takes a seed, by which a limit draws samples; all labels are known before a sample is read.
+        streams: whether it takes ``read_once``, and then keeps less in memory.
     """
 
     module: str
     function: str
     samples: str | None
     drawn: bool
+    streams: bool = False
 
     def reader(self) -> _Reader:
         """Import the reader."""
@@ -41,7 +44,7 @@ class _ReaderPlace(NamedTuple):
 
 
 _READERS = {
-    "npz": _ReaderPlace("hydractl.data.arrays", "read_npz", "image", drawn=True),
+    "npz": _ReaderPlace("hydractl.data.arrays", "read_npz", "image", drawn=True, streams=True),
     "folder": _ReaderPlace("hydractl.data.files", "read_folder", "image", drawn=True),
     "list": _ReaderPlace("hydractl.data.files", "read_image_list", "image", drawn=True),
     "text": _ReaderPlace("hydractl.data.text", "read_text", "text", drawn=False),
@@ -77,6 +80,7 @@ def open_data(
     ignore_labels: bool = False,
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
+    read_once: bool = False,
 ) -> Dataset:
     """Open a data set: corrupted with ``?corruption=``, some of its samples (:mod:`hydractl.data.part`), made OOD with
     ``?ood=KIND``.
@@ -98,6 +102,8 @@ def open_data(
         reads: name of each model it is for -> what is read for it: ``image``, ``text`` or :data:`PAIRS`.
         on_bad: what becomes of an image that cannot be read: ``error``, or ``skip``: it is left out, and noted in
             :attr:`Dataset.skipped`.
+        read_once: the samples will be read once, in their order; then no set is kept in memory for it that can be read
+            from its file bit by bit.
 
     Returns:
         The data set; ``labels`` in the order of ``label_names``.
@@ -121,7 +127,7 @@ def open_data(
     place = _READERS[_kind(parsed)]
     if place.samples is not None:
         _check_reads(parsed, place.samples, reads or {})
-    dataset, raw = _read(parsed, place, wanted_rows, limit, seed)
+    dataset, raw = _read(parsed, place, wanted_rows, limit, seed, read_once=read_once)
     _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
@@ -152,7 +158,7 @@ def open_data(
 
 
 def _read(
-    spec: Spec, place: _ReaderPlace, wanted_rows: ChosenRows | None, limit: int | None, seed: int
+    spec: Spec, place: _ReaderPlace, wanted_rows: ChosenRows | None, limit: int | None, seed: int, *, read_once: bool
 ) -> tuple[Dataset, RawLabels]:
     """Read as much of a set as ``limit`` says; of a set that a part is taken of, as much as the part needs.
 
@@ -164,8 +170,11 @@ def _read(
         wanted_rows: the samples of the part; None where the whole set is wanted.
         limit: how many samples are wanted.
         seed: of their draw.
+        read_once: see :func:`open_data`.
     """
     read = place.reader()
+    if place.streams:
+        read = partial(read, read_once=read_once)
     if wanted_rows is None:
         if place.drawn:
             return read(spec, limit, seed)
