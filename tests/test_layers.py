@@ -57,7 +57,10 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/head_choice.py"],
     "kmedoids": ["criteria/cahp/head_choice.py"],
-    "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py", "evaluation/probes.py"],
+    "scipy": [
+        *("data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py", "metrics/watching.py"),
+        "evaluation/probes.py",
+    ],
     "submitit": ["verbs/jobs.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "wandb": ["training/trackers.py"],

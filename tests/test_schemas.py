@@ -79,7 +79,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
         patch.chdir(folder)
         patch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])  # pictures take long and are no documents
         draw = np.random.default_rng(0)
-        for name, count in (("train", 20), ("val", 11), ("test", 9), ("other", 8)):
+        for name, count in (("train", 20), ("val", 11), ("test", 9), ("other", 8), ("held-out", 200)):
             pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
             np.savez(f"{name}.npz", x=pixels, y=np.arange(count) % 5)
         search = ["--val", "val.npz"]
@@ -106,8 +106,9 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             [
                 *("calibrate", "ab.st", "--val", "val.npz", "--ood-val", "far=other.npz", "--temperature", "fit"),
                 *("--threshold", "ood:0.9", "--conformal", "0.2", "--ood-score", "mi,msp", "-o", "cal.st", "--json"),
+                *("--reference", "held-out.npz"),
             ],
-            ["predict", "cal.st", "test.npz", "--top", "2", "-o", "lines.jsonl", "--report", "predict.json"],
+            ["predict", "cal.st", "held-out.npz", "--top", "2", "-o", "lines.jsonl", "--report", "predict.json"],
             ["bench", "a.st", "ab.st", "--compare", "stock", "--rounds", "2", "--batch-size", "1", "-o", "bench.json"],
         ):
             with contextlib.redirect_stdout(io.StringIO()) as printed:

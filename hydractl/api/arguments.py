@@ -290,6 +290,7 @@ class EvalArguments(ProbabilityArguments, total=False):
 class CalibrateArguments(ProbabilityArguments, total=False):
     """Arguments of :func:`hydractl.calibrate`."""
 
+    reference: Data | None
     note: str | None
 
 

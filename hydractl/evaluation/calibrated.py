@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hydractl.evaluation.fitting import RowFit
 from hydractl.evaluation.predictions.header import ScoreDataEntry, StoredScoreEntry
@@ -16,6 +15,8 @@ from hydractl.files.checkpoint import TensorSource, beside, with_tensors, write_
 from hydractl.files.description import CHOSEN_BY_CALIBRATE
 from hydractl.files.fingerprints import merged
 from hydractl.metrics.conformal import stored_conformal
+from hydractl.metrics.threshold import stored_score
+from hydractl.metrics.watching import Reference, stored_reference
 from hydractl.model.laplace import START as POSTERIOR
 
 
@@ -23,19 +24,25 @@ def write_calibrated(
     model: RunningModel,
     fitted: RowFit,
     score: str | None,
+    reference: Reference | None,
     sets: Sequence[EvalSet],
     note: str | None,
     output: Output,
-) -> Path:
-    """Write the checkpoint of a model with its calibration, threshold, prediction sets and OOD score.
+) -> Reference | None:
+    """Write the checkpoint of a model with its calibration, threshold, prediction sets, OOD score and reference.
 
     Args:
         model: of one checkpoint.
         fitted: its calibration, threshold and prediction sets.
         score: its OOD score; None where none was asked for.
+        reference: the samples that inputs are compared with; None for those of the model's own file, which stay where
+            their scores, flags and classes do.
         sets: all data sets of the command, whose samples it has now seen where something was fitted to them.
         note: a sentence about how the model was chosen, for its provenance.
         output: where it goes.
+
+    Returns:
+        The reference that the checkpoint holds.
     """
     (source,) = model.argument.sources
     description = source.description
@@ -61,10 +68,28 @@ def write_calibrated(
             entry["fitted_on"] = cast("ScoreDataEntry", dict(detector.fitted_on))
             tensors = with_tensors(tensors, detector.tensors(score))
         extra["ood_score"] = entry
+    if reference is not None:
+        extra["reference"] = reference.to_json()
+    elif "reference" in description.extra and _decides_as_before(description.extra, extra):
+        extra["reference"] = description.extra["reference"]
     provenance = {**description.provenance, "bases": source.lineage}
     if note is not None:
         provenance["note"] = note
     seen = tuple(merged(description.seen, fitted_entries(sets, "calibrate")))
     calibrated = replace(description, extra=extra, seen=seen, layout="sliced", provenance=provenance)
     write_checkpoint(output, tensors, calibrated.to_json())
-    return output.path
+    return stored_reference(extra.get("reference"))
+
+
+def _decides_as_before(before: Mapping[str, Any], extra: Mapping[str, Any]) -> bool:
+    """Return whether scores, flags and classes are those of a checkpoint before it was calibrated again."""
+    is_same = all(before.get(key) == extra.get(key) for key in ("calibration", "threshold"))
+    return is_same and stored_score(before) == stored_score(extra) and _fitted_on(before) == _fitted_on(extra)
+
+
+def _fitted_on(extra: Mapping[str, Any]) -> Any:
+    """Return the training data that the stored OOD score is fitted to; None where it is fitted to none."""
+    entry = extra.get("ood_score")
+    if not isinstance(entry, Mapping):
+        return None
+    return entry.get("fitted_on")

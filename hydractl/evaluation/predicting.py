@@ -20,6 +20,7 @@ from hydractl.files.predict_answer import (
     SkippedRecord,
 )
 from hydractl.metrics.confidence import share_interval
+from hydractl.metrics.watching import WatchOfAll
 from hydractl.model.prediction import Prediction
 from hydractl.model.runtime import HydraModel, move
 
@@ -326,9 +327,11 @@ class PredictionTally:
     """Counts predictions as they come, and makes the summary of them.
 
     Attributes:
+        watch: what compares them with the reference; None without one.
         predicted: how many samples were predicted.
     """
 
+    watch: WatchOfAll | None = None
     predicted: int = 0
     _skipped: int = 0
     _skipped_ids: list[str] = field(default_factory=list)
@@ -347,6 +350,8 @@ class PredictionTally:
             self._flagged += row.get("is_ood", False)
             self._confidence += row["confidence"]
             self._classes[row["predicted"]] += 1
+            if self.watch is not None:
+                self.watch.add(row["ood_score"], row.get("is_ood"), row["predicted"], row["confidence"])
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
         """Return the summary.
@@ -374,6 +379,7 @@ class PredictionTally:
             ood=flagged,
             classes=classes,
             skipped=skipped,
+            watched=None if self.watch is None else self.watch.finished(),
             output=output,
         )
 

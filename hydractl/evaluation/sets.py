@@ -24,6 +24,8 @@ from hydractl.jsonio import read_json_file
 from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
+REFERENCE = "reference"
+"""The role of ID samples that inputs are compared with later: nothing is fitted to them, and nothing measured."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class EvalSet(SetEntry):
     Attributes:
         spec: the SPEC that it was opened from.
         dataset: the samples; None if only predictions of them are available.
-        left_out: how many samples of a validation set were removed because they are training data.
+        left_out: how many samples were removed: of a validation set those that are training data, of a reference those
+            that something was fitted to.
     """
 
     spec: str = ""
@@ -132,6 +135,21 @@ def open_fitted_sets(options: DataOptions, model: Classifier) -> OpenedSets:
     models = [model]
     opening = _Opening(options, models)
     return _with_fitted_sets([], opening, options, models)
+
+
+def open_reference(spec: str, options: DataOptions, model: Classifier) -> Dataset:
+    """Open the ID samples of ``--reference``, which need no labels.
+
+    Raises:
+        UsageError, InputError: they cannot be opened, or do not fit the model.
+    """
+    opening = _Opening(options, [model])
+    return opening.labelled(spec, option="--reference")
+
+
+def reference_set(dataset: Dataset, left_out: int = 0) -> EvalSet:
+    """Return held-out samples as a set; ``left_out`` others of the same SPEC are not held out."""
+    return replace(_eval_set("reference", REFERENCE, dataset), left_out=left_out)
 
 
 def _with_fitted_sets(
@@ -239,7 +257,7 @@ def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
     return [dataset for dataset in sets if dataset.role == role]
 
 
-_OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train"}
+_OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train", REFERENCE: "--reference"}
 
 
 def option_of(dataset: EvalSet) -> str:

@@ -16,7 +16,7 @@ from hydractl.jsonio import shown
 DEFAULT_PROMPT = "A photo of a {label}."
 """The template that makes a prompt of a class name where no other is given (paper D.3)."""
 
-CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal")
+CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal", "reference")
 """Entries of ``extra`` that ``calibrate`` writes, and whatever changes the predictions leaves out."""
 
 KINDS = ("dense", "pruned", "fused")

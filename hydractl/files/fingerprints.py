@@ -92,6 +92,18 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
     return np.array([digest[:_DIGITS] in seen for digest in digests], dtype=np.bool_)
 
 
+def known_in_part(entries: Iterable[Entry], dataset: Fingerprinted) -> list[Entry]:
+    """Return the entries of sets larger than :data:`MOST` that samples of a data set are marked by.
+
+    Others of its samples may have been seen with them, and nobody can tell.
+    """
+    partly_known = []
+    for use in entries:
+        if use["n"] > MOST and marked([use], dataset).any():
+            partly_known.append(use)
+    return partly_known
+
+
 def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
     """Count the samples of a data set that weights were trained on."""
     trainings = [use for use in entries if use["as"] == "train"]

@@ -120,7 +120,7 @@ class DataSetRecord(Record, form="DataSet"):
     fingerprint: str | None = described("SHA-256 of its samples and labels.")
     openood_list: str | None = described("The list of OpenOOD that it is.", key="list")
     skipped: Any = described("`n` and `ids` of samples that could not be read and were left out.")
-    left_out: Count | None = described("Number of samples left out, as they are among the training data.")
+    left_out: Count | None = described("Number of samples left out, as they are training data, or were seen.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -365,8 +365,8 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> C
 
     Source: DeLong, DeLong and Clarke-Pearson 1988: the variance of a difference, from the placements of each sample.
     """
-    inside_before, outside_before = _placements(*before)
-    inside_after, outside_after = _placements(*after)
+    inside_before, outside_before = placements(*before)
+    inside_after, outside_after = placements(*after)
     inside_lost = inside_before - inside_after  # [N]
     outside_lost = outside_before - outside_after  # [K]
     value = float(outside_lost.mean())
@@ -379,7 +379,7 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> C
     return CascadeLoss(value, upper)
 
 
-def _placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
+def placements(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:
     """Return the share of OOD samples above each ID sample, and of ID samples below each OOD sample; ties half."""
     ood_above = 1.0 - _share_below(inside, outside)
     id_below = _share_below(outside, inside)

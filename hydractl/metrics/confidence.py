@@ -1,4 +1,4 @@
-"""Confidence intervals at 95 %: of a share of independent samples, and of a mean."""
+"""Confidence intervals, at 95 % where nothing else is said: of a share, of a difference of shares, and of a mean."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import NamedTuple
 
 from hydractl.metrics.probabilities import Floats
 
-# The 0.975 quantile of the normal distribution.
-_Z = 1.959963984540054
+Z_95 = 1.959963984540054
+"""The 0.975 quantile of the normal distribution."""
 
 
 class ConfidenceInterval(NamedTuple):
-    """The ends of a 95 % interval."""
+    """The ends of an interval."""
 
     low: float
     high: float
 
 
-def share_interval(count: int, total: int) -> ConfidenceInterval:
+def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInterval:
     """Return the score interval of the share of ``count`` among ``total`` > 0 samples.
+
+    ``z`` is the quantile of the normal distribution at the upper end.
 
     The formula is written out because importing scipy.stats would take more than a second of every eval; a test
     compares it with scipy's.
@@ -27,10 +29,10 @@ def share_interval(count: int, total: int) -> ConfidenceInterval:
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
     share = count / total
-    spread = _Z * _Z / total
+    spread = z * z / total
     middle = share + spread / 2
     variance = share * (1 - share) / total + spread / (4 * total)
-    half = _Z * math.sqrt(variance)
+    half = z * math.sqrt(variance)
     low = (middle - half) / (1 + spread)
     high = (middle + half) / (1 + spread)
     # At a count of 0 or of all samples one end is exactly 0 or 1; the formula gives it but for rounding.
@@ -41,6 +43,26 @@ def share_interval(count: int, total: int) -> ConfidenceInterval:
     return ConfidenceInterval(low, high)
 
 
+def share_difference_interval(
+    count: float, total: float, other_count: float, other_total: float, z: float = Z_95
+) -> ConfidenceInterval:
+    """Return the interval of the share of ``count`` among ``total`` samples minus that of other, independent samples.
+
+    ``z`` is the quantile of the normal distribution at the upper end; both totals are above 0.
+
+    Source: Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: from the
+    score intervals of both shares, without a continuity correction.
+    """
+    share = count / total
+    other_share = other_count / other_total
+    low, high = share_interval(count, total, z)
+    other_low, other_high = share_interval(other_count, other_total, z)
+    difference = share - other_share
+    below = math.hypot(share - low, other_high - other_share)
+    above = math.hypot(high - share, other_share - other_low)
+    return ConfidenceInterval(difference - below, difference + above)
+
+
 def mean_interval(values: Floats) -> ConfidenceInterval:
     """Return the interval of the mean of values [N] by its standard error; infinite for fewer than two values."""
     n = len(values)
@@ -49,5 +71,5 @@ def mean_interval(values: Floats) -> ConfidenceInterval:
     mean = float(values.mean())
     standard_deviation = float(values.std(ddof=1))
     standard_error = standard_deviation / math.sqrt(n)
-    half = _Z * standard_error
+    half = Z_95 * standard_error
     return ConfidenceInterval(mean - half, mean + half)

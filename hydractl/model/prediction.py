@@ -15,6 +15,7 @@ from hydractl.metrics.conformal import Conformal, prediction_sets, stored_confor
 from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import Floats, blocks
 from hydractl.metrics.threshold import stored_score, stored_threshold
+from hydractl.metrics.watching import Reference, stored_reference
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Chosen:
         calibration: of the averaged prediction; None for none.
         threshold: the OOD score from which on a sample is flagged; None for none.
         conformal: what makes prediction sets; None for none.
+        reference: what ID samples look like, to compare inputs with; None for none.
     """
 
     score: str
     calibration: Calibration | None
     threshold: float | None
     conformal: Conformal | None
+    reference: Reference | None = None
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Chosen:
@@ -47,6 +50,7 @@ class Chosen:
             calibration=Calibration.from_json(calibration) if calibration else None,
             threshold=None if threshold is None else float(threshold["value"]),
             conformal=stored_conformal(extra.get("conformal")),
+            reference=stored_reference(extra.get("reference")),
         )
 
 

@@ -329,7 +329,7 @@ def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
         hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
         raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
     extra = dict(description.extra)
-    for key in ("cascade", "calibration", "threshold", "conformal"):
+    for key in ("cascade", "calibration", "threshold", "conformal", "reference"):
         extra.pop(key, None)
     name = source.name if named else f"{source.name}.whole"
     return replace(source, name=name, description=replace(description, extra=extra))

@@ -509,6 +509,9 @@ def _calibrated(answer: CalibrateAnswer, width: int) -> RenderableType:
     conformal = answer.conformal
     if conformal is not None:
         facts.append(("conformal", f"qhat {number(conformal.qhat, 4)} of {conformal.method}, alpha {conformal.alpha}"))
+    reference = answer.reference
+    if reference is not None:
+        facts.append(("reference", f"{count_text(reference.n)} ID samples to compare inputs with"))
     if not answer.compared:
         return fact_table(facts)
     rows = [[name, number(score.auroc, 4)] for name, score in answer.compared.items()]
@@ -542,6 +545,8 @@ def _predictions(answer: PredictAnswer, width: int) -> RenderableType:
     if len(answer.classes) > _MOST_CLASSES:
         most_frequent.append(f"and {len(answer.classes) - _MOST_CLASSES} more classes")
     facts.append(("predicted", ", ".join(most_frequent) or "nothing"))
+    if answer.watched is not None:
+        facts.append(("beside the reference", answer.watched.whole.advice))
     return Group(*parts, fact_table(facts))
 
 

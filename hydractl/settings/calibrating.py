@@ -18,9 +18,9 @@ calibrate_option = partial(option, "Calibrating")
 
 def _something_to_choose(settings: CalibrateSettings) -> list[str]:
     """Find a command that chooses nothing."""
-    if any(settings.given(name) for name in ("temperature", "threshold", "ood_score", "conformal")):
+    if any(settings.given(name) for name in ("temperature", "threshold", "ood_score", "conformal", "reference")):
         return []
-    return ["calibrate needs something to choose: --temperature, --threshold, --conformal or --ood-score"]
+    return ["calibrate needs something to choose: --temperature, --threshold, --conformal, --ood-score or --reference"]
 
 
 def _nothing_of_rows(settings: CalibrateSettings) -> list[str]:
@@ -92,6 +92,12 @@ class CalibrateSettings(Validated):
         metavar="F.st",
         check=ends_in(".st", ".safetensors"),
         writes=True,
+    )
+    reference: str | None = calibrate_option(
+        "ID samples that nothing is fitted to, which predict compares its inputs with; labels are not needed [default: "
+        "what the checkpoint has, as long as it flags the same]",
+        metavar="SPEC",
+        often=True,
     )
     label_map: str | None = calibrate_option(
         "JSON object from labels of the data to labels of the model", metavar="FILE"

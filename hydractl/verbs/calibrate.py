@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from hydractl.data.base import report_skipped
@@ -14,6 +15,7 @@ from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import unused_sets
 from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions, FitOptions, ScoreOptions
 from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.reference import HeldOut, open_held_out, reference_of_samples
 from hydractl.evaluation.rows import check_scores, find_row_to_calibrate
 from hydractl.evaluation.sets import OpenedSets, open_fitted_sets, option_of
 from hydractl.files.atomic import Output, check_outputs, file_path
@@ -33,6 +35,11 @@ from hydractl.settings.calibrating import CalibrateSettings
 from hydractl.verbs.opening import model_options
 from hydractl.verbs.outcome import Outcome
 
+_NO_REFERENCE = (
+    "no reference to compare inputs with is stored; --reference SPEC stores one, of ID samples that are held out: "
+    "those that something is chosen on are not"
+)
+
 
 def run(settings: CalibrateSettings, log: Log) -> Outcome:
     """Choose on validation data, and write the checkpoint with what was chosen."""
@@ -49,11 +56,16 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         features = file_path(settings.features)
     for note in opened.notes:
         log.info(note)
+    held_out = None
+    if settings.reference is not None:
+        held_out = open_held_out(settings.reference, options.data, model, opened.sets)
+        for note in held_out.notes:
+            log.info(note)
     doubts = [*opened.warnings, *eval_data_doubts([model], opened.sets, options)]
     for doubt in doubts:
         log.warn(doubt)
     if settings.dry_run:
-        return _dry_run(model, opened, path, features, settings)
+        return _dry_run(model, opened, held_out, path, features, settings)
 
     with ExitStack() as stack:
         # Choose.
@@ -69,6 +81,9 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
         try:
             choice = choose_for(model, opened.sets, options, features_file, log)
+            reference = None
+            if held_out is not None and held_out.samples is not None:
+                reference = reference_of_samples(model, held_out.samples, choice, log)
         finally:
             model.release()
         for warning in choice.warnings:
@@ -81,25 +96,37 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         score = None
         if options.fit.scores.told or model.stored.score:
             score = choice.score
-        write_calibrated(model, choice.fitted, score, opened.sets, settings.note, output)
+        stored = write_calibrated(model, choice.fitted, score, reference, opened.sets, settings.note, output)
     for eval_set in opened.sets:
         if eval_set.dataset is not None:
             report_skipped(eval_set.dataset, log)
+    if settings.reference is None and stored is None:
+        log.info(_NO_REFERENCE)
     answer = _answer(model, opened, choice, score, options, settings.note, [*doubts, *choice.warnings])
+    if stored is not None:
+        answer = replace(answer, reference=stored.record())
     return Outcome(answer.to_json(), files=[path])
 
 
 def _dry_run(
-    model: RunningModel, opened: OpenedSets, path: Path, features: Path | None, settings: CalibrateSettings
+    model: RunningModel,
+    opened: OpenedSets,
+    held_out: HeldOut | None,
+    path: Path,
+    features: Path | None,
+    settings: CalibrateSettings,
 ) -> Outcome:
     """Return what would be chosen on and written, after a check that it can be."""
     check_outputs([path], force=settings.force)
     files = [path]
     if features is not None and not features.exists():
         files.append(features)
+    samples = {dataset.name: len(dataset) for dataset in opened.sets}
+    if held_out is not None and held_out.samples is not None:
+        samples[held_out.samples.name] = len(held_out.samples)
     plan = PlannedCalibration(
         model=model.name,
-        samples={dataset.name: len(dataset) for dataset in opened.sets},
+        samples=samples,
         files=[str(file) for file in files],
     )
     return Outcome({"schema": CALIBRATE_SCHEMA, "dry_run": True, **plan.to_json()})

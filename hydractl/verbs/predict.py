@@ -36,16 +36,19 @@ from hydractl.files.predict_answer import (
 )
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
+from hydractl.metrics.watching import Reference, WatchOfAll
 from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, split_model
+from hydractl.report.watch_words import watch_lines
 from hydractl.settings.predicting import PredictSettings, parse_part
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 _THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
+_REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,19 @@ class _Plan:
     dataset: Dataset
     samples: range
     form: LineForm
+
+    @property
+    def reference(self) -> Reference | None:
+        """The samples that inputs are compared with; None where there are none, or they were predicted as others."""
+        reference = self.chosen.reference
+        if reference is None:
+            return None
+        names = self.source.description.labels
+        if names is None:
+            names = [str(index) for index in range(self.source.classes or 0)]
+        if set(names) != set(reference.classes):
+            return None
+        return reference
 
     @property
     def fields(self) -> list[str]:
@@ -94,6 +110,8 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
     _check_requirements(plan, settings)
     if plan.chosen.threshold is None:
         log.info(f"{plan.source.name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
+    if plan.chosen.reference is not None and plan.reference is None:
+        log.info(f"{plan.source.name}: its reference was predicted with other classes, so nothing is compared with it")
     if settings.dry_run:
         return _dry_run(plan, path, report, settings)
     announce_reading([plan.source], log)
@@ -176,6 +194,11 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
             raise UsageError(
                 f"--require {requirement.text} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT
             )
+        if requirement.key == "alarms" and plan.reference is None:
+            raise UsageError(
+                f"--require {requirement.text} needs a reference, and {name} holds none of its classes",
+                hint=_REFERENCE_HINT,
+            )
 
 
 # --- predicting -------------------------------------------------------------------------------------------------------
@@ -213,7 +236,7 @@ def _lines(
     """Yield a row for each sample as it is predicted, and complete the outcome behind the last one."""
     with ExitStack() as stack:
         report_output = _claimed(report, settings, stack)
-        tally = PredictionTally()
+        tally = _tally(plan)
         for window in _windows(plan, plan.samples.start, settings, log):
             tally.add(window)
             yield from window.rows
@@ -246,13 +269,19 @@ def _into_file(plan: _Plan, path: Path, report: Path | None, settings: PredictSe
         if plan.samples and not unfinished.predicted:
             unfinished.remove()
             raise _nothing_readable(plan)
-        tally = PredictionTally()
+        tally = _tally(plan)
         rows = _counted(unfinished.windows(), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
         unfinished.remove()
         answer = _finished(plan, tally, path, report_output, settings, log)
     files = [file for file in (path, report) if file is not None]
     return Outcome(answer.to_json(), files=files, unmet=_unmet(answer, settings))
+
+
+def _tally(plan: _Plan) -> PredictionTally:
+    """Return a tally of nothing yet."""
+    reference = plan.reference
+    return PredictionTally(watch=None if reference is None else WatchOfAll(reference))
 
 
 def _nothing_readable(plan: _Plan) -> InputError:
@@ -308,6 +337,10 @@ def _finished(
     answer = tally.answer(_model_record(plan), None if path is None else str(path))
     answer = replace(answer, part=settings.part)
     log.info(_words(answer))
+    if answer.watched is not None:
+        say = log.warn if answer.watched.alarms else log.info
+        for line in watch_lines(answer.watched):
+            say(line)
     report_skipped(plan.dataset, log)
     if report is not None:
         write_json(report, answer.to_json())

@@ -1,0 +1,629 @@
+"""Watching: have the inputs of a model shifted away from held-out ID samples, which its checkpoint keeps as reference?
+
+Three figures are compared, each with a 95 % interval: the share of flagged inputs (Newcombe 1998), the AUROC of their
+OOD scores against those of the reference (DeLong, DeLong and Clarke-Pearson 1988), and the predicted classes
+(chi-squared homogeneity, and total variation). That a test of scores and one of predicted classes find what matters is
+from Rabanser, Guennemann and Lipton 2019, "Failing loudly".
+
+By design a threshold flags some ID samples, so a share above it is no news, and an interval of 95 % misses one window
+in twenty: an alarm is raised only where a shift in one direction is sure at :data:`ALARM_LEVEL` and also larger than a
+margin. :class:`Watch` takes inputs one by one and compares every thousand of them; it keeps nothing of earlier ones but
+counts, so that a service can feed it for ever.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydractl.errors import InputError
+from hydractl.files.model_records import DataSetRecord
+from hydractl.files.watching_records import (
+    ClassShiftRecord,
+    ReferenceRecord,
+    ScoreShiftRecord,
+    ShareShiftRecord,
+    Verdict,
+    WatchedRecord,
+    WatchedWindowRecord,
+)
+from hydractl.metrics.cascade import placements
+from hydractl.metrics.confidence import Z_95, ConfidenceInterval, share_difference_interval
+from hydractl.metrics.probabilities import Floats
+
+WINDOW = 1000
+"""Inputs of a window."""
+
+FEWEST = 200
+"""Inputs, and samples of a reference, below which nothing is compared."""
+
+MOST_VALUES = 10_000
+"""Scores, and confidences, that a reference keeps."""
+
+ALARM_LEVEL = 0.001 / 3
+"""Probability that one of the three figures of a window is significant although nothing has changed."""
+
+SHARE_MARGIN = 0.01
+AUROC_MARGIN = 0.52
+VARIATION_MARGIN = 0.05
+
+_SIGNIFICANT = 0.05
+_FEWEST_EXPECTED = 5
+"""Samples that a cell of predicted classes is expected to have at least, in the smaller of both sets."""
+_ALARM_Z = NormalDist().inv_cdf(1 - ALARM_LEVEL)
+_MOST_INPUTS = 10_000_000
+"""A number of inputs that is not advised any more."""
+_FLOAT64 = "<f8"
+_AGAIN = "write it again: calibrate --reference SPEC"
+
+
+# --- the reference ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What held-out ID samples look like.
+
+    Attributes:
+        n: how many samples there were.
+        scores: their OOD scores, rising, at most :data:`MOST_VALUES`.
+        confidences: their confidences, rising, as many.
+        confidence: the mean of all.
+        classes: by class, its name or its number as a text, how often it was predicted, 0 included.
+        flagged: how many were flagged; None where there was no threshold.
+        data: the data set; None where it is not known.
+    """
+
+    n: int
+    scores: Floats
+    confidences: Floats
+    confidence: float
+    classes: Mapping[str, int]
+    flagged: int | None
+    data: DataSetRecord | None = None
+
+    def record(self) -> ReferenceRecord:
+        """Return what documents say of it."""
+        return ReferenceRecord(n=self.n, flagged=self.flagged, confidence=self.confidence, data=self.data)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry ``reference`` of a checkpoint, which :func:`stored_reference` reads."""
+        return {
+            **self.record().to_json(),
+            "classes": dict(self.classes),
+            "scores": _encoded(self.scores),
+            "confidences": _encoded(self.confidences),
+        }
+
+
+def reference_of(
+    scores: Floats,
+    confidences: Floats,
+    classes: Mapping[str, int],
+    flagged: int | None,
+    data: DataSetRecord | None = None,
+) -> Reference:
+    """Return the reference of N samples; the arguments are the attributes, scores and confidences ``[N]`` in any order.
+
+    Raises:
+        ValueError: there are fewer than :data:`FEWEST` samples.
+    """
+    n = len(scores)
+    if n < FEWEST:
+        raise ValueError(f"a reference needs {FEWEST} samples, not {n}")
+    return Reference(n, _thinned(scores), _thinned(confidences), float(confidences.mean()), classes, flagged, data)
+
+
+def _thinned(values: Floats) -> Floats:
+    """Return values in rising order; of more than :data:`MOST_VALUES` so many quantiles, evenly spaced."""
+    rising = np.sort(values)
+    n = len(rising)
+    if n <= MOST_VALUES:
+        return rising
+    middles = (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES
+    places = (middles * n).astype(np.int64)
+    return rising[places]
+
+
+def _encoded(values: Floats) -> str:
+    little_endian = values.astype(_FLOAT64)
+    return base64.b64encode(little_endian.tobytes()).decode("ascii")
+
+
+def stored_reference(entry: Any) -> Reference | None:
+    """Read the reference that a checkpoint holds; None where it holds none.
+
+    Raises:
+        InputError: for what ``calibrate`` does not write.
+    """
+    if entry is None:
+        return None
+    broken = InputError("its reference for watching is broken", hint=_AGAIN)
+    if not isinstance(entry, Mapping):
+        raise broken
+    n: Any = entry.get("n")
+    flagged: Any = entry.get("flagged")
+    classes: Any = entry.get("classes")
+    confidence: Any = entry.get("confidence")
+    data: Any = entry.get("data")
+    is_sound = (
+        type(n) is int
+        and n >= FEWEST
+        and type(confidence) in (int, float)
+        and _are_counts(classes, n)
+        and (flagged is None or (type(flagged) is int and 0 <= flagged <= n))
+        and isinstance(data, Mapping | None)
+    )
+    if not is_sound:
+        raise broken
+    scores = _decoded(entry.get("scores"))
+    confidences = _decoded(entry.get("confidences"))
+    kept = min(n, MOST_VALUES)
+    if scores is None or confidences is None or len(scores) != kept or len(confidences) != kept:
+        raise broken
+    data_record = None if data is None else DataSetRecord.from_json(data)
+    return Reference(n, scores, confidences, float(confidence), dict(classes), flagged, data_record)
+
+
+def _are_counts(classes: Any, n: int) -> bool:
+    """Return whether a value from a file says how often each class was predicted, ``n`` times in all."""
+    if not isinstance(classes, Mapping):
+        return False
+    for name, count in classes.items():
+        if not isinstance(name, str) or type(count) is not int or count < 0:
+            return False
+    return sum(classes.values()) == n
+
+
+def _decoded(text: Any) -> Floats | None:
+    """Return the rising finite numbers of a text of a file; None where it holds something else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        raw = base64.b64decode(text, validate=True)
+        values = np.frombuffer(raw, dtype=_FLOAT64).astype(np.float64)
+    except (binascii.Error, ValueError):
+        return None
+    is_rising = bool((values[1:] >= values[:-1]).all())
+    if not np.isfinite(values).all() or not is_rising:
+        return None
+    return values
+
+
+# --- the figures ------------------------------------------------------------------------------------------------------
+
+
+def share_shift(flagged: int, n: int, reference_flagged: int, reference_n: int) -> ShareShiftRecord:
+    """Compare the share of ``flagged`` among ``n`` inputs with that of the reference."""
+    ci = share_difference_interval(flagged, n, reference_flagged, reference_n)
+    at_alarm = share_difference_interval(flagged, n, reference_flagged, reference_n, _ALARM_Z)
+    share = flagged / n
+    reference_share = reference_flagged / reference_n
+    return ShareShiftRecord(
+        share=share,
+        reference=reference_share,
+        difference=share - reference_share,
+        ci=ci,
+        low=at_alarm.low,
+    )
+
+
+class AurocEstimate(NamedTuple):
+    """An AUROC, and the variances of the placements of one ID and of one OOD sample."""
+
+    value: float
+    inside_variance: float
+    outside_variance: float
+
+    def interval(self, inside: int, outside: int, z: float = Z_95) -> ConfidenceInterval:
+        """Return its interval for so many ID and OOD samples; ``z`` is the normal quantile at the upper end."""
+        variance = self.inside_variance / inside + self.outside_variance / outside
+        half = z * float(np.sqrt(variance))
+        return ConfidenceInterval(max(self.value - half, 0.0), min(self.value + half, 1.0))
+
+
+def auroc_estimate(inside: Floats, outside: Floats) -> AurocEstimate:
+    """Return the AUROC of OOD scores ``[K]`` against ID scores ``[N]``, two or more of each.
+
+    Source: DeLong, DeLong and Clarke-Pearson 1988.
+    """
+    of_inside, of_outside = placements(inside, outside)
+    value = float(of_outside.mean())
+    return AurocEstimate(value, float(of_inside.var(ddof=1)), float(of_outside.var(ddof=1)))
+
+
+def score_shift(estimate: AurocEstimate, n: int, reference_n: int) -> ScoreShiftRecord:
+    """Return the figure of an AUROC of ``n`` inputs against a reference of ``reference_n`` scores."""
+    return ScoreShiftRecord(
+        auroc=estimate.value,
+        ci=estimate.interval(reference_n, n),
+        low=estimate.interval(reference_n, n, _ALARM_Z).low,
+    )
+
+
+def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> ClassShiftRecord | None:
+    """Compare how often each class was predicted; None where there are no two cells to compare.
+
+    Classes that are too rare for a chi-squared test are put together, those of similar frequency.
+    """
+    from scipy.special import chdtrc  # heavy; scipy.stats would take more than a second
+
+    cells = merged_cells(classes, reference)
+    if len(cells) < 2:
+        return None
+    counts = cells.astype(np.float64)  # [cells, 2]
+    totals = counts.sum(axis=0)  # [2]: the inputs, the reference
+    expected = counts.sum(axis=1, keepdims=True) * totals / totals.sum()
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    degrees = len(cells) - 1
+    p = float(chdtrc(degrees, chi_squared))
+
+    # Total variation is the difference of the shares of those cells that became more frequent.
+    shares = counts / totals
+    more_frequent = shares[:, 0] > shares[:, 1]
+    count, reference_count = counts[more_frequent].sum(axis=0)
+    total_variation = float(count / totals[0] - reference_count / totals[1])
+    low, high = share_difference_interval(float(count), float(totals[0]), float(reference_count), float(totals[1]))
+    # These cells are chosen by the same data, so that their difference alone is no evidence of any.
+    if p >= _SIGNIFICANT:
+        low = 0.0
+    return ClassShiftRecord(
+        total_variation=total_variation,
+        ci=(max(low, 0.0), high),
+        chi_squared=chi_squared,
+        degrees=degrees,
+        p=p,
+    )
+
+
+def merged_cells(classes: Mapping[str, int], reference: Mapping[str, int]) -> NDArray[np.int64]:
+    """Return the counts of inputs and reference in each cell, ``[cells, 2]``.
+
+    A cell is a class, or, in the order of their frequency in both together, so many rare classes that 5 samples of
+    either are expected in it.
+    """
+    names = list(dict.fromkeys([*reference, *classes]))
+    rows = []
+    for name in names:
+        rows.append((classes.get(name, 0), reference.get(name, 0)))
+    counts = np.asarray(rows, dtype=np.int64).reshape(-1, 2)
+    totals = counts.sum(axis=0)
+    if not totals.all():
+        return counts[:0]
+    fewest_in_both = _FEWEST_EXPECTED * totals.sum() / totals.min()
+
+    rarest_first = np.argsort(counts.sum(axis=1), kind="stable")
+    cells = []
+    cell = np.zeros(2, dtype=np.int64)
+    for place in rarest_first:
+        cell = cell + counts[place]
+        if cell.sum() >= fewest_in_both:
+            cells.append(cell)
+            cell = np.zeros(2, dtype=np.int64)
+    if not cells:
+        return counts[:0]
+    cells[-1] = cells[-1] + cell  # too few for a cell of its own: only where all classes together are few
+    return np.stack(cells)
+
+
+# --- a window ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class WatchedInputs:
+    """Some inputs, one after another.
+
+    Attributes:
+        first: the place of the first of them among all inputs.
+        n: how many.
+        flagged: how many of them were flagged.
+        confidence: the sum of their confidences, of those that had one.
+        classes: by class how often it was predicted.
+        scores: their OOD scores.
+    """
+
+    first: int = 0
+    n: int = 0
+    flagged: int = 0
+    confidence: float = 0.0
+    with_confidence: int = 0
+    classes: Counter[str] = field(default_factory=Counter)
+    scores: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, score: float, flagged: bool, predicted: str, confidence: float | None) -> None:
+        """Count one input."""
+        self.n += 1
+        self.flagged += flagged
+        self.classes[predicted] += 1
+        self.scores.append(score)
+        if confidence is not None:
+            self.confidence += confidence
+            self.with_confidence += 1
+
+    @property
+    def mean_confidence(self) -> float | None:
+        """The mean of their confidences; None where none had one."""
+        if not self.with_confidence:
+            return None
+        return self.confidence / self.with_confidence
+
+
+def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> WatchedWindowRecord:
+    """Return what some inputs look like beside the reference, and whether that is an alarm."""
+    if inputs.n < FEWEST:
+        return WatchedWindowRecord(
+            first=inputs.first,
+            n=inputs.n,
+            verdict="too few to tell",
+            alarms=[],
+            confidence=inputs.mean_confidence,
+            advice=f"too few to tell: {inputs.n:,} inputs, and {FEWEST} are needed",
+        )
+    share = None
+    if reference.flagged is not None:
+        share = share_shift(inputs.flagged, inputs.n, reference.flagged, reference.n)
+    estimate = auroc_estimate(reference.scores, np.asarray(inputs.scores, dtype=np.float64))
+    auroc = score_shift(estimate, inputs.n, len(reference.scores))
+    classes = class_shift(inputs.classes, reference.classes)
+
+    alarms = _alarms(share, auroc, classes)
+    verdict: Verdict = "no shift"
+    needed_inputs = None
+    advice = "no shift beyond the margins"
+    if alarms:
+        verdict = "alarm"
+        advice = _alarm_advice(alarms, share, auroc, classes)
+    else:
+        undecided = _undecided(reference, inputs, share, estimate, classes)
+        if undecided:
+            verdict = "cannot tell"
+            needed_inputs = _smallest(undecided)
+            advice = _undecided_advice(needed_inputs, reference)
+    return WatchedWindowRecord(
+        first=inputs.first,
+        n=inputs.n,
+        verdict=verdict,
+        alarms=alarms,
+        needed_inputs=needed_inputs,
+        confidence=inputs.mean_confidence,
+        share=share,
+        auroc=auroc,
+        classes=classes,
+        advice=advice,
+    )
+
+
+def _alarms(share: ShareShiftRecord | None, auroc: ScoreShiftRecord, classes: ClassShiftRecord | None) -> list[str]:
+    """Return the names of the figures that are significant and beyond their margin."""
+    alarms = []
+    if share is not None and share.low > SHARE_MARGIN:
+        alarms.append("share")
+    if auroc.low > AUROC_MARGIN:
+        alarms.append("auroc")
+    if classes is not None and classes.p < ALARM_LEVEL and classes.total_variation > VARIATION_MARGIN:
+        alarms.append("classes")
+    return alarms
+
+
+def _alarm_advice(
+    alarms: Sequence[str],
+    share: ShareShiftRecord | None,
+    auroc: ScoreShiftRecord,
+    classes: ClassShiftRecord | None,
+) -> str:
+    """Return the line of an alarm: what has shifted, and what to do."""
+    shifts = []
+    if share is not None and "share" in alarms:
+        shifts.append(f"{share.share:.1%} are flagged, of the reference {share.reference:.1%}")
+    if "auroc" in alarms:
+        shifts.append(f"their OOD scores are higher (AUROC {auroc.auroc:.3f})")
+    if classes is not None and "classes" in alarms:
+        shifts.append(f"other classes are predicted (total variation {classes.total_variation:.3f})")
+    shifted = "; ".join(shifts)
+    return f"the inputs have shifted: {shifted}. Look at them; if the model is meant for such inputs, recalibrate"
+
+
+# --- how many inputs would do -----------------------------------------------------------------------------------------
+
+
+def _undecided(
+    reference: Reference,
+    inputs: WatchedInputs,
+    share: ShareShiftRecord | None,
+    estimate: AurocEstimate,
+    classes: ClassShiftRecord | None,
+) -> list[int | None]:
+    """Return, of each figure that is beyond its margin and may be so by chance, how many inputs would tell.
+
+    None stands for a figure that no number of inputs would tell with this reference. A figure whose 95 % interval has
+    no shift in it is one that may be shifted.
+    """
+    needed_inputs: list[int | None] = []
+    if share is not None and share.difference > SHARE_MARGIN and share.ci[0] is not None and share.ci[0] > 0:
+        needed_inputs.append(_inputs_for_share(share, reference))
+    scores = len(reference.scores)
+    if estimate.value > AUROC_MARGIN and estimate.interval(scores, inputs.n).low > 0.5:
+        needed_inputs.append(_inputs_for_auroc(estimate, scores))
+    if classes is not None and classes.p < _SIGNIFICANT and classes.total_variation > VARIATION_MARGIN:
+        needed_inputs.append(_inputs_for_classes(classes, inputs.n, reference.n))
+    return needed_inputs
+
+
+def _smallest(needed_inputs: Sequence[int | None]) -> int | None:
+    """Return the smallest of some numbers, rounded up to two digits; None without any."""
+    known = [number for number in needed_inputs if number is not None]
+    if not known:
+        return None
+    smallest = min(known)
+    unit = 10 ** max(len(str(smallest)) - 2, 0)
+    return -(-smallest // unit) * unit
+
+
+def _undecided_advice(needed_inputs: int | None, reference: Reference) -> str:
+    """Return the line of inputs that may or may not have shifted."""
+    if needed_inputs is None:
+        return f"cannot tell whether the inputs have shifted: the reference, of {reference.n:,} samples, is too small"
+    return f"cannot tell whether the inputs have shifted: about {needed_inputs:,} inputs are needed"
+
+
+def _inputs_for_share(share: ShareShiftRecord, reference: Reference) -> int | None:
+    """Return how many inputs with this share of flagged ones would raise an alarm."""
+    reference_flagged = share.reference * reference.n
+
+    def is_alarm(n: int) -> bool:
+        low = share_difference_interval(share.share * n, n, reference_flagged, reference.n, _ALARM_Z).low
+        return low > SHARE_MARGIN
+
+    return _first_of(is_alarm)
+
+
+def _inputs_for_auroc(estimate: AurocEstimate, reference_n: int) -> int | None:
+    """Return how many inputs with this AUROC would raise an alarm."""
+    return _first_of(lambda n: estimate.interval(reference_n, n, _ALARM_Z).low > AUROC_MARGIN)
+
+
+def _inputs_for_classes(classes: ClassShiftRecord, n: int, reference_n: int) -> int | None:
+    """Return how many inputs with these shares of classes would raise an alarm.
+
+    The statistic less its degrees of freedom, what it is where nothing has changed, grows with n m / (n + m).
+    """
+    from scipy.special import chdtri
+
+    excess = classes.chi_squared - classes.degrees
+    if excess <= 0:
+        return None
+    alarm_excess = float(chdtri(classes.degrees, ALARM_LEVEL)) - classes.degrees
+    size_now = n * reference_n / (n + reference_n)
+
+    def is_alarm(inputs: int) -> bool:
+        size = inputs * reference_n / (inputs + reference_n)
+        return excess * size / size_now > alarm_excess
+
+    return _first_of(is_alarm)
+
+
+def _first_of(holds: Callable[[int], bool]) -> int | None:
+    """Return the smallest number of inputs from which on something holds; None where it takes too many."""
+    if not holds(_MOST_INPUTS):
+        return None
+    too_few = 0
+    enough = _MOST_INPUTS
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if holds(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
+
+# --- inputs as they come ----------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Counts inputs as they come, and compares every :data:`WINDOW` of them with the reference.
+
+    Not for several threads at once: whoever feeds it from some takes a lock.
+
+    Args:
+        reference: of the checkpoint; None where it holds none: then inputs are only counted.
+
+    Attributes:
+        inputs: how many inputs there were.
+        flagged: how many of them were flagged.
+        classes: by class how often it was predicted.
+        windows: how many windows were compared.
+        alarms: how many of them raised an alarm.
+        latest: the comparison of the last complete window; None before the first.
+    """
+
+    def __init__(self, reference: Reference | None) -> None:
+        self.reference = reference
+        self.inputs = 0
+        self.flagged = 0
+        self.classes: Counter[str] = Counter()
+        self.windows = 0
+        self.alarms = 0
+        self.latest: WatchedWindowRecord | None = None
+        self._window = WatchedInputs()
+
+    def add(
+        self, score: float | None, flagged: bool | None, predicted: str | int, confidence: float | None = None
+    ) -> WatchedWindowRecord | None:
+        """Count one input.
+
+        Args:
+            score: its OOD score; None where the model has none.
+            flagged: whether it was flagged; None without a threshold.
+            predicted: the predicted class: its name, or its number where it has none.
+            confidence: of the prediction.
+
+        Returns:
+            The comparison of the window that this input completes; else None.
+        """
+        predicted_class = str(predicted)
+        self.inputs += 1
+        self.flagged += bool(flagged)
+        self.classes[predicted_class] += 1
+        if self.reference is None or score is None:
+            return None
+        self._window.add(score, bool(flagged), predicted_class, confidence)
+        if self._window.n < WINDOW:
+            return None
+        return self._compared(self.reference)
+
+    def last_window(self) -> WatchedWindowRecord | None:
+        """Compare the inputs that came after the last complete window; None where there are none."""
+        if self.reference is None or not self._window.n:
+            return None
+        return self._compared(self.reference)
+
+    def _compared(self, reference: Reference) -> WatchedWindowRecord:
+        """Compare the inputs of the window, and begin the next one."""
+        compared = compare_with_reference(reference, self._window)
+        self._window = WatchedInputs(first=self._window.first + self._window.n)
+        self.windows += 1
+        self.alarms += compared.verdict == "alarm"
+        self.latest = compared
+        return compared
+
+
+class WatchOfAll:
+    """Compares the inputs of a file, or of several: in windows, and at the end all of them together.
+
+    Args:
+        reference: of the checkpoint.
+    """
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._watch = Watch(reference)
+        self._windows: list[WatchedWindowRecord] = []
+        self._all = WatchedInputs()
+
+    def add(self, score: float, flagged: bool | None, predicted: str | int, confidence: float | None = None) -> None:
+        """Count one input; the arguments are those of :meth:`Watch.add`."""
+        self._all.add(score, bool(flagged), str(predicted), confidence)
+        compared = self._watch.add(score, flagged, predicted, confidence)
+        if compared is not None:
+            self._windows.append(compared)
+
+    def finished(self) -> WatchedRecord:
+        """Return the comparisons, after the last input."""
+        compared = self._watch.last_window()
+        if compared is not None:
+            self._windows.append(compared)
+        return WatchedRecord(
+            reference=self._reference.record(),
+            windows=self._windows,
+            whole=compare_with_reference(self._reference, self._all),
+        )
