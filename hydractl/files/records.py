@@ -123,7 +123,8 @@ def sparse(text: str, empty: Callable[[], Any]) -> Any:
         text: as of :class:`FieldFacts`.
         empty: makes the default.
     """
-    return dataclasses.field(default_factory=empty, metadata=_metadata(FieldFacts(text, sparse=True)))
+    metadata = _metadata(FieldFacts(text, sparse=True))
+    return dataclasses.field(default_factory=empty, metadata=metadata)
 
 
 def needed(text: str, default: Any = dataclasses.MISSING, *, key: str | None = None) -> Any:
@@ -145,13 +146,15 @@ def inline(empty: Callable[[], Any] = dict) -> Any:
     Args:
         empty: makes the default.
     """
-    return dataclasses.field(default_factory=empty, metadata=_metadata(FieldFacts(inline=True)))
+    metadata = _metadata(FieldFacts(inline=True))
+    return dataclasses.field(default_factory=empty, metadata=metadata)
 
 
 def metrics_of(kind: str, *, by_severity: bool = False) -> Any:
     """Return a field of the metrics of a kind, whose keys stand beside those of the other fields."""
     facts = FieldFacts(inline=True, metrics=kind, by_severity=by_severity)
-    return dataclasses.field(default_factory=dict, metadata=_metadata(facts))
+    metadata = _metadata(facts)
+    return dataclasses.field(default_factory=dict, metadata=metadata)
 
 
 def _metadata(facts: FieldFacts) -> dict[str, FieldFacts]:
@@ -249,7 +252,11 @@ def _not_of(known: Sequence[JsonField], document: Mapping[str, Any]) -> dict[str
     for field in known:
         if not field.facts.inline:
             keys.add(field.key)
-    return {key: value for key, value in document.items() if key not in keys}
+    others = {}
+    for key, value in document.items():
+        if key not in keys:
+            others[key] = value
+    return others
 
 
 def _written(value: Any) -> Any:
@@ -277,7 +284,9 @@ def _fields_of(record: type[Record]) -> tuple[JsonField, ...]:
     fields = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         facts = facts_of(field)
-        fields.append(JsonField(field.name, facts.key or field.name, facts, _reader(hints[field.name])))
+        key = facts.key or field.name
+        read = _reader(hints[field.name])
+        fields.append(JsonField(field.name, key, facts, read))
     return tuple(fields)
 
 
@@ -303,7 +312,9 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 def _reader_of_union(arguments: Sequence[Any]) -> Callable[[Any], Any]:
     """Return the reader of ``X | None``, which is the only union that may hold records."""
     inner = [argument for argument in arguments if argument is not type(None)]
-    read = _reader(inner[0]) if len(inner) == 1 else _as_it_is
+    if len(inner) != 1:
+        return _as_it_is
+    read = _reader(inner[0])
     if read is _as_it_is:
         return _as_it_is
     return _or_none(read)

@@ -152,19 +152,27 @@ def _is_epoch(entry: Any) -> bool:
         return False
     if type(entry.get("epoch")) is not int or type(entry.get("steps")) is not int:
         return False
-    numbers = [entry[key] for key in _NUMBERS if key in entry]
+    numbers = []
+    for key in _NUMBERS:
+        if key in entry:
+            numbers.append(entry[key])
     return all(map(_is_finite_number, numbers))
 
 
 def _is_finite_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    if type(value) not in (int, float):
+        return False
+    return math.isfinite(value)
 
 
 def epoch_text(epoch: Mapping[str, Any]) -> str:
     """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
     for key, value in _known(epoch).items():
-        shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+        if isinstance(value, float):
+            shown = f"{value:.4f}"
+        else:
+            shown = str(value)
         facts.append(f"{key} {shown}")
     return ", ".join(facts)
 

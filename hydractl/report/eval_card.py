@@ -83,9 +83,10 @@ def _model_text(description: Description, repo: str) -> str:
     for path, heads in description.mask.heads.items():
         kept = [list(mask.kept[path]) for mask in masks]
         sites.append(SiteHeadsRecord(site=path, heads=heads, kept=kept))
-    about = [_kind(len(masks)), *_heads_kept(sites)]
+    sentences = [_kind(len(masks)), *_heads_kept(sites)]
+    about = " ".join(sentences)
     name = repo.rpartition("/")[2]
-    return f"# {plain(name)}\n\n{plain(' '.join(about))}"
+    return f"# {plain(name)}\n\n{plain(about)}"
 
 
 def _tags(fused: bool) -> list[str]:
@@ -112,11 +113,18 @@ def _results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult
     taken: set[str] = set()
     for name in ("id", *row.detection.ood):
         data = answer.test.get(name)
-        spec = data.spec if data is not None else None
-        place = data_name(spec) if spec else shown_name(name)
+        spec = None
+        if data is not None:
+            spec = data.spec
+        if spec:
+            place = data_name(spec)
+        else:
+            place = shown_name(name)
         kind = _data_type(spec, place)
         # With the same data set and no name of its own, two results would be one.
-        config = shown_name(name) if kind in taken else None
+        config = None
+        if kind in taken:
+            config = shown_name(name)
         taken.add(kind)
         if name == "id":
             yield from _numbers(row, tables.ID_COLUMNS, task, "Classification", (place, kind, config))
@@ -154,7 +162,8 @@ def data_name(spec: str) -> str:
     place = spec.partition("?")[0]
     if re.match(r"[a-z]+:", place):
         return shown_name(spec)
-    return shown_name(place.rstrip("/").rpartition("/")[2] or place)
+    file_name = place.rstrip("/").rpartition("/")[2]
+    return shown_name(file_name or place)
 
 
 def _data_type(spec: str | None, name: str) -> str:
@@ -170,7 +179,9 @@ def _data_type(spec: str | None, name: str) -> str:
 
 def plain(text: object) -> str:
     """Escape a text, so that as Markdown it is shown and does nothing else."""
-    return escape(_MARKS.sub(r"\\\1", visible(text)), quote=False)
+    seen = visible(text)
+    without_markdown = _MARKS.sub(r"\\\1", seen)
+    return escape(without_markdown, quote=False)
 
 
 def _code(text: str) -> Markup:
@@ -180,7 +191,8 @@ def _code(text: str) -> Markup:
 
 
 def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
+    first = text[0].upper()
+    return first + text[1:]
 
 
 _FILTERS: Mapping[str, Callable[..., object]] = {
@@ -264,16 +276,20 @@ def _sentences(conventions: Mapping[str, Any]) -> dict[str, str | int | float]:
 def _about(row: EvalRow) -> str:
     """Say what a row is: of how many members, how it was measured, and which heads it keeps."""
     parts = [_kind(len(row.members))]
-    if row.mc_dropout is not None:
-        parts = [f"{row.mc_dropout.passes} passes of MC dropout (rate {row.mc_dropout.p}), averaged."]
+    dropout = row.mc_dropout
+    if dropout is not None:
+        parts = [f"{dropout.passes} passes of MC dropout (rate {dropout.p}), averaged."]
     probe = tables.probe_words(row)
     if probe:
         parts.append(f"Measured by a probe of its features: {probe}.")
-    return " ".join([*parts, *_heads_kept(row.heads)])
+    parts += _heads_kept(row.heads)
+    return " ".join(parts)
 
 
 def _kind(members: int) -> str:
-    return f"An ensemble of {members} members, averaged." if members > 1 else "A single model."
+    if members > 1:
+        return f"An ensemble of {members} members, averaged."
+    return "A single model."
 
 
 def _heads_kept(sites: Sequence[SiteHeadsRecord]) -> list[str]:
@@ -283,6 +299,8 @@ def _heads_kept(sites: Sequence[SiteHeadsRecord]) -> list[str]:
     members = max(len(site.kept) for site in sites)
     counts = []
     for member in range(members):
-        counts.append(sum(len(site.kept_by(member)) for site in sites))
+        kept = sum(len(site.kept_by(member)) for site in sites)
+        counts.append(str(kept))
     total = sum(site.heads for site in sites)
-    return [f"Attention heads kept: {' / '.join(map(str, counts))} of {total}."]
+    each = " / ".join(counts)
+    return [f"Attention heads kept: {each} of {total}."]

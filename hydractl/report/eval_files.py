@@ -45,7 +45,8 @@ class Reports:
 
     def planned(self) -> list[Path]:
         """List what a dry run names: the single files, and every picture that there may be."""
-        return [output.path for output in self.outputs.values()]
+        outputs = self.outputs.values()
+        return [output.path for output in outputs]
 
 
 @contextlib.contextmanager
@@ -95,15 +96,20 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
     outputs = reports.outputs
     written: list[Path] = []
     if "html" in outputs:
-        written.append(_write_bytes(outputs["html"], render(answer)))
+        page = render(answer)
+        written.append(_write_bytes(outputs["html"], page))
     if "card" in outputs:
-        written.append(_write_bytes(outputs["card"], render_card(answer, reports.card_row)))
+        card = render_card(answer, reports.card_row)
+        written.append(_write_bytes(outputs["card"], card))
     for index, row in enumerate(answer.models):
-        if _csv_of(index) in outputs:
-            written.append(_write_bytes(outputs[_csv_of(index)], openood_csv(row)))
-    if any(name.endswith(".png") for name in outputs):
+        name = _csv_of(index)
+        if name in outputs:
+            written.append(_write_bytes(outputs[name], openood_csv(row)))
+    has_pictures = any(name.endswith(".png") for name in outputs)
+    if has_pictures:
         for name, picture in picture_files(answer):
-            written.append(write_with(outputs[name], partial(save_png, picture)))
+            save = partial(save_png, picture)
+            written.append(write_with(outputs[name], save))
     return written
 
 
@@ -189,13 +195,17 @@ def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
     for group in ("near", "far", None):
         is_empty = True
         for name, measured in row.detection.ood.items():
-            if measured.group == group:
-                is_empty = False
-                yield name, measured.metrics
+            if measured.group != group:
+                continue
+            is_empty = False
+            yield name, measured.metrics
         if group is not None and not is_empty:
-            yield f"{group}ood", average_of(row.detection, averages[group])
+            means = average_of(row.detection, averages[group])
+            yield f"{group}ood", means
 
 
 def _percent(metrics: Metrics, key: str) -> str:
     value = single_number(metrics.get(key))
-    return "" if value is None else f"{100 * value:.2f}"
+    if value is None:
+        return ""
+    return f"{100 * value:.2f}"

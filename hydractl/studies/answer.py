@@ -110,7 +110,8 @@ class _Decided:
     @property
     def telling(self) -> tuple[int, ...]:
         """The indices of the OOD validation sets with a vote."""
-        indices = [self.evidence.sets.index(name) for name in self.choice.telling]
+        sets = self.evidence.sets
+        indices = [sets.index(name) for name in self.choice.telling]
         return tuple(indices)
 
     def mean(self, place: int) -> float:
@@ -320,7 +321,9 @@ class Study:
         # Step down the ladder.
         rungs = self.ladder
         figures = [self._figures(self._tests[rung.row], rung) for rung in rungs]
-        steps = [self._judged(upper, lower) for upper, lower in itertools.pairwise(figures)]
+        steps = []
+        for upper, lower in itertools.pairwise(figures):
+            steps.append(self._judged(upper, lower))
         ends = end_of([step[AUROC] for step in steps])
         final_rung = rungs[ends]
 
@@ -421,8 +424,9 @@ class Study:
     def _figures(self, measured: MeasuredRow, rung: Rung) -> Resampled:
         """Return the metrics of the verdict on the test data and on their resamples."""
         title = f"intervals of {rung.row}, {rung.score}"
-        with self._log.progress(title, self._rounds, "resamples") as progress:
-            return measured.resampled(rung.score, self._rounds, self._seed, advance=progress.advance)
+        rounds = self._rounds
+        with self._log.progress(title, rounds, "resamples") as progress:
+            return measured.resampled(rung.score, rounds, self._seed, advance=progress.advance)
 
     def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
         """Return the findings for the differences of some figures to others, by metric."""

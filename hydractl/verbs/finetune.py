@@ -102,7 +102,9 @@ class Prepared:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """The record that tells one unfinished run, or one output, from another; hashes the model."""
-        fingerprint: dict[str, Any] = {"model": self.opened.source.sha256, "seed": self.options.seed}
+        fingerprint: dict[str, Any] = {}
+        fingerprint["model"] = self.opened.source.sha256
+        fingerprint["seed"] = self.options.seed
         fingerprint.update(self.decisive)
         return fingerprint
 

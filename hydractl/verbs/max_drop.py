@@ -120,7 +120,9 @@ def choose_within(
     def correct_by_budget() -> Iterable[int]:
         """Yield how many samples are right at each budget, and add the choice for it to ``choices``."""
         for budget in budgets:
-            log_of_choice = log if len(choices) < 2 else Log()
+            log_of_choice = log
+            if len(choices) >= 2:
+                log_of_choice = Log()
             choice = choose(budget, log_of_choice)
             choices.append(choice)
             mask, _, _ = choice
@@ -132,7 +134,9 @@ def choose_within(
     assert settings.max_drop is not None
     steps, counts_read = steps_within(correct_by_budget(), len(indices), settings.max_drop)
     mask, details, seen = choices[steps]
-    measured_on = "val" if settings.val else "data"
+    measured_on = "data"
+    if settings.val:
+        measured_on = "val"
     accuracy_details = _provenance(settings.max_drop, measured_on, len(indices), counts_read)
     measured_samples = entry("prune", "val", dataset, indices)
     return mask, {**details, **accuracy_details}, merged(seen, [measured_samples])

@@ -119,7 +119,8 @@ def _name_of_decision(settings: PruneSettings) -> str:
 def mask_name(path: Path) -> Path:
     """Return the path of the mask of a checkpoint: ``a.mask.json`` for ``a.st``."""
     stem = re.sub(r"\.(st|safetensors)$", "", path.name)
-    return path.with_name(f"{stem}.mask.json")
+    name = f"{stem}.mask.json"
+    return path.with_name(name)
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
@@ -245,7 +246,10 @@ def _from_scores(
     """
     if settings.scores:
         scores = _read_scores(settings.scores, source, settings, log)
-        origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
+        origin = {}
+        for key in ("method", "source"):
+            if key in scores.info:
+                origin[key] = scores.info[key]
     else:
         scores = known or _score(source, settings, log)
         origin = scores.info["source"]["settings"]
@@ -447,7 +451,10 @@ def _from_circuit(
     fixed_here = _at_sites_of(present, fixed)
     count = _count_removals(ranking, before, present, settings)
 
-    search = {key: document[key] for key in ("objective", "algorithm") if key in document}
+    search = {}
+    for key in ("objective", "algorithm"):
+        if key in document:
+            search[key] = document[key]
     details: dict[str, Any] = {"circuit": search}
     if settings.sample_from is not None:
         order = sample_ranking(ranking, settings.sample_from, count, settings.seed)

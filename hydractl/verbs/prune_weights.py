@@ -57,7 +57,10 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
     change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
     output = settings.output or f"{source.name}.{change}.st"
     as_folder = output.endswith("/")
-    path = Path(output) if as_folder else file_path(output)
+    if as_folder:
+        path = Path(output)
+    else:
+        path = file_path(output)
     plan = _plan(source, settings)
     answer = PruneWeightsAnswer(
         schema="hydractl.prune/1",

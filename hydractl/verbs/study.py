@@ -835,7 +835,8 @@ def _settings_of(step: Step) -> Common:
     A step gives every option that it needs, so neither variables of the environment nor hydra.yaml count.
     """
     environment = {"HYDRACTL_CONFIG": os.devnull}
-    return merge(SETTINGS[step.verb], step.given, environment, Path())
+    settings_type = SETTINGS[step.verb]
+    return merge(settings_type, step.given, environment, Path())
 
 
 def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Log) -> Outcome:
