@@ -44,8 +44,8 @@ def parse_json(text: str | bytes, origin: str) -> Any:
     if not text.strip():
         raise InputError(f"{origin} is empty")
 
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+        result: dict[str, object] = {}
         for key, value in pairs:
             if key in result:
                 raise InputError(f"{origin} has the key {shown(key)} twice in one object")
@@ -143,7 +143,7 @@ def canonical_json(document: Any) -> str:
     )
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) -> list[str]:
+def differences(there: Mapping[str, object], now: Mapping[str, object], where: str) -> list[str]:
     """Return a line for each setting in which an earlier run and this one do not agree.
 
     Args:

@@ -135,12 +135,12 @@ _MOST_SHOWN = 20
 """Samples that a table for a person shows; a file or a pipe has all."""
 
 
-def _give_lines(outcome: Outcome, lines: Iterator[dict[str, Any]], settings: Common, answer: Answer) -> None:
+def _give_lines(outcome: Outcome, lines: Iterator[dict[str, object]], settings: Common, answer: Answer) -> None:
     """Print rows as they are computed; for a person, keep the first ones for the table behind them."""
     if settings.to_stdout or not answer.to_terminal:
         answer.lines(lines)
         return
-    first: list[dict[str, Any]] = []
+    first: list[dict[str, object]] = []
     for row in lines:
         if len(first) < _MOST_SHOWN:
             first.append(row)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from hydractl.errors import InputError
 from hydractl.files.atomic import Output
@@ -360,7 +360,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
 
 
-def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, Any]) -> str:
+def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, object]) -> str:
     """Stream ``source`` as one canonical safetensors file, one tensor in memory at a time.
 
     Returns:
@@ -389,7 +389,7 @@ def sha256_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, Any]) -> str:
+def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, object]) -> str:
     """Write and commit a checkpoint; returns the SHA-256 of the file."""
     with output.opened() as handle:
         digest = write_tensors(handle, source, description)

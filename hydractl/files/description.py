@@ -24,8 +24,8 @@ LAYOUTS = ("sliced", "zeroed")
 
 
 def provenance(
-    verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, Any], bases: Sequence[str] | None = None
-) -> dict[str, Any]:
+    verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, object], bases: Sequence[str] | None = None
+) -> dict[str, object]:
     """Record how a file was made, without clock, host, user or path.
 
     Args:
@@ -38,7 +38,7 @@ def provenance(
     """
     import torch
 
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "hydractl": __version__,
         "torch": torch.__version__.split("+")[0],
         "verb": verb,
@@ -124,7 +124,7 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form ``hydractl.checkpoint/1``."""
-        document: dict[str, Any] = {
+        document: dict[str, object] = {
             "schema": CHECKPOINT_SCHEMA,
             "kind": self.kind,
             "family": self.family,
@@ -150,7 +150,7 @@ class Description:
             document["origin"] = self.origin
         return document
 
-    def _members_json(self) -> list[dict[str, Any]]:
+    def _members_json(self) -> list[dict[str, object]]:
         """Return what is known of each member, with the heads that it keeps."""
         members = []
         for index, mask in enumerate(self.masks):
@@ -201,7 +201,7 @@ class Description:
 
 
 _MOST_MEMBERS = 1024
-_REQUIRED: dict[str, Any] = {
+_REQUIRED: dict[str, type | tuple[type, ...]] = {
     "kind": str,
     "family": str,
     "family_version": str,

@@ -175,8 +175,8 @@ def _refuse_other(start: bytes, path: Path) -> None:
         raise InputError(f"{path} is a GGUF file, not safetensors", hint=hint)
 
 
-def _parse_header(text: bytes, path: Path) -> dict[str, Any]:
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parse_header(text: bytes, path: Path) -> dict[str, object]:
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
         result = dict(pairs)
         if len(result) != len(pairs):
             raise InputError(f"{path} has a header with the same key twice")
@@ -299,7 +299,7 @@ def _are_counts(values: Any) -> bool:
     return all(map(_is_count, values))
 
 
-def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]) -> tuple[bytes, list[str]]:
+def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, object]) -> tuple[bytes, list[str]]:
     """Return the canonical header of a file and the order of its tensors.
 
     Data is sorted by falling element size, then name, which keeps every tensor aligned; header keys are sorted by

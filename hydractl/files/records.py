@@ -34,7 +34,7 @@ class Sized(NamedTuple):
 class Checked(NamedTuple):
     """A check of one value beside those of the fields before it: it returns what is wrong, None where nothing is."""
 
-    problem: Callable[[Any, Mapping[str, Any]], str | None]
+    problem: Callable[[Any, Mapping[str, object]], str | None]
 
 
 Count = Annotated[int, Within(least=0, most=2**63 - 1)]
@@ -53,7 +53,7 @@ Interval = Annotated[Sequence[Number], Sized(2, 2)]
 """The lower and the upper end of an interval; null where there is none."""
 
 
-def _rising(edges: Sequence[float], _: Mapping[str, Any]) -> str | None:
+def _rising(edges: Sequence[float], _: Mapping[str, object]) -> str | None:
     for low, high in pairwise(edges):
         if low >= high:
             return "does not rise"
@@ -197,14 +197,14 @@ class Record:
     """
 
     form: ClassVar[str]
-    _origin: Mapping[str, Any] | None = None
+    _origin: Mapping[str, object] | None = None
 
     def __init_subclass__(cls, form: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.form = form or cls.__name__
 
     @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
+    def problem(cls, values: Mapping[str, object]) -> str | None:
         """Return what is wrong with values that are each right, None where nothing is.
 
         Args:
@@ -213,9 +213,9 @@ class Record:
         return None
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
+    def from_json(cls, document: Mapping[str, object]) -> Self:
         """Return the record of an object that has its form."""
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         known = json_fields(cls)
         for field in known:
             if field.facts.inline:
@@ -234,7 +234,7 @@ class Record:
         """Return the object: as it was read, else with its keys in the order of the fields."""
         if self._origin is not None:
             return dict(self._origin)
-        document: dict[str, Any] = {}
+        document: dict[str, object] = {}
         for field in json_fields(type(self)):
             value = getattr(self, field.name)
             if field.facts.inline:
@@ -246,7 +246,7 @@ class Record:
         return document
 
 
-def _not_of(known: Sequence[JsonField], document: Mapping[str, Any]) -> dict[str, Any]:
+def _not_of(known: Sequence[JsonField], document: Mapping[str, object]) -> dict[str, object]:
     """Return the entries of an object that no field has by its own key."""
     keys = set()
     for field in known:

@@ -103,7 +103,7 @@ def _entry_of_weights(content: Any) -> str | None:
     return None
 
 
-def _arguments(content: Any) -> Mapping[str, Any]:
+def _arguments(content: Any) -> Mapping[str, object]:
     arguments = None
     if isinstance(content, dict):
         arguments = content.get("args")

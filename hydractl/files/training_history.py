@@ -105,7 +105,7 @@ def begun_with(header: Mapping[str, object]) -> dict[str, object]:
     return {**settings, **_part(header, "environment")}
 
 
-def _part(header: Mapping[str, object], key: str) -> Mapping[str, Any]:
+def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a part of a header; an empty one where it is not there or no object."""
     part = header.get(key)
     if isinstance(part, Mapping):
@@ -165,7 +165,7 @@ def _is_finite_number(value: Any) -> bool:
     return math.isfinite(value)
 
 
-def epoch_text(epoch: Mapping[str, Any]) -> str:
+def epoch_text(epoch: Mapping[str, object]) -> str:
     """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
     for key, value in _known(epoch).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.files.description import Description
 from hydractl.files.eval_answer import EvalAnswer, EvalRow, ood_set_place
@@ -212,7 +212,7 @@ class _DataLine(NamedTuple):
     fingerprint: str | None
 
 
-def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, Any]:
+def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
     """Return everything that the text names."""
     data = {}
     for name, entry in answer.test.items():
@@ -264,7 +264,7 @@ def _costs(row: EvalRow) -> list[tuple[str, str]]:
     return [(count_text(count), what) for count, what in counts if count]
 
 
-def _sentences(conventions: Mapping[str, Any]) -> dict[str, str | int | float]:
+def _sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
     """Return the conventions that are of one sentence or number, which is the same for all rows."""
     sentences = {}
     for key, convention in conventions.items():

@@ -554,10 +554,12 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
                 _diversity_points(axes, rows[index], sets, metric, shift, label=names[index], series=index)
             axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set ({sizes})", ylabel=unit)
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
-            slant: dict[str, Any] = {}
+            rotation = 0
+            side = "center"
             if crowded:
-                slant = {"rotation": 45, "ha": "right"}
-            axes.set_xticks(range(len(sets)), shown, **slant)
+                rotation = 45
+                side = "right"
+            axes.set_xticks(range(len(sets)), shown, rotation=rotation, ha=side)
             axes.grid(False, axis="x")
 
         return Panel(draw, f"{metric.words} over the data sets", height=height)

@@ -68,7 +68,7 @@ _PRUNE_WEIGHTS = f"{_PRUNE} of weights"
 """What stands for answers of prune with ``--weights``, which have the schema of those that remove heads."""
 
 
-def render(document: Mapping[str, Any], width: int) -> RenderableType | None:
+def render(document: Mapping[str, object], width: int) -> RenderableType | None:
     """Return what a person sees of a document, or None when there is no special form for it."""
     drawings = _PLANS if document.get("dry_run") else _ANSWERS
     kind = str(document.get("schema"))

@@ -66,7 +66,7 @@ class Prescribed(Batched):
         passed_over: what it says and nothing can be made of, in sentences.
     """
 
-    from_recipe: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    from_recipe: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
     passed_over: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def _rank(self, name: str) -> int:

@@ -256,7 +256,7 @@ class Study:
         scores_of_single = self._results[SINGLE].measured.scores
         return [score for score in scores_of_single if score in fixed]
 
-    def choice_document(self) -> dict[str, Any]:
+    def choice_document(self) -> dict[str, object]:
         """Return the JSON document of the choice (``hydractl.study-choice/2``), from validation data alone."""
         choice = self._decided.choice
         taken = self.candidates[choice.chosen]
@@ -276,7 +276,7 @@ class Study:
             "candidates": [self._candidate_document(place) for place in places],
         }
 
-    def _candidate_document(self, place: int) -> dict[str, Any]:
+    def _candidate_document(self, place: int) -> dict[str, object]:
         """Return the entry of a candidate in the document of the choice."""
         candidate = self.candidates[place]
         mean_auroc = None
@@ -691,7 +691,7 @@ def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
     return records
 
 
-def _detection(block: Mapping[str, Any]) -> dict[str, Any]:
+def _detection(block: Mapping[str, object]) -> dict[str, object]:
     """Return the entries of a block of metrics that depend on the OOD score."""
     keys = ("ood", "near_avg", "far_avg", "ood_avg", "ood_score")
     return {key: block[key] for key in keys}

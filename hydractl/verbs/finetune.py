@@ -78,7 +78,7 @@ class Prepared:
     plan: TrainingPlan
 
     @cached_property
-    def decisive(self) -> dict[str, Any]:
+    def decisive(self) -> dict[str, object]:
         """The settings and data that decide the result, for the provenance; reads all data."""
         source = self.opened.source
         settings = self.settings
@@ -100,9 +100,9 @@ class Prepared:
         return decisive
 
     @property
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """The record that tells one unfinished run, or one output, from another; hashes the model."""
-        fingerprint: dict[str, Any] = {}
+        fingerprint: dict[str, object] = {}
         fingerprint["model"] = self.opened.source.sha256
         fingerprint["seed"] = self.options.seed
         fingerprint.update(self.decisive)
@@ -257,14 +257,14 @@ def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]
     return [{"member": number} for number in members]
 
 
-def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, Any]]]:
+def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
     """Check one of several trainings before they begin; return its plan, and a function that returns its fingerprint.
 
     The fingerprint reads the model and all data, and not every caller needs it.
     """
     prepared = _prepare(settings, log)
 
-    def fingerprint() -> dict[str, Any]:
+    def fingerprint() -> dict[str, object]:
         return prepared.fingerprint
 
     return prepared.plan, fingerprint
@@ -408,7 +408,7 @@ def _maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[],
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
+def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, object]:
     """Return surroundings that may change the rounding, and so the weights by a little."""
     return {
         "threads": torch.get_num_threads(),
@@ -421,7 +421,7 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
     }
 
 
-def _about(plan: TrainingPlan, settings: FinetuneSettings) -> dict[str, Any]:
+def _about(plan: TrainingPlan, settings: FinetuneSettings) -> dict[str, object]:
     """Return the first record of the log of the training: the model, and the settings in effect."""
     values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
     return {
@@ -494,7 +494,7 @@ def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
     return replace(plan, snapshots=snapshots)
 
 
-def _trials(grid: Sequence[Mapping[str, Any]]) -> list[LearningRateTrial] | None:
+def _trials(grid: Sequence[Mapping[str, object]]) -> list[LearningRateTrial] | None:
     """Return what each of several learning rates reached; None where there is one."""
     if not grid:
         return None

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydractl.distributed import alone
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
@@ -48,9 +47,9 @@ _REPLACED = (
 )
 """Options of the command that a training of its own is given anew, or not at all."""
 
-Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, Any]]]]
+Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
-Finished = Callable[[RunFiles, dict[str, Any], TrainingPlan], FinetuneAnswer]
+Finished = Callable[[RunFiles, dict[str, object], TrainingPlan], FinetuneAnswer]
 """Returns the answer of a training that was finished before, from its files, its provenance and its plan."""
 
 

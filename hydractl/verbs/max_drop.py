@@ -26,7 +26,7 @@ from hydractl.model.source import Source, pruned
 from hydractl.settings.pruning import PruneSettings
 from hydractl.verbs.score import drawn_samples, model_batches
 
-Choice = tuple[HeadMask, dict[str, Any], list[Entry]]
+Choice = tuple[HeadMask, dict[str, object], list[Entry]]
 """A mask, what the provenance says of its choice, and the samples that the choice depends on."""
 
 
@@ -142,7 +142,7 @@ def choose_within(
     return mask, {**details, **accuracy_details}, merged(seen, [measured_samples])
 
 
-def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:
+def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, object]:
     """Return what the provenance says of the accuracy that decided."""
     measured = {"on": measured_on, "n": samples, "correct": list(correct)}
     return {"max_drop": max_drop, "measured": measured}

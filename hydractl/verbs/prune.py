@@ -181,7 +181,7 @@ def _most_removable(source: Source, settings: PruneSettings) -> int:
 
 
 def _choice_of_budget(
-    source: Source, settings: PruneSettings, documents: Mapping[str, Any], log: Log, scores: HeadScores | None = None
+    source: Source, settings: PruneSettings, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
 ) -> Choice:
     """Return the choice of a known budget.
 
@@ -202,7 +202,7 @@ def _choice_of_budget(
         fixed = shared_sites(source.sites, other, settings.share_sites)
 
     # The heads that a mask, a circuit or scores keep.
-    decision: dict[str, Any] = {}
+    decision: dict[str, object] = {}
     seen_by_scores: Sequence[Entry] = ()
     if settings.mask:
         document = documents[settings.mask]
@@ -219,7 +219,7 @@ def _choice_of_budget(
         mask, decision, seen_by_scores = _from_scores(source, settings, fixed, log, scores)
 
     # What the provenance says of it.
-    details: dict[str, Any] = {
+    details: dict[str, object] = {
         "keep": settings.keep,
         "remove": settings.remove,
         "share_sites": settings.share_sites,
@@ -236,7 +236,7 @@ def _choice_of_budget(
 
 def _from_scores(
     source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
-) -> tuple[HeadMask, dict[str, Any], Sequence[Entry]]:
+) -> tuple[HeadMask, dict[str, object], Sequence[Entry]]:
     """Return the mask that scores decide, what the provenance says of them, and the samples that they were taken on.
 
     The scores are those of a file, known ones or ones measured now.
@@ -253,7 +253,7 @@ def _from_scores(
     else:
         scores = known or _score(source, settings, log)
         origin = scores.info["source"]["settings"]
-    details: dict[str, Any] = {"scores": origin}
+    details: dict[str, object] = {"scores": origin}
     seen = checked(scores.info.get("seen"), settings.scores or "scores")
 
     # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
@@ -427,7 +427,7 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
 
 def _from_circuit(
     document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
-) -> tuple[HeadMask, dict[str, Any]]:
+) -> tuple[HeadMask, dict[str, object]]:
     """Return the mask that a circuit decides, and what the provenance says of the circuit.
 
     Args:
@@ -455,7 +455,7 @@ def _from_circuit(
     for key in ("objective", "algorithm"):
         if key in document:
             search[key] = document[key]
-    details: dict[str, Any] = {"circuit": search}
+    details: dict[str, object] = {"circuit": search}
     if settings.sample_from is not None:
         order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         details["sample_from"] = settings.sample_from
