@@ -62,17 +62,28 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
 
     data: CardData
     if written is None:
-        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=_tags(len(description.masks) > 1))
+        tags = _tags(len(description.masks) > 1)
+        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=tags)
         text = _model_text(description, repo)
     else:
         card = ModelCard(written)
         data = card.data
         text = card.text.strip()
-    published = description.origin and description.origin.partition("@")[0]
-    for key, value in {"base_model": published, **said}.items():
-        setattr(data, key, value or getattr(data, key, None))
-    facts = {"text": Markup(text), "repo": repo, "reads": description.reads, "score": stored_score(description.extra)}
-    shown = template("hub_card.md.j2", plain, {}, keep_trailing_newline=True).render(facts)
+    published = description.origin
+    if published:
+        published, _, _ = published.partition("@")
+    said_of_it = {"base_model": published, **said}
+    for key, value in said_of_it.items():
+        known = getattr(data, key, None)
+        setattr(data, key, value or known)
+    facts = {
+        "text": Markup(text),
+        "repo": repo,
+        "reads": description.reads,
+        "score": stored_score(description.extra),
+    }
+    page = template("hub_card.md.j2", plain, {}, keep_trailing_newline=True)
+    shown = page.render(facts)
     return f"---\n{data.to_yaml()}\n---\n\n{shown}".encode()
 
 

@@ -70,16 +70,21 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
     if options.openood_csv is not None:
         path = file_path(options.openood_csv)
         for index, name in enumerate(names):
-            files[_csv_of(index)] = named_apart(path, name) if len(names) > 1 else path
+            path_of_row = path
+            if len(names) > 1:
+                path_of_row = named_apart(path, name)
+            files[_csv_of(index)] = path_of_row
     with contextlib.ExitStack() as stack:
         outputs = {}
         for kind, path in files.items():
-            outputs[kind] = stack.enter_context(Output(path, force=options.force))
+            output = Output(path, force=options.force)
+            outputs[kind] = stack.enter_context(output)
         if options.plots is not None:
             folder = Path(options.plots)
             _make_folder(folder, stack)
             for name in possible_files(names):
-                outputs[name] = stack.enter_context(Output(folder / name, force=options.force))
+                output = Output(folder / name, force=options.force)
+                outputs[name] = stack.enter_context(output)
         yield Reports(outputs, card_row)
 
 
@@ -148,18 +153,20 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
-    if options.card is None or options.card_model is None:
+    wanted = options.card_model
+    if options.card is None or wanted is None:
         return len(names) - 1
-    if options.card_model in names:
-        return list(names).index(options.card_model)
-    near = difflib.get_close_matches(options.card_model, names, n=1)
+    if wanted in names:
+        return list(names).index(wanted)
+    near = difflib.get_close_matches(wanted, names, n=1)
     if near:
         hint = f"did you mean {shown_name(near[0])}?"
     else:
-        hint = f"the rows are: {', '.join(map(shown_name, names[:_MOST_NAMES]))}"
+        first_ones = ", ".join(map(shown_name, names[:_MOST_NAMES]))
+        hint = f"the rows are: {first_ones}"
         if len(names) > _MOST_NAMES:
             hint += ", ..."
-    raise UsageError(f"--card-model {shown_name(options.card_model)} is no row", hint=hint)
+    raise UsageError(f"--card-model {shown_name(wanted)} is no row", hint=hint)
 
 
 # --- the table of OpenOOD ---------------------------------------------------------------------------------------------

@@ -113,10 +113,11 @@ def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
 def _ends_text(cell: tables.Cell) -> str:
     """Return the interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
-    low, high = cell.ends
     if cell.signed:
-        return f"{tables.signed_number(low)} to {tables.signed_number(high)}"
-    return f"{number(low)}–{number(high)}"
+        low, high = map(tables.signed_number, cell.ends)
+        return f"{low} to {high}"
+    low, high = map(number, cell.ends)
+    return f"{low}–{high}"
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -188,10 +189,12 @@ def _provenance(answer: EvalAnswer) -> Iterator[Fact]:
     for row in answer.models:
         yield f"model {row.name}", row.files or ["no sha256"]
     for name, data in answer.test.items():
-        fingerprint = f"fingerprint {data.fingerprint or '-'}"
+        spec = data.spec or "-"
+        fingerprint = data.fingerprint or "-"
+        facts = f"fingerprint {fingerprint}"
         if data.n is not None:
-            fingerprint = f"n = {data.n}, {fingerprint}"
-        yield f"data {name}", [data.spec or "-", fingerprint]
+            facts = f"n = {data.n}, {facts}"
+        yield f"data {name}", [spec, facts]
     if answer.bootstrap is not None:
         options = []
         for key, value in answer.bootstrap.to_json().items():
@@ -241,8 +244,8 @@ def _inside_words(answer: EvalAnswer) -> str:
 
 def _outside_words(answer: EvalAnswer) -> list[str]:
     """Say which OOD sets were told from the ID data, and by which scores."""
-    sets = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
-    sentences = [f"Out-of-distribution (OOD) data: {'; '.join(sets)}."]
+    set_texts = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
+    sets = "; ".join(set_texts)
     names: set[str] = set()
     each = []
     for row in answer.models:
@@ -250,8 +253,10 @@ def _outside_words(answer: EvalAnswer) -> list[str]:
         if score:
             names.add(score)
             each.append(f"{shown_name(score)} of {shown_name(row.name)}")
+    sentences = [f"Out-of-distribution (OOD) data: {sets}."]
     if len(names) == 1:
-        sentences.append(f"The OOD score is {shown_name(names.pop())}.")
+        (score,) = names
+        sentences.append(f"The OOD score is {shown_name(score)}.")
     elif names:
         sentences.append(f"The OOD scores are {', '.join(each)}.")
     return sentences

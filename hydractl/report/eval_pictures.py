@@ -525,25 +525,33 @@ _DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs o
 def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw dot plots: how much the members of each row differ, set by set."""
     measured = each_once(row.diversity for row in rows)
-    sets = [name for name in ("id", *ood_names(rows)) if name in measured]
+    outside = ood_names(rows)
+    sets = [name for name in ("id", *outside) if name in measured]
     disagreements = [Column(diversity_place(name), DIVERSITY_METRICS[1]) for name in sets]
     of_several_members = []
     for index, row in enumerate(rows):
-        if any(column.value(row) is not None for column in disagreements):
+        values = [column.value(row) for column in disagreements]
+        if any(value is not None for value in values):
             of_several_members.append(index)
     if not of_several_members:
         return None
-    titles = ["ID" if name == "id" else name for name in sets]
+    titles = []
+    for name in sets:
+        titles.append("ID" if name == "id" else name)
     shown = drawn_names(titles, 14)
     inches_of_longest = max(map(len, shown)) * INCHES_A_LETTER
     inches_of_each = (WIDTH - 0.9) / len(shown)
     crowded = inches_of_longest > inches_of_each
     height = 2.6
+    rotation = 0
+    side = "center"
     if crowded:
         height = 3.4
+        rotation = 45
+        side = "right"
     sizes = f"ID {samples(rows)}"
     if len(sets) > 1:
-        sizes += f", OOD {samples(rows, ood_names(rows))}"
+        sizes += f", OOD {samples(rows, outside)}"
 
     def panel(metric: Metric, unit: str) -> Panel:
         def draw(axes: Axes) -> None:
@@ -553,12 +561,8 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
                 shift = 0.6 * (place - 0.5)
                 _diversity_points(axes, rows[index], sets, metric, shift, label=names[index], series=index)
             axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set ({sizes})", ylabel=unit)
-            axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
-            rotation = 0
-            side = "center"
-            if crowded:
-                rotation = 45
-                side = "right"
+            _, highest = axes.get_ylim()
+            axes.set_ylim(0, max(highest, 1e-9))
             axes.set_xticks(range(len(sets)), shown, rotation=rotation, ha=side)
             axes.grid(False, axis="x")
 
