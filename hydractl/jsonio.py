@@ -44,8 +44,8 @@ def parse_json(text: str | bytes, origin: str) -> Any:
     if not text.strip():
         raise InputError(f"{origin} is empty")
 
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+        result: dict[str, object] = {}
         for key, value in pairs:
             if key in result:
                 raise InputError(f"{origin} has the key {shown(key)} twice in one object")
@@ -134,10 +134,16 @@ def read_json_file(path: str | Path) -> Any:
 
 def canonical_json(document: Any) -> str:
     """Return a document as JSON in its only spelling: sorted keys, no spaces, no NaN."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        document,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) -> list[str]:
+def differences(there: Mapping[str, object], now: Mapping[str, object], where: str) -> list[str]:
     """Return a line for each setting in which an earlier run and this one do not agree.
 
     Args:
@@ -151,11 +157,17 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
         in_both = key in there and key in now
         if in_both and canonical_json(there[key]) == canonical_json(now[key]):
             continue
-        before = shown(there[key]) if key in there else "nothing"
-        after = shown(now[key]) if key in now else "nothing"
+        before = "nothing"
+        if key in there:
+            before = shown(there[key])
+        after = "nothing"
+        if key in now:
+            after = shown(now[key])
         if after == before:  # long values that differ where they are cut
             after = "another value"
-        name = key if key in now else shown(key)
+        name = key
+        if key not in now:
+            name = shown(key)
         lines.append(f"{name}: {before} {where}, {after} now")
     return lines
 
@@ -172,4 +184,5 @@ def json_bytes(document: Any) -> bytes:
 
 def _spelled(half: re.Match[str]) -> str:
     """Return half a character spelled out behind a backslash, which JSON writes twice."""
-    return f"\\\\u{ord(half[0]):04x}"
+    code = f"{ord(half[0]):04x}"
+    return f"\\\\u{code}"

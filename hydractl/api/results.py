@@ -29,7 +29,7 @@ class Document(dict[str, Any]):
     rows_key: ClassVar[str | None] = None
     """The key of the list of rows, where a document has one."""
 
-    def __init__(self, document: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
+    def __init__(self, document: Mapping[str, object], files: Sequence[Path] = ()) -> None:
         super().__init__(document)
         self.files = list(files)
 
@@ -177,7 +177,7 @@ class Evaluation(_ByModel):
         return self.rows
 
     @property
-    def conventions(self) -> Mapping[str, Any]:
+    def conventions(self) -> Mapping[str, object]:
         """How the numbers are defined."""
         return dict(self["conventions"])
 
@@ -185,7 +185,7 @@ class Evaluation(_ByModel):
 class Predictions(Document):
     """What :func:`hydractl.predict` found: a summary, and a row for each sample."""
 
-    def __init__(self, document: Mapping[str, Any], files: Sequence[Path] = (), rows: Sequence[Row] = ()) -> None:
+    def __init__(self, document: Mapping[str, object], files: Sequence[Path] = (), rows: Sequence[Row] = ()) -> None:
         super().__init__(document, files)
         self._rows = list(rows)
 

@@ -44,7 +44,8 @@ class Answer:
 
     def text(self, text: str) -> None:
         """Print text of hydractl's own, such as help."""
-        self._write(text.rstrip("\n") + "\n")
+        one_line_end = text.rstrip("\n") + "\n"
+        self._write(one_line_end)
 
     def document(self, document: Any) -> None:
         """Print one JSON document, as its file would hold it.
@@ -74,7 +75,8 @@ class Answer:
     def paths(self, paths: Sequence[Path]) -> None:
         """Print the paths written, one a line, for a script."""
         lines = [f"{path}\n" for path in paths]
-        self._write("".join(lines), encoding="utf-8", errors="surrogateescape")
+        text = "".join(lines)
+        self._write(text, encoding="utf-8", errors="surrogateescape")
 
     def table(self, document: Mapping[str, object]) -> None:
         """Print a document for a person: its table, or its keys and values where it has none."""
@@ -122,7 +124,8 @@ class Answer:
 
 def _escaped(match: re.Match[str]) -> str:
     """Return a character as JSON escapes it."""
-    return f"\\u{ord(match[0]):04x}"
+    code = f"{ord(match[0]):04x}"
+    return f"\\u{code}"
 
 
 def drawn(document: Mapping[str, object], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
@@ -185,7 +188,8 @@ def _rendered(document: Mapping[str, object], width: int) -> RenderableType | No
 
 def _plain_text(document: object) -> str:
     """Return a document as its keys and values, one a line."""
-    return "\n".join(plain_lines(document)) + "\n"
+    lines = plain_lines(document)
+    return "\n".join(lines) + "\n"
 
 
 def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
@@ -214,7 +218,9 @@ def _is_nested(value: object) -> bool:
     """Return whether a value takes more than one line: an object, or a list that holds objects or lists."""
     if isinstance(value, list):
         return any(isinstance(item, (dict, list)) for item in value)
-    return isinstance(value, dict) and bool(value)
+    if isinstance(value, dict):
+        return bool(value)
+    return False
 
 
 def _scalar(value: object) -> str:

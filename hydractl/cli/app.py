@@ -86,7 +86,9 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
 @functools.cache
 def _command(first: str) -> Any:
     """Build the command that parses the options of a verb and those of the app, by the first word of a command line."""
-    commands = [first] if first in (*VERBS, INFO) else []
+    commands = []
+    if first in (*VERBS, INFO):
+        commands = [first]
     return typer.main.get_command(build_app(commands))
 
 
@@ -145,7 +147,9 @@ def _help_of(command: str | None, *, short: bool) -> str:
     columns = shutil.get_terminal_size((80, 24)).columns
     if command in VERBS:
         return verb_help(command, columns, short=short)
-    return info_help(columns) if command == INFO else app_help(columns)
+    if command == INFO:
+        return info_help(columns)
+    return app_help(columns)
 
 
 @contextlib.contextmanager

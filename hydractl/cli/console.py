@@ -62,7 +62,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def debugging() -> bool:
     """Whether ``HYDRACTL_DEBUG`` asks for tracebacks."""
-    return os.environ.get("HYDRACTL_DEBUG", "0") not in ("", "0")
+    value = os.environ.get("HYDRACTL_DEBUG", "")
+    return value not in ("", "0")
 
 
 def say(line: str) -> None:
@@ -237,17 +238,23 @@ class _Task(Progress):
         self._done += amount
         now = self._clock()
         self._pace.mark(now, self._done)
-        if self._update(advance=amount, note=clean(note)) or now - self._last_line < _LINE_EVERY_S:
+        is_drawn = self._update(advance=amount, note=clean(note))
+        if is_drawn or now - self._last_line < _LINE_EVERY_S:
             return
         self._last_line = now
-        parts = [self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note]
-        self._log.info(", ".join(part for part in parts if part))
+        state = self._state(now - self._start)
+        left = self._left(now, "about {} left")
+        parts = [state, self._speed(), left, note]
+        known_parts = filter(None, parts)
+        self._log.info(", ".join(known_parts))
 
     def row(self, cells: Sequence[str]) -> None:
-        cells = tuple(clean(cell) for cell in cells)
-        self._rows = (*self._rows, cells)[-_ROWS:]
-        if not self._update(rows=self._rows):
-            self._log.info(self._row_text(cells))
+        cleaned = tuple(map(clean, cells))
+        rows = (*self._rows, cleaned)
+        self._rows = rows[-_ROWS:]
+        is_drawn = self._update(rows=self._rows)
+        if not is_drawn:
+            self._log.info(self._row_text(cleaned))
 
     def set_total(self, total: int) -> None:
         self._total = total
@@ -256,8 +263,10 @@ class _Task(Progress):
     def finish(self) -> None:
         elapsed = self._clock() - self._start
         line = self._state(elapsed)
-        if self._unit == _TIMED and self._done and elapsed > 0:
-            line += f", {speed(self._done / elapsed, self._unit)}"
+        is_timed = self._unit == _TIMED and self._done
+        if is_timed and elapsed > 0:
+            rate = self._done / elapsed
+            line += f", {speed(rate, self._unit)}"
         self._log.info(line)
 
     def _speed(self) -> str:
@@ -276,8 +285,10 @@ class _Task(Progress):
         return words.format(duration(left))
 
     def _state(self, elapsed: float) -> str:
-        of = "" if self._total is None else f"/{self._total}"
-        return f"{self._description}: {self._done}{of} {self._unit}, {elapsed:.1f} s"
+        done = str(self._done)
+        if self._total is not None:
+            done += f"/{self._total}"
+        return f"{self._description}: {done} {self._unit}, {elapsed:.1f} s"
 
 
 # --- speed and remaining time -----------------------------------------------------------------------------------------
@@ -322,7 +333,9 @@ class Pace:
         if total is None or rate is None:
             return None
         last, done = self._marks[-1]
-        return max((total - done) / rate - (now - last), 0.0)
+        left_then = (total - done) / rate
+        since_then = now - last
+        return max(left_then - since_then, 0.0)
 
 
 def speed(rate: float, unit: str) -> str:
@@ -336,5 +349,6 @@ def duration(seconds: float) -> str:
     """Return a time in words: seconds up to two minutes, ``H:MM:SS`` above."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    all_minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(all_minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -70,21 +70,25 @@ def _missing_module(module: str) -> Failure:
     """Return the failure of a module that is not there: its package is not installed, or is of another version."""
     package = module.partition(".")[0]
     name = distribution_of(package)
-    if module != package and importlib.util.find_spec(package) is not None:
-        return Failure(_INTERNAL, f"the installed {name} has no module {module}", f"pip install -U {name}")
-    return Failure(_INTERNAL, f"the package {name} is not installed", install_hint(package))
+    if module == package or importlib.util.find_spec(package) is None:
+        hint = install_hint(package)
+        return Failure(_INTERNAL, f"the package {name} is not installed", hint)
+    hint = f"pip install -U {name}"
+    return Failure(_INTERNAL, f"the installed {name} has no module {module}", hint)
 
 
 def say_failure(failure: Failure, error: BaseException) -> None:
     """Write what went wrong: one ``error:`` line, a line for each problem, and a ``hint:``."""
     if debugging():
-        for line in "".join(traceback.format_exception(error)).splitlines():
+        trace = "".join(traceback.format_exception(error))
+        for line in trace.splitlines():
             say(line)
     say(f"error: {_cut(failure.message)}")
     for problem in failure.problems[:_MOST_PROBLEMS]:
         say(f"  - {_cut(problem)}")
-    if len(failure.problems) > _MOST_PROBLEMS:
-        say(f"  - and {len(failure.problems) - _MOST_PROBLEMS} more")
+    rest = len(failure.problems) - _MOST_PROBLEMS
+    if rest > 0:
+        say(f"  - and {rest} more")
     if failure.hint:
         say(f"hint: {failure.hint}")
 
@@ -109,7 +113,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def no_such_verb(word: str) -> UsageError:
     """Return the complaint about a word that stands where a verb is expected."""
-    return UsageError(f"no such verb: {word}{_suggestion(word, None)}", hint="hydractl --help")
+    suggestion = _suggestion(word, None)
+    return UsageError(f"no such verb: {word}{suggestion}", hint="hydractl --help")
 
 
 def parser_problem(error: typer.TyperException, first: str) -> UsageError:

@@ -84,7 +84,9 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     for option in options:
         if option.name == "model" or option.flagless or (short and not option.often):
             continue
-        heading = "Most used options" if short else option.group
+        heading = option.group
+        if short:
+            heading = "Most used options"
         groups.setdefault(heading, []).append(_row(option, short=short))
     usage = f"{name} {verb.usage}"
     about = verb.about or f"{verb.summary}."
@@ -96,7 +98,10 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     for heading, rows in settings.further_help().items():
         groups[heading] += rows
     note = _NOTE
-    flagless = [option.key for option in options if option.flagless]
+    flagless = []
+    for option in options:
+        if option.flagless:
+            flagless.append(option.key)
     if flagless:
         note += f" {', '.join(flagless)} have no flag: they are keys of recipes, of hydra.yaml and of variables."
     return _page(usage, about, groups, verb.examples, columns, note=note)
@@ -109,7 +114,9 @@ def _model_row(settings: type[Common]) -> Row:
 
 
 def _row(option: Option, *, short: bool) -> Row:
-    short_flag = f"{option.short}, " if option.short else "    "
+    short_flag = "    "
+    if option.short:
+        short_flag = f"{option.short}, "
     left = f"{short_flag}{option.flag} {option.placeholder()}"
     return left.rstrip(), option.described(short=short)
 
@@ -134,11 +141,16 @@ def _page(
 def _section(title: str, rows: list[Row], width: int) -> str:
     """A heading and two columns; a long left side has its right side on the next line."""
     lines = [f"{title}:"]
+    margin = " " * _LEFT
     for left, right in rows:
         wrapped = textwrap.wrap(right, width - _LEFT, break_on_hyphens=False)
-        if len(left) + 4 > _LEFT:
-            lines.append(f"  {left}")
+        has_room = len(left) + 4 <= _LEFT
+        if has_room:
+            first = wrapped.pop(0)
+            padded = left.ljust(_LEFT - 2)
+            lines.append(f"  {padded}{first}")
         else:
-            lines.append(f"  {left:<{_LEFT - 2}}{wrapped.pop(0)}")
-        lines += [" " * _LEFT + line for line in wrapped]
+            lines.append(f"  {left}")
+        for line in wrapped:
+            lines.append(margin + line)
     return "\n".join(lines)

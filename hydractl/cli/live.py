@@ -41,7 +41,9 @@ class Bars(Progress):
         for task in reversed(tasks):
             columns = task.fields["columns"]
             rows = task.fields["rows"]
-            heading_lines = 1 if columns else 0
+            heading_lines = 0
+            if columns:
+                heading_lines = 1
             fitting = min(len(rows), room - heading_lines)
             if fitting > 0:
                 tables.insert(0, _table(columns, rows[-fitting:]))
@@ -83,7 +85,8 @@ class _Current(ProgressColumn):
 
     def __init__(self, field: str, style: str, column: Column) -> None:
         super().__init__(column)
-        self._field, self._style = field, style
+        self._field = field
+        self._style = style
 
     def render(self, task: Task) -> Text:
         text = ""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hydractl.settings.option import Raw
 
 INFO = "--info"
 """Not a verb, but a command with arguments of its own."""
@@ -13,4 +16,4 @@ class Request(NamedTuple):
     """A parsed command line: a verb (or ``--info``) and the values by option; None is "not given"."""
 
     verb: str
-    given: Mapping[str, Any]
+    given: Mapping[str, Raw | None]

@@ -83,13 +83,20 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.short:
         flags.append(option.short)
     # A list of every option with a value: of one that takes a single value, Typer would keep the last in silence.
-    annotation = bool | None if is_switch else list[str] | None
+    annotation: Any = list[str] | None
+    if is_switch:
+        annotation = bool | None
     choices = list(option.choices)
     return _keyword(option.name, annotation, typer.Option(None, *flags, autocompletion=lambda: choices))
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=annotation,
+    )
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -128,12 +135,12 @@ _MOST_SHOWN = 20
 """Samples that a table for a person shows; a file or a pipe has all."""
 
 
-def _give_lines(outcome: Outcome, lines: Iterator[dict[str, Any]], settings: Common, answer: Answer) -> None:
+def _give_lines(outcome: Outcome, lines: Iterator[dict[str, object]], settings: Common, answer: Answer) -> None:
     """Print rows as they are computed; for a person, keep the first ones for the table behind them."""
     if settings.to_stdout or not answer.to_terminal:
         answer.lines(lines)
         return
-    first: list[dict[str, Any]] = []
+    first: list[dict[str, object]] = []
     for row in lines:
         if len(first) < _MOST_SHOWN:
             first.append(row)
@@ -148,7 +155,8 @@ def _log_options(settings: Common, log: ConsoleLog) -> None:
             text = option.default_text or "not given"
         else:
             text = value_text(value)
-        log.detail(f"{option.label} {text} ({settings.sources[option.name]})")
+        source = settings.sources[option.name]
+        log.detail(f"{option.label} {text} ({source})")
 
 
 def _check_versions() -> None:
@@ -209,10 +217,12 @@ def _check_requirements(outcome: Outcome) -> None:
     Raises:
         RequirementError: naming each.
     """
-    if len(outcome.unmet) == 1:
-        raise RequirementError(f"requirement not met: {outcome.unmet[0]}")
-    if outcome.unmet:
-        raise RequirementError(f"{len(outcome.unmet)} requirements not met", problems=outcome.unmet)
+    unmet = outcome.unmet
+    if len(unmet) == 1:
+        (requirement,) = unmet
+        raise RequirementError(f"requirement not met: {requirement}")
+    if unmet:
+        raise RequirementError(f"{len(unmet)} requirements not met", problems=unmet)
 
 
 def describe_files(request: Request, answer: Answer) -> None:
@@ -253,7 +263,8 @@ def _library_warnings(log: ConsoleLog) -> Iterator[None]:
     """Log Python warnings as details: they are for programmers. What a person must know, a verb says itself."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        log.detail(f"{category.__name__}: {message}")
+        kind = category.__name__
+        log.detail(f"{kind}: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -55,7 +55,8 @@ def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -
 
 def make_folder(folder: Path) -> str:
     """Return the command that makes a folder, for hints."""
-    return f"mkdir -p {shlex.quote(str(folder))}"
+    quoted = shlex.quote(str(folder))
+    return f"mkdir -p {quoted}"
 
 
 def file_path(text: str) -> Path:
@@ -239,13 +240,16 @@ def lock(file: IO[bytes], named: Path) -> None:
     Raises:
         OutputError: another process has it.
     """
-    if not lock_descriptor(file.fileno(), blocking=False):
+    descriptor = file.fileno()
+    if not lock_descriptor(descriptor, blocking=False):
         raise OutputError(f"another process is writing {named}", hint="wait for it")
 
 
 def open_own(path: str, flags: int) -> int:
     """Open a file, but through no symbolic link that somebody put there, and not waiting for the end of a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    never_elsewhere = os.O_NOFOLLOW | os.O_NONBLOCK
+    all_flags = flags | never_elsewhere
+    return os.open(path, all_flags, 0o666)
 
 
 def sync_folder(folder: Path) -> None:
@@ -264,7 +268,8 @@ def _sync(path: Path) -> None:
 
 def write_json(output: Output, document: Any) -> Path:
     """Write one JSON document and commit it."""
-    return write_with(output, lambda handle: handle.write(json_bytes(document)))
+    written = json_bytes(document)
+    return write_with(output, lambda handle: handle.write(written))
 
 
 def write_with(output: Output, write: Callable[[IO[bytes]], Any]) -> Path:

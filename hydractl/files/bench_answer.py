@@ -113,4 +113,4 @@ class BenchAnswer(Record, form="Bench"):
     results: Annotated[Sequence[BenchRow], Sized(1)] = needed("A row for each model, batch size and dtype.")
     machine: MachineRecord | None = described("What the times were taken on.")
     warnings: Sequence[str] | None = described("What to know before trusting the times.")
-    conventions: Mapping[str, Any] | None = described("A sentence on each key.")
+    conventions: Mapping[str, object] | None = described("A sentence on each key.")

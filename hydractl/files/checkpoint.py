@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from hydractl.errors import InputError
 from hydractl.files.atomic import Output
@@ -104,7 +104,8 @@ class FileTensors:
             InputError: for a file that cannot be read, or has changed since its header was.
         """
         info = self.info(name)
-        return self.read_piece(name, 0, info.numel).reshape(info.shape)
+        elements = self.read_piece(name, 0, info.numel)
+        return elements.reshape(info.shape)
 
     def read_piece(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Read the elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
@@ -114,16 +115,19 @@ class FileTensors:
         """
         info = self.info(name)
         _, bytes_an_element = DTYPES[info.dtype]
-        raw = page_buffer((stop - start) * bytes_an_element)
-        position = self.header.data_start + info.start + start * bytes_an_element
+        size = (stop - start) * bytes_an_element
+        raw = page_buffer(size)
+        start_of_tensor = self.header.data_start + info.start
+        position = start_of_tensor + start * bytes_an_element
         self._fill(raw.numpy().data, position, repr(name))
         return raw.view(torch_dtype(info))
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        ends = [info.end for info in self.header.tensors.values()]
-        return self.header.data_start + max(ends)
+        infos = self.header.tensors.values()
+        last_end = max(info.end for info in infos)
+        return self.header.data_start + last_end
 
     def sha256(self) -> str:
         """Return the SHA-256 of the whole file, as hex."""
@@ -242,20 +246,29 @@ class ShardedTensors(MappedTensors):
     def __init__(self, index: Path) -> None:
         file_of_tensor = _weight_map(index)
         names = sorted(set(file_of_tensor.values()))
-        missing = [name for name in names if not (index.parent / name).exists()]
+        folder = index.parent
+        missing = [name for name in names if not (folder / name).exists()]
         if missing:
-            hint = "download the rest of the folder"
-            raise InputError(f"{len(missing)} of the {len(names)} files of {index} are missing", hint, problems=missing)
-        files = {name: FileTensors(index.parent / name) for name in names}
+            message = f"{len(missing)} of the {len(names)} files of {index} are missing"
+            raise InputError(message, "download the rest of the folder", problems=missing)
+        files = {name: FileTensors(folder / name) for name in names}
         held: set[tuple[str, str]] = set()
         for name, file in files.items():
-            held.update((tensor, name) for tensor in file.names())
+            for tensor in file.names():
+                held.add((tensor, name))
         not_in_both = held ^ set(file_of_tensor.items())
         if not_in_both:
             problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in not_in_both)
             raise InputError(f"{index} and its files do not name the same tensors", problems=problems[:40])
-        infos = {tensor: files[name].info(tensor) for tensor, name in file_of_tensor.items()}
-        super().__init__(infos, lambda tensor: files[file_of_tensor[tensor]].read(tensor))
+        infos = {}
+        for tensor, name in file_of_tensor.items():
+            infos[tensor] = files[name].info(tensor)
+
+        def read(tensor: str) -> torch.Tensor:
+            file = files[file_of_tensor[tensor]]
+            return file.read(tensor)
+
+        super().__init__(infos, read)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -265,7 +278,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         InputError: for an index that names no files, or others than safetensors files beside it.
     """
     document = read_json_file(index)
-    file_of_tensor = document.get("weight_map") if isinstance(document, dict) else None
+    file_of_tensor = None
+    if isinstance(document, dict):
+        file_of_tensor = document.get("weight_map")
     if not isinstance(file_of_tensor, dict) or not file_of_tensor:
         raise _no_index(index)
     for name in file_of_tensor.values():
@@ -328,9 +343,11 @@ def page_buffer(count: int) -> torch.Tensor:
 def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.Tensor:
     """Read the elements ``start`` to ``stop`` of one tensor in storage order, without the others where it can be."""
     of_source: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
-    if of_source is None:
-        return source.read(name).reshape(-1)[start:stop]
-    return of_source(name, start, stop)
+    if of_source is not None:
+        return of_source(name, start, stop)
+    whole = source.read(name)
+    elements = whole.reshape(-1)
+    return elements[start:stop]
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -343,7 +360,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
 
 
-def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, Any]) -> str:
+def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, object]) -> str:
     """Stream ``source`` as one canonical safetensors file, one tensor in memory at a time.
 
     Returns:
@@ -368,10 +385,11 @@ def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[
 def sha256_file(path: str | Path) -> str:
     """Return the SHA-256 of a file, as hex."""
     with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        digest = hashlib.file_digest(handle, "sha256")
+    return digest.hexdigest()
 
 
-def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, Any]) -> str:
+def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, object]) -> str:
     """Write and commit a checkpoint; returns the SHA-256 of the file."""
     with output.opened() as handle:
         digest = write_tensors(handle, source, description)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hydractl.files.model_records import ProvenanceRecord
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, needed
@@ -48,7 +48,7 @@ class ScoresAnswer(Record, form="Scores"):
     arch: str | None = described("Architecture of the model.")
     method: str | None = described("The criterion.")
     sites: Mapping[str, Sequence[Number]] = needed("By site one number a head; null for one that is gone.")
-    cahp: Mapping[str, Any] | None = described("Of this method how many heads to keep, and which.")
+    cahp: Mapping[str, object] | None = described("Of this method how many heads to keep, and which.")
     source: ProvenanceRecord | None = described("Verb, inputs, settings, versions and seed they were made by.")
     seen: Sequence[SeenRecord] | None = described("The samples that were seen in making them.")
 

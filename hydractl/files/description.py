@@ -24,8 +24,8 @@ LAYOUTS = ("sliced", "zeroed")
 
 
 def provenance(
-    verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, Any], bases: Sequence[str] | None = None
-) -> dict[str, Any]:
+    verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, object], bases: Sequence[str] | None = None
+) -> dict[str, object]:
     """Record how a file was made, without clock, host, user or path.
 
     Args:
@@ -38,7 +38,7 @@ def provenance(
     """
     import torch
 
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "hydractl": __version__,
         "torch": torch.__version__.split("+")[0],
         "verb": verb,
@@ -124,7 +124,7 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form ``hydractl.checkpoint/1``."""
-        document: dict[str, Any] = {
+        document: dict[str, object] = {
             "schema": CHECKPOINT_SCHEMA,
             "kind": self.kind,
             "family": self.family,
@@ -150,11 +150,13 @@ class Description:
             document["origin"] = self.origin
         return document
 
-    def _members_json(self) -> list[dict[str, Any]]:
+    def _members_json(self) -> list[dict[str, object]]:
         """Return what is known of each member, with the heads that it keeps."""
         members = []
         for index, mask in enumerate(self.masks):
-            member = dict(self.members[index]) if self.members else {}
+            member = {}
+            if self.members:
+                member = dict(self.members[index])
             member["kept"] = {path: list(kept) for path, kept in mask.kept.items()}
             members.append(member)
         return members
@@ -199,7 +201,7 @@ class Description:
 
 
 _MOST_MEMBERS = 1024
-_REQUIRED: dict[str, Any] = {
+_REQUIRED: dict[str, type | tuple[type, ...]] = {
     "kind": str,
     "family": str,
     "family_version": str,
@@ -263,23 +265,28 @@ def _read_masks(document: Mapping[str, Any], problems: list[str]) -> list[HeadMa
     heads = _read_heads(document["sites"], problems)
     if heads is None:
         return []
-    if len(document["members"]) > _MOST_MEMBERS:
-        problems.append(f"{len(document['members'])} members (the limit is {_MOST_MEMBERS})")
+    members = document["members"]
+    if len(members) > _MOST_MEMBERS:
+        problems.append(f"{len(members)} members (the limit is {_MOST_MEMBERS})")
         return []
     masks = []
-    for index, member in enumerate(document["members"]):
-        kept = member.get("kept") if isinstance(member, dict) else None
+    for index, member in enumerate(members):
+        kept = None
+        if isinstance(member, dict):
+            kept = member.get("kept")
         if not isinstance(kept, dict) or set(kept) != set(heads):
             problems.append(f"member {index} does not name the kept heads of every site")
             continue
-        is_sound = True
+        kept_heads = {}
         for path, count in heads.items():
-            if not _are_heads(kept[path], count):
+            if _are_heads(kept[path], count):
+                kept_heads[path] = tuple(kept[path])
+            else:
                 problems.append(f"member {index} keeps {shown(kept[path])} at {shown(path)}, which has {count} heads")
-                is_sound = False
-        if is_sound:
-            masks.append(HeadMask(heads, {path: tuple(kept[path]) for path in heads}))
-    if document["kind"] == "dense" and not all(mask.is_full for mask in masks):
+        if len(kept_heads) == len(heads):
+            masks.append(HeadMask(heads, kept_heads))
+    are_full = all(mask.is_full for mask in masks)
+    if document["kind"] == "dense" and not are_full:
         problems.append("a dense model keeps every head, this one does not")
     return masks
 
@@ -295,7 +302,9 @@ def _read_heads(sites: Sequence[Any], problems: list[str]) -> dict[str, int] | N
         if path in heads or count < 1:
             problems.append(f"site {shown(pair)} is listed twice or has no heads")
         heads[path] = count
-    if max(heads.values(), default=0) > MOST_HEADS or sum(heads.values()) > MOST_HEADS_OF_ALL:
+    most = max(heads.values(), default=0)
+    in_all = sum(heads.values())
+    if most > MOST_HEADS or in_all > MOST_HEADS_OF_ALL:
         problems.append(f"more heads than {MOST_HEADS} at one site or {MOST_HEADS_OF_ALL} in all")
         return None
     return heads
@@ -304,13 +313,16 @@ def _read_heads(sites: Sequence[Any], problems: list[str]) -> dict[str, int] | N
 def _is_site(pair: Any) -> bool:
     if not isinstance(pair, list) or len(pair) != 2:
         return False
-    return isinstance(pair[0], str) and type(pair[1]) is int
+    path, count = pair
+    return isinstance(path, str) and type(count) is int
 
 
 def _are_heads(values: Any, heads: int) -> bool:
     """Return whether this is a list of ascending head numbers below ``heads``."""
     if not isinstance(values, list):
         return False
-    if not all(type(number) is int and 0 <= number < heads for number in values):
-        return False
-    return sorted(set(values)) == values
+    for number in values:
+        if type(number) is not int or not 0 <= number < heads:
+            return False
+    ascending = sorted(set(values))
+    return ascending == values

@@ -77,7 +77,8 @@ def check(document: Any, form: type[Form], message: str, hint: str | None = None
 
 def schema_of(form: type[Form]) -> str:
     """Return the name and version of the documents of a form: what their key ``schema`` holds."""
-    (name,) = get_args(form.model_fields["schema_"].annotation)
+    field = form.model_fields["schema_"]
+    (name,) = get_args(field.annotation)
     return str(name)
 
 
@@ -88,7 +89,10 @@ def read_document(path: str, form: type[Form]) -> dict[str, Any]:
         InputError: it is another file, the answer of a dry run, or has not the form.
     """
     document: dict[str, Any] = read_json_file(path)
-    check_document(document, "standard input" if path == "-" else path, form)
+    origin = path
+    if path == "-":
+        origin = "standard input"
+    check_document(document, origin, form)
     return document
 
 
@@ -106,7 +110,9 @@ def check_document(document: Any, origin: str, form: type[Form]) -> None:
     schema = schema_of(form)
     verb = schema.removeprefix("hydractl.").partition("/")[0]
     if not isinstance(document, dict) or document.get("schema") != schema:
-        name = shown(document.get("schema")) if isinstance(document, dict) else "none"
+        name = "none"
+        if isinstance(document, dict):
+            name = shown(document.get("schema"))
         raise InputError(f"{origin} is not the JSON of {verb} (schema {name})")
     if document.get("dry_run"):
         raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
@@ -116,26 +122,36 @@ def check_document(document: Any, origin: str, form: type[Form]) -> None:
 def _line(problem: ErrorDetails) -> str:
     """Return a problem as one line: its place, what is there, and what is needed."""
     kind = problem["type"]
-    place = problem["loc"]
+    keys = problem["loc"]
     value = problem["input"]
     context = problem.get("ctx", {})
+    place = _place(keys)
     if kind == "value_error":  # raised by one of our own validators
-        return f"{_place(place)} {context['error']}" if place else str(context["error"])
-    if kind == "missing" or (value is None and place and isinstance(place[-1], str)):
-        return f"{_place(place[:-1])} has no {_place(place[-1:])}"
+        if keys:
+            return f"{place} {context['error']}"
+        return str(context["error"])
+    is_null_field = value is None and keys and isinstance(keys[-1], str)
+    if kind == "missing" or is_null_field:
+        outer = _place(keys[:-1])
+        key = _place(keys[-1:])
+        return f"{outer} has no {key}"
     if value is None:
-        return f"{_place(place)} is null"
+        return f"{place} is null"
     wanted = f"what it should be: {problem['msg']}"
     if kind in _NEEDED:
         wanted = _NEEDED[kind].format(**context)
-    return f"{_place(place)} is {shown(value)}, not {wanted}"
+    return f"{place} is {shown(value)}, not {wanted}"
 
 
 def _place(keys: Iterable[str | int]) -> str:
     """Return ``models[0].id.n``; a control character of an untrusted key is escaped."""
     place = ""
     for key in keys:
-        place += f"[{key}]" if isinstance(key, int) else f".{repr(key)[1:-1]}"
+        if isinstance(key, int):
+            place += f"[{key}]"
+        else:
+            escaped = repr(key)[1:-1]
+            place += f".{escaped}"
     return place.removeprefix(".") or "it"
 
 
@@ -165,9 +181,11 @@ class FormMaker:
 
     def form_of(self, record: type[Record]) -> type[Form]:
         """Return the form of a record."""
-        if record not in self._forms:
-            self._forms[record] = self._made(record)
-        return self._forms[record]
+        form = self._forms.get(record)
+        if form is None:
+            form = self._made(record)
+            self._forms[record] = form
+        return form
 
     def _made(self, record: type[Record]) -> type[Form]:
         validators: dict[str, Any] = {}
@@ -195,7 +213,9 @@ class FormMaker:
                 fields.update(self._fields(hint))
             elif not facts.inline:
                 # An attribute of pydantic's own keeps its name: its key is an alias.
-                name = f"{field.name}_" if hasattr(BaseModel, field.name) else field.name
+                name = field.name
+                if hasattr(BaseModel, field.name):
+                    name = f"{field.name}_"
                 fields[name] = self._field(hint, facts, facts.key or field.name)
         return fields
 

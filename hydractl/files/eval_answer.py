@@ -245,7 +245,9 @@ class EvalRow(Record, form="Row"):
         """The SHA-256 of each file that the row is of; empty where it is not known."""
         if isinstance(self.sha256, list):
             return list(self.sha256)
-        return [self.sha256] if self.sha256 else []
+        if self.sha256:
+            return [self.sha256]
+        return []
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
@@ -296,7 +298,10 @@ class EvalAnswer(Record, form="Eval"):
     def problem(cls, values: Mapping[str, Any]) -> str | None:
         """Return the names that two rows have, where there are some."""
         counts = Counter(row.name for row in values["models"])
-        twice = [shown(name) for name, count in counts.items() if count > 1]
+        twice = []
+        for name, count in counts.items():
+            if count > 1:
+                twice.append(shown(name))
         if not twice:
             return None
         return f"two rows have the name {', '.join(twice)}"
@@ -342,7 +347,11 @@ def ood_set_place(name: str) -> Place:
 
 def average_place(average: OodAverage) -> Place:
     """Return the place of means over OOD sets."""
-    return Place(average, lambda row: average_of(row.detection, average))
+
+    def average_in(row: EvalRow) -> Metrics:
+        return average_of(row.detection, average)
+
+    return Place(average, average_in)
 
 
 def score_average_place(score: str) -> Place:

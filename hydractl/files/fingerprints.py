@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypedDict
 
@@ -71,9 +70,10 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
     """Merge entries: the same samples once for each use, in the order of their first appearance."""
     uses: dict[tuple[str, ...], Entry] = {}
-    for use in itertools.chain.from_iterable(lists):
-        key = (use["by"], use["as"], use["data"], use["hashes"])
-        uses.setdefault(key, use)
+    for entries in lists:
+        for use in entries:
+            key = (use["by"], use["as"], use["data"], use["hashes"])
+            uses.setdefault(key, use)
     return list(uses.values())
 
 
@@ -88,8 +88,11 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
         digits = base64.b64decode(use["hashes"]).hex()
         for start in range(0, len(digits), _DIGITS):
             seen.add(digits[start : start + _DIGITS])
-    digests = dataset.sample_fingerprints()
-    return np.array([digest[:_DIGITS] in seen for digest in digests], dtype=np.bool_)
+    are_seen = []
+    for digest in dataset.sample_fingerprints():
+        beginning = digest[:_DIGITS]
+        are_seen.append(beginning in seen)
+    return np.array(are_seen, dtype=np.bool_)
 
 
 def known_in_part(entries: Iterable[Entry], dataset: Fingerprinted) -> list[Entry]:

@@ -71,7 +71,8 @@ class TensorInfo:
     def nbytes(self) -> int:
         """Size in bytes."""
         _, bytes_an_element = DTYPES[self.dtype]
-        return self.numel * bytes_an_element
+        elements = self.numel
+        return elements * bytes_an_element
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,8 @@ def _refuse_other(start: bytes, path: Path) -> None:
         raise InputError(f"{path} is a GGUF file, not safetensors", hint=hint)
 
 
-def _parse_header(text: bytes, path: Path) -> dict[str, Any]:
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parse_header(text: bytes, path: Path) -> dict[str, object]:
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
         result = dict(pairs)
         if len(result) != len(pairs):
             raise InputError(f"{path} has a header with the same key twice")
@@ -214,27 +215,41 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
     return tensors
 
 
+_KEYS_OF_ENTRY = {"dtype", "shape", "data_offsets"}
+
+
+def _is_like_a_path(name: str) -> bool:
+    """Return whether a name is empty, or a file could not safely have it."""
+    if not name or name.startswith("/"):
+        return True
+    if "\\" in name or "\0" in name:
+        return True
+    return ".." in name.split("/")
+
+
 def _problem(name: str, entry: Any) -> str | None:
     """Return the first thing that is wrong with one tensor, or None."""
+    shown_name = shown(name)
     if _has_half_characters(name):
-        return f"tensor name {shown(name)} holds half a character (an unpaired surrogate)"
-    if not name or name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
-        return f"tensor name {shown(name)} looks like a path"
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        return f"tensor {shown(name)} has a malformed entry"
+        return f"tensor name {shown_name} holds half a character (an unpaired surrogate)"
+    if _is_like_a_path(name):
+        return f"tensor name {shown_name} looks like a path"
+    if not isinstance(entry, dict) or set(entry) != _KEYS_OF_ENTRY:
+        return f"tensor {shown_name} has a malformed entry"
     dtype = entry["dtype"]
     shape = entry["shape"]
     offsets = entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        return f"tensor {shown(name)} has the unknown dtype {shown(dtype)}"
+        return f"tensor {shown_name} has the unknown dtype {shown(dtype)}"
     if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
-        return f"tensor {shown(name)} has the bad shape {shown(shape)}"
+        return f"tensor {shown_name} has the bad shape {shown(shape)}"
     if not _are_counts(offsets) or len(offsets) != 2:
-        return f"tensor {shown(name)} has bad offsets {shown(offsets)}"
+        return f"tensor {shown_name} has bad offsets {shown(offsets)}"
     needed = TensorInfo(dtype, tuple(shape)).nbytes
-    in_file = offsets[1] - offsets[0]
+    start, end = offsets
+    in_file = end - start
     if needed != in_file:
-        return f"tensor {shown(name)} needs {needed} bytes, its range has {in_file}"
+        return f"tensor {shown_name} needs {needed} bytes, its range has {in_file}"
     return None
 
 
@@ -249,12 +264,16 @@ def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
     position = 0
     for name, info in tensors_in_order(tensors):
         if info.start != position:
-            gap = "overlaps the one before" if info.start < position else "leaves a hole before it"
+            gap = "leaves a hole before it"
+            if info.start < position:
+                gap = "overlaps the one before"
             return [f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})"]
         position = info.end
     if position == data_bytes:
         return []
-    state = "truncated" if position > data_bytes else "over-long"
+    state = "over-long"
+    if position > data_bytes:
+        state = "truncated"
     return [f"the file is {state}: {data_bytes} bytes of data, {position} described"]
 
 
@@ -268,13 +287,19 @@ def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, Tenso
     return sorted(tensors.items(), key=place)
 
 
+def _is_count(value: Any) -> bool:
+    if type(value) is not int:
+        return False
+    return 0 <= value <= _MAX_COUNT
+
+
 def _are_counts(values: Any) -> bool:
     if not isinstance(values, list):
         return False
-    return all(type(value) is int and 0 <= value <= _MAX_COUNT for value in values)
+    return all(map(_is_count, values))
 
 
-def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]) -> tuple[bytes, list[str]]:
+def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, object]) -> tuple[bytes, list[str]]:
     """Return the canonical header of a file and the order of its tensors.
 
     Data is sorted by falling element size, then name, which keeps every tensor aligned; header keys are sorted by
@@ -282,28 +307,35 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]
     """
 
     def place(name: str) -> tuple[int, str]:
-        _, bytes_an_element = DTYPES[infos[name].dtype]
+        dtype = infos[name].dtype
+        _, bytes_an_element = DTYPES[dtype]
         return -bytes_an_element, name
 
     order = sorted(infos, key=place)
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "hydractl": canonical_json(description)}}
+    metadata = {"format": "pt", "hydractl": canonical_json(description)}
+    entries: dict[str, object] = {"__metadata__": metadata}
     start = 0
     for name in order:
         info = infos[name]
         end = start + info.nbytes
-        entries[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, end]}
+        shape = list(info.shape)
+        entries[name] = {"dtype": info.dtype, "shape": shape, "data_offsets": [start, end]}
         start = end
     text = canonical_json(entries).encode("utf-8")
     if len(text) > MAX_HEADER_BYTES - 8:  # what is read back may not be longer, padding included
         raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, order
+    padding = -len(text) % 8
+    text += b" " * padding
+    length = struct.pack("<Q", len(text))
+    return length + text, order
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     """Return dtype and shape of a tensor in safetensors' terms."""
     torch_name = str(tensor.dtype).removeprefix("torch.")
-    return TensorInfo(_SAFETENSORS_NAME[torch_name], tuple(tensor.shape))
+    dtype = _SAFETENSORS_NAME[torch_name]
+    shape = tuple(tensor.shape)
+    return TensorInfo(dtype, shape)
 
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:
@@ -329,7 +361,9 @@ def same_names(actual: Iterable[str], expected: Iterable[str], what: str) -> lis
 
 
 def _listed(kind: str, names: set[str], what: str) -> list[str]:
-    lines = [f"{kind} tensor {name!r}" for name in sorted(names)[:10]]
-    if len(names) > 10:
-        lines.append(f"... and {len(names) - 10} more {kind} tensors in {what}")
+    first_ones = sorted(names)[:10]
+    lines = [f"{kind} tensor {name!r}" for name in first_ones]
+    rest = len(names) - len(first_ones)
+    if rest:
+        lines.append(f"... and {rest} more {kind} tensors in {what}")
     return lines

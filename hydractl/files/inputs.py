@@ -83,6 +83,10 @@ def _lies_in(file: str | Path, folder: str | Path, depth: int) -> bool:
     """Return whether a file lies in a folder, at least so many folders deep."""
     if not os.path.isdir(folder):
         return False
-    below = os.path.relpath(os.path.realpath(file), os.path.realpath(folder))
+    real_file = os.path.realpath(file)
+    real_folder = os.path.realpath(folder)
+    below = os.path.relpath(real_file, real_folder)
     parts = Path(below).parts
-    return len(parts) >= depth and parts[0] not in ("..", ".")
+    if len(parts) < depth:
+        return False
+    return parts[0] not in ("..", ".")

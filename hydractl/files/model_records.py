@@ -99,7 +99,7 @@ class ProvenanceRecord(Record, form="Provenance"):
     seed: int | None = described("Seed of all that was drawn.")
     inputs: Sequence[str] | None = described("SHA-256 of every input.")
     bases: Sequence[str] | None = described("SHA-256 of the checkpoints that it goes back to, where they are others.")
-    settings: Mapping[str, Any] | None = described("The settings that decided the result.")
+    settings: Mapping[str, object] | None = described("The settings that decided the result.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,12 @@ class Registry(Generic[T]):
         self.package = package
         self.variable = variable
         modules = {module.name for module in pkgutil.iter_modules(path)}
-        # `random_.py` declares `random`, a name that the standard library has.
-        self._own = {module.rstrip("_"): module for module in sorted(modules - set(helpers))}
+        declaring = modules - set(helpers)
+        self._own = {}
+        for module in sorted(declaring):
+            # `random_.py` declares `random`, a name that the standard library has.
+            name = module.rstrip("_")
+            self._own[name] = module
         self._loaded: dict[str, T] = {}
 
     @cached_property
@@ -61,10 +65,14 @@ class Registry(Generic[T]):
         Raises:
             InputError: for one of another package that cannot be imported, or is declared under another name.
         """
+        if name in self._loaded:
+            return self._loaded[name]
         is_declared = name in self._own or name in self._foreign
-        if is_declared and name not in self._loaded:
-            self._loaded[name] = self._load(name)
-        return self._loaded.get(name)
+        if not is_declared:
+            return None
+        declaration = self._load(name)
+        self._loaded[name] = declaration
+        return declaration
 
     def _load(self, name: str) -> T:
         """Import the declaration of a name."""
@@ -83,8 +91,12 @@ class Registry(Generic[T]):
 
     def all(self) -> list[T]:
         """Return every declaration, by the order of their names, those of other packages last."""
-        declarations = map(self.get, self.names)
-        return [declaration for declaration in declarations if declaration is not None]
+        declarations = []
+        for name in self.names:
+            declaration = self.get(name)
+            if declaration is not None:
+                declarations.append(declaration)
+        return declarations
 
 
 def load_entry_point(point: EntryPoint) -> Any:

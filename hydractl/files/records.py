@@ -34,7 +34,7 @@ class Sized(NamedTuple):
 class Checked(NamedTuple):
     """A check of one value beside those of the fields before it: it returns what is wrong, None where nothing is."""
 
-    problem: Callable[[Any, Mapping[str, Any]], str | None]
+    problem: Callable[[Any, Mapping[str, object]], str | None]
 
 
 Count = Annotated[int, Within(least=0, most=2**63 - 1)]
@@ -53,7 +53,7 @@ Interval = Annotated[Sequence[Number], Sized(2, 2)]
 """The lower and the upper end of an interval; null where there is none."""
 
 
-def _rising(edges: Sequence[float], _: Mapping[str, Any]) -> str | None:
+def _rising(edges: Sequence[float], _: Mapping[str, object]) -> str | None:
     for low, high in pairwise(edges):
         if low >= high:
             return "does not rise"
@@ -123,7 +123,8 @@ def sparse(text: str, empty: Callable[[], Any]) -> Any:
         text: as of :class:`FieldFacts`.
         empty: makes the default.
     """
-    return dataclasses.field(default_factory=empty, metadata=_metadata(FieldFacts(text, sparse=True)))
+    metadata = _metadata(FieldFacts(text, sparse=True))
+    return dataclasses.field(default_factory=empty, metadata=metadata)
 
 
 def needed(text: str, default: Any = dataclasses.MISSING, *, key: str | None = None) -> Any:
@@ -145,13 +146,15 @@ def inline(empty: Callable[[], Any] = dict) -> Any:
     Args:
         empty: makes the default.
     """
-    return dataclasses.field(default_factory=empty, metadata=_metadata(FieldFacts(inline=True)))
+    metadata = _metadata(FieldFacts(inline=True))
+    return dataclasses.field(default_factory=empty, metadata=metadata)
 
 
 def metrics_of(kind: str, *, by_severity: bool = False) -> Any:
     """Return a field of the metrics of a kind, whose keys stand beside those of the other fields."""
     facts = FieldFacts(inline=True, metrics=kind, by_severity=by_severity)
-    return dataclasses.field(default_factory=dict, metadata=_metadata(facts))
+    metadata = _metadata(facts)
+    return dataclasses.field(default_factory=dict, metadata=metadata)
 
 
 def _metadata(facts: FieldFacts) -> dict[str, FieldFacts]:
@@ -194,14 +197,14 @@ class Record:
     """
 
     form: ClassVar[str]
-    _origin: Mapping[str, Any] | None = None
+    _origin: Mapping[str, object] | None = None
 
     def __init_subclass__(cls, form: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.form = form or cls.__name__
 
     @classmethod
-    def problem(cls, values: Mapping[str, Any]) -> str | None:
+    def problem(cls, values: Mapping[str, object]) -> str | None:
         """Return what is wrong with values that are each right, None where nothing is.
 
         Args:
@@ -210,9 +213,9 @@ class Record:
         return None
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
+    def from_json(cls, document: Mapping[str, object]) -> Self:
         """Return the record of an object that has its form."""
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         known = json_fields(cls)
         for field in known:
             if field.facts.inline:
@@ -231,7 +234,7 @@ class Record:
         """Return the object: as it was read, else with its keys in the order of the fields."""
         if self._origin is not None:
             return dict(self._origin)
-        document: dict[str, Any] = {}
+        document: dict[str, object] = {}
         for field in json_fields(type(self)):
             value = getattr(self, field.name)
             if field.facts.inline:
@@ -243,13 +246,17 @@ class Record:
         return document
 
 
-def _not_of(known: Sequence[JsonField], document: Mapping[str, Any]) -> dict[str, Any]:
+def _not_of(known: Sequence[JsonField], document: Mapping[str, object]) -> dict[str, object]:
     """Return the entries of an object that no field has by its own key."""
     keys = set()
     for field in known:
         if not field.facts.inline:
             keys.add(field.key)
-    return {key: value for key, value in document.items() if key not in keys}
+    others = {}
+    for key, value in document.items():
+        if key not in keys:
+            others[key] = value
+    return others
 
 
 def _written(value: Any) -> Any:
@@ -277,7 +284,9 @@ def _fields_of(record: type[Record]) -> tuple[JsonField, ...]:
     fields = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         facts = facts_of(field)
-        fields.append(JsonField(field.name, facts.key or field.name, facts, _reader(hints[field.name])))
+        key = facts.key or field.name
+        read = _reader(hints[field.name])
+        fields.append(JsonField(field.name, key, facts, read))
     return tuple(fields)
 
 
@@ -303,7 +312,9 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 def _reader_of_union(arguments: Sequence[Any]) -> Callable[[Any], Any]:
     """Return the reader of ``X | None``, which is the only union that may hold records."""
     inner = [argument for argument in arguments if argument is not type(None)]
-    read = _reader(inner[0]) if len(inner) == 1 else _as_it_is
+    if len(inner) != 1:
+        return _as_it_is
+    read = _reader(inner[0])
     if read is _as_it_is:
         return _as_it_is
     return _or_none(read)

@@ -54,14 +54,18 @@ class StateDict(MappedTensors):
             self.entry = _entry_of_weights(content)
             self.script = None if self.entry is None else _WEIGHTS[self.entry]
             self.arguments = _arguments(content)
-            weights = content if self.entry is None else _without_wrappers(content[self.entry])
+            weights = content
+            if self.entry is not None:
+                weights = _without_wrappers(content[self.entry])
             _check(weights)
             infos = {name: tensor_info(tensor) for name, tensor in weights.items()}
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         except Exception as error:  # of a damaged archive anything may come
             said = (str(error) or type(error).__name__).splitlines()[0][:200]
-            reason = "it asks for more than tensors" if isinstance(error, pickle.UnpicklingError) else said
+            reason = said
+            if isinstance(error, pickle.UnpicklingError):
+                reason = "it asks for more than tensors"
             raise InputError(
                 f"{path} is no state dict of plain tensors: {reason}",
                 hint="where you trust it, load it in Python and save model.state_dict() with "
@@ -72,7 +76,8 @@ class StateDict(MappedTensors):
 
 def is_state_dict(path: Path) -> bool:
     """Return whether a file is one of those that are read here, by its name."""
-    return path.name.lower().endswith(STATE_DICTS)
+    name = path.name.lower()
+    return name.endswith(STATE_DICTS)
 
 
 def _read(path: Path) -> Any:
@@ -98,9 +103,13 @@ def _entry_of_weights(content: Any) -> str | None:
     return None
 
 
-def _arguments(content: Any) -> Mapping[str, Any]:
-    arguments = content.get("args") if isinstance(content, dict) else None
-    return dict(vars(arguments)) if type(arguments) is argparse.Namespace else {}
+def _arguments(content: Any) -> Mapping[str, object]:
+    arguments = None
+    if isinstance(content, dict):
+        arguments = content.get("args")
+    if type(arguments) is argparse.Namespace:
+        return dict(vars(arguments))
+    return {}
 
 
 def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -122,12 +131,19 @@ def _check(weights: Any) -> None:
     """Refuse what is no list of tensors, and tensors that repeat their numbers, which would fill the memory."""
     import torch
 
-    if not isinstance(weights, dict) or not 0 < len(weights) <= MAX_TENSORS:
+    if not isinstance(weights, dict):
+        raise ValueError("it is no list of tensors")
+    if not 0 < len(weights) <= MAX_TENSORS:
         raise ValueError("it is no list of tensors")
     for name, tensor in weights.items():
-        if type(name) is not str or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            raise ValueError(f"{str(name)[:80]!r} is no tensor")
+        shown_name = repr(str(name)[:80])
+        if type(name) is not str or not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{shown_name} is no tensor")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{shown_name} is no tensor")
         if tensor.device.type != "cpu":  # of the meta device, which has no numbers
-            raise ValueError(f"{name[:80]!r} has no numbers")
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise ValueError(f"{name[:80]!r} is larger than what is stored of it")
+            raise ValueError(f"{shown_name} has no numbers")
+        size = tensor.numel() * tensor.element_size()
+        stored = tensor.untyped_storage().nbytes()
+        if size > stored:
+            raise ValueError(f"{shown_name} is larger than what is stored of it")

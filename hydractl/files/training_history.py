@@ -105,7 +105,7 @@ def begun_with(header: Mapping[str, object]) -> dict[str, object]:
     return {**settings, **_part(header, "environment")}
 
 
-def _part(header: Mapping[str, object], key: str) -> Mapping[str, Any]:
+def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a part of a header; an empty one where it is not there or no object."""
     part = header.get(key)
     if isinstance(part, Mapping):
@@ -152,19 +152,27 @@ def _is_epoch(entry: Any) -> bool:
         return False
     if type(entry.get("epoch")) is not int or type(entry.get("steps")) is not int:
         return False
-    numbers = [entry[key] for key in _NUMBERS if key in entry]
+    numbers = []
+    for key in _NUMBERS:
+        if key in entry:
+            numbers.append(entry[key])
     return all(map(_is_finite_number, numbers))
 
 
 def _is_finite_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    if type(value) not in (int, float):
+        return False
+    return math.isfinite(value)
 
 
-def epoch_text(epoch: Mapping[str, Any]) -> str:
+def epoch_text(epoch: Mapping[str, object]) -> str:
     """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
     for key, value in _known(epoch).items():
-        shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+        if isinstance(value, float):
+            shown = f"{value:.4f}"
+        else:
+            shown = str(value)
         facts.append(f"{key} {shown}")
     return ", ".join(facts)
 

@@ -40,19 +40,23 @@ def draw_bench(answer: BenchAnswer, handle: IO[bytes], form: str) -> None:
     labels = dict(zip(models, drawn_names(models, 40), strict=True))
     dtypes = list(dict.fromkeys(row.dtype for row in rows))
     sizes = {row.batch_size for row in rows}
+
     bars_of_panel = len(models) * len(sizes)
     panel_width = 1.5 + 0.34 * bars_of_panel
     wide = min(max(8.0, 2 * panel_width), 16.0)
+    height = 2.9 + 0.3 / len(dtypes)
     panels = []
     for dtype in dtypes:
         chosen = [row for row in rows if row.dtype == dtype]
         for side in (_throughputs, _ratios):
             draw_on = partial(side, rows=chosen, labels=labels)
-            panels.append(Panel(draw_on, dtype, wide / 2, 2.9 + 0.3 / len(dtypes)))
-    without = "Date" if form == ".svg" else "Software"
+            panels.append(Panel(draw_on, dtype, wide / 2, height))
+    changing = "Software"
+    if form == ".svg":
+        changing = "Date"
     with styled():
         figure = compose(panels, 2)
-        figure.savefig(handle, format=form.removeprefix("."), metadata={without: None})
+        figure.savefig(handle, format=form.removeprefix("."), metadata={changing: None})
 
 
 def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
@@ -60,10 +64,11 @@ def _throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]
     import numpy as np
 
     def bar(row: BenchRow) -> _Bar:
-        fast, slow = np.quantile(row.timing.latency_ms.runs, (0.25, 0.75))
+        timing = row.timing
+        fast, slow = np.quantile(timing.latency_ms.runs, (0.25, 0.75))
         low = row.batch_size / slow * 1e3
         high = row.batch_size / fast * 1e3
-        return _Bar(row.timing.throughput_per_s, low, high)
+        return _Bar(timing.throughput_per_s, low, high)
 
     _bars(axes, rows, labels, bar)
     first = rows[0]
@@ -82,8 +87,10 @@ def _ratios(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> 
     """Draw time over the first model's, its interval, and the same of the mult-adds."""
 
     def bar(row: BenchRow) -> _Bar:
-        low, high = row.timing.ratio_ci
-        return _Bar(row.timing.ratio, low, high, row.cost.mac_ratio)
+        timing = row.timing
+        low, high = timing.ratio_ci
+        mult_adds = row.cost.mac_ratio
+        return _Bar(timing.ratio, low, high, mult_adds)
 
     _bars(axes, rows, labels, bar)
     first_label = next(iter(labels.values()))
@@ -102,18 +109,24 @@ def _bars(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str], bar_o
     marks: list[float] = []
     for number, (model, label) in enumerate(labels.items()):
         offset = (number - middle) * width
-        of_model = [row for row in rows if row.model == model]
-        places = [sizes.index(row.batch_size) + offset for row in of_model]
-        bars = [bar_of(row) for row in of_model]
-        _bars_of_model(axes, places, bars, number, width * 0.92, label)
-        for place, bar in zip(places, bars, strict=True):
+        places = []
+        bars = []
+        for row in rows:
+            if row.model != model:
+                continue
+            place = sizes.index(row.batch_size) + offset
+            bar = bar_of(row)
+            places.append(place)
+            bars.append(bar)
             if bar.mark is not None:
                 marked_places.append(place)
                 marks.append(bar.mark)
+        _bars_of_model(axes, places, bars, number, width * 0.92, label)
     if marks:
         left, right = _reach(marked_places, width * 0.46)
         axes.hlines(marks, left, right, label=_MARK, colors="black", linestyles=(0, (2, 1)), linewidth=1.3)
-    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    names = [str(size) for size in sizes]
+    axes.set_xticks(range(len(sizes)), names)
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")
@@ -123,11 +136,25 @@ def _bars_of_model(
     axes: Axes, places: Sequence[float], bars: Sequence[_Bar], number: int, width: float, label: str
 ) -> None:
     """Draw the bars of the model of this number, each with its interval."""
-    heights = [bar.height for bar in bars]
-    lows = [bar.low for bar in bars]
-    highs = [bar.high for bar in bars]
-    hatch = _HATCHES[number // len(COLOURS) % len(_HATCHES)]
-    axes.bar(places, heights, width, label=label, color=colour(number), hatch=hatch, edgecolor="white", linewidth=0)
+    heights = []
+    lows = []
+    highs = []
+    for bar in bars:
+        heights.append(bar.height)
+        lows.append(bar.low)
+        highs.append(bar.high)
+    turn = number // len(COLOURS)
+    hatch = _HATCHES[turn % len(_HATCHES)]
+    axes.bar(
+        places,
+        heights,
+        width,
+        label=label,
+        color=colour(number),
+        hatch=hatch,
+        edgecolor="white",
+        linewidth=0,
+    )
     axes.vlines(places, lows, highs, color="black", linewidth=0.9)
     left, right = _reach([*places, *places], 0.03)
     axes.hlines([*lows, *highs], left, right, color="black", linewidth=0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.files.description import Description
 from hydractl.files.eval_answer import EvalAnswer, EvalRow, ood_set_place
@@ -62,17 +62,28 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
 
     data: CardData
     if written is None:
-        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=_tags(len(description.masks) > 1))
+        tags = _tags(len(description.masks) > 1)
+        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=tags)
         text = _model_text(description, repo)
     else:
         card = ModelCard(written)
         data = card.data
         text = card.text.strip()
-    published = description.origin and description.origin.partition("@")[0]
-    for key, value in {"base_model": published, **said}.items():
-        setattr(data, key, value or getattr(data, key, None))
-    facts = {"text": Markup(text), "repo": repo, "reads": description.reads, "score": stored_score(description.extra)}
-    shown = template("hub_card.md.j2", plain, {}, keep_trailing_newline=True).render(facts)
+    published = description.origin
+    if published:
+        published, _, _ = published.partition("@")
+    said_of_it = {"base_model": published, **said}
+    for key, value in said_of_it.items():
+        known = getattr(data, key, None)
+        setattr(data, key, value or known)
+    facts = {
+        "text": Markup(text),
+        "repo": repo,
+        "reads": description.reads,
+        "score": stored_score(description.extra),
+    }
+    page = template("hub_card.md.j2", plain, {}, keep_trailing_newline=True)
+    shown = page.render(facts)
     return f"---\n{data.to_yaml()}\n---\n\n{shown}".encode()
 
 
@@ -83,9 +94,10 @@ def _model_text(description: Description, repo: str) -> str:
     for path, heads in description.mask.heads.items():
         kept = [list(mask.kept[path]) for mask in masks]
         sites.append(SiteHeadsRecord(site=path, heads=heads, kept=kept))
-    about = [_kind(len(masks)), *_heads_kept(sites)]
+    sentences = [_kind(len(masks)), *_heads_kept(sites)]
+    about = " ".join(sentences)
     name = repo.rpartition("/")[2]
-    return f"# {plain(name)}\n\n{plain(' '.join(about))}"
+    return f"# {plain(name)}\n\n{plain(about)}"
 
 
 def _tags(fused: bool) -> list[str]:
@@ -112,11 +124,18 @@ def _results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult
     taken: set[str] = set()
     for name in ("id", *row.detection.ood):
         data = answer.test.get(name)
-        spec = data.spec if data is not None else None
-        place = data_name(spec) if spec else shown_name(name)
+        spec = None
+        if data is not None:
+            spec = data.spec
+        if spec:
+            place = data_name(spec)
+        else:
+            place = shown_name(name)
         kind = _data_type(spec, place)
         # With the same data set and no name of its own, two results would be one.
-        config = shown_name(name) if kind in taken else None
+        config = None
+        if kind in taken:
+            config = shown_name(name)
         taken.add(kind)
         if name == "id":
             yield from _numbers(row, tables.ID_COLUMNS, task, "Classification", (place, kind, config))
@@ -154,7 +173,8 @@ def data_name(spec: str) -> str:
     place = spec.partition("?")[0]
     if re.match(r"[a-z]+:", place):
         return shown_name(spec)
-    return shown_name(place.rstrip("/").rpartition("/")[2] or place)
+    file_name = place.rstrip("/").rpartition("/")[2]
+    return shown_name(file_name or place)
 
 
 def _data_type(spec: str | None, name: str) -> str:
@@ -170,7 +190,9 @@ def _data_type(spec: str | None, name: str) -> str:
 
 def plain(text: object) -> str:
     """Escape a text, so that as Markdown it is shown and does nothing else."""
-    return escape(_MARKS.sub(r"\\\1", visible(text)), quote=False)
+    seen = visible(text)
+    without_markdown = _MARKS.sub(r"\\\1", seen)
+    return escape(without_markdown, quote=False)
 
 
 def _code(text: str) -> Markup:
@@ -180,7 +202,8 @@ def _code(text: str) -> Markup:
 
 
 def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
+    first = text[0].upper()
+    return first + text[1:]
 
 
 _FILTERS: Mapping[str, Callable[..., object]] = {
@@ -200,7 +223,7 @@ class _DataLine(NamedTuple):
     fingerprint: str | None
 
 
-def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, Any]:
+def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
     """Return everything that the text names."""
     data = {}
     for name, entry in answer.test.items():
@@ -252,7 +275,7 @@ def _costs(row: EvalRow) -> list[tuple[str, str]]:
     return [(count_text(count), what) for count, what in counts if count]
 
 
-def _sentences(conventions: Mapping[str, Any]) -> dict[str, str | int | float]:
+def _sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
     """Return the conventions that are of one sentence or number, which is the same for all rows."""
     sentences = {}
     for key, convention in conventions.items():
@@ -264,16 +287,20 @@ def _sentences(conventions: Mapping[str, Any]) -> dict[str, str | int | float]:
 def _about(row: EvalRow) -> str:
     """Say what a row is: of how many members, how it was measured, and which heads it keeps."""
     parts = [_kind(len(row.members))]
-    if row.mc_dropout is not None:
-        parts = [f"{row.mc_dropout.passes} passes of MC dropout (rate {row.mc_dropout.p}), averaged."]
+    dropout = row.mc_dropout
+    if dropout is not None:
+        parts = [f"{dropout.passes} passes of MC dropout (rate {dropout.p}), averaged."]
     probe = tables.probe_words(row)
     if probe:
         parts.append(f"Measured by a probe of its features: {probe}.")
-    return " ".join([*parts, *_heads_kept(row.heads)])
+    parts += _heads_kept(row.heads)
+    return " ".join(parts)
 
 
 def _kind(members: int) -> str:
-    return f"An ensemble of {members} members, averaged." if members > 1 else "A single model."
+    if members > 1:
+        return f"An ensemble of {members} members, averaged."
+    return "A single model."
 
 
 def _heads_kept(sites: Sequence[SiteHeadsRecord]) -> list[str]:
@@ -283,6 +310,8 @@ def _heads_kept(sites: Sequence[SiteHeadsRecord]) -> list[str]:
     members = max(len(site.kept) for site in sites)
     counts = []
     for member in range(members):
-        counts.append(sum(len(site.kept_by(member)) for site in sites))
+        kept = sum(len(site.kept_by(member)) for site in sites)
+        counts.append(str(kept))
     total = sum(site.heads for site in sites)
-    return [f"Attention heads kept: {' / '.join(map(str, counts))} of {total}."]
+    each = " / ".join(counts)
+    return [f"Attention heads kept: {each} of {total}."]

@@ -23,7 +23,9 @@ def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
     for place, metric in enumerate(metrics(kind)):
         if facts.by_severity and not metric.by_severity:
             continue
-        value = dict[str, Number] if metric.parts else Number
+        value: Any = Number
+        if metric.parts:
+            value = dict[str, Number]
         # By its alias a key may be anything, the names of pydantic's own methods too.
         fields[f"metric_{place}"] = (value | None, Field(None, alias=metric.key, description=metric.convention))
     return fields
@@ -50,7 +52,8 @@ def read_eval(path: str) -> EvalAnswer:
     Raises:
         InputError: for anything else, listing what is wrong with it.
     """
-    return EvalAnswer.from_json(read_document(path, Eval))
+    document = read_document(path, Eval)
+    return EvalAnswer.from_json(document)
 
 
 def eval_of(document: Any, origin: str) -> EvalAnswer:

@@ -45,7 +45,8 @@ class Reports:
 
     def planned(self) -> list[Path]:
         """List what a dry run names: the single files, and every picture that there may be."""
-        return [output.path for output in self.outputs.values()]
+        outputs = self.outputs.values()
+        return [output.path for output in outputs]
 
 
 @contextlib.contextmanager
@@ -69,16 +70,21 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
     if options.openood_csv is not None:
         path = file_path(options.openood_csv)
         for index, name in enumerate(names):
-            files[_csv_of(index)] = named_apart(path, name) if len(names) > 1 else path
+            path_of_row = path
+            if len(names) > 1:
+                path_of_row = named_apart(path, name)
+            files[_csv_of(index)] = path_of_row
     with contextlib.ExitStack() as stack:
         outputs = {}
         for kind, path in files.items():
-            outputs[kind] = stack.enter_context(Output(path, force=options.force))
+            output = Output(path, force=options.force)
+            outputs[kind] = stack.enter_context(output)
         if options.plots is not None:
             folder = Path(options.plots)
             _make_folder(folder, stack)
             for name in possible_files(names):
-                outputs[name] = stack.enter_context(Output(folder / name, force=options.force))
+                output = Output(folder / name, force=options.force)
+                outputs[name] = stack.enter_context(output)
         yield Reports(outputs, card_row)
 
 
@@ -95,15 +101,20 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
     outputs = reports.outputs
     written: list[Path] = []
     if "html" in outputs:
-        written.append(_write_bytes(outputs["html"], render(answer)))
+        page = render(answer)
+        written.append(_write_bytes(outputs["html"], page))
     if "card" in outputs:
-        written.append(_write_bytes(outputs["card"], render_card(answer, reports.card_row)))
+        card = render_card(answer, reports.card_row)
+        written.append(_write_bytes(outputs["card"], card))
     for index, row in enumerate(answer.models):
-        if _csv_of(index) in outputs:
-            written.append(_write_bytes(outputs[_csv_of(index)], openood_csv(row)))
-    if any(name.endswith(".png") for name in outputs):
+        name = _csv_of(index)
+        if name in outputs:
+            written.append(_write_bytes(outputs[name], openood_csv(row)))
+    has_pictures = any(name.endswith(".png") for name in outputs)
+    if has_pictures:
         for name, picture in picture_files(answer):
-            written.append(write_with(outputs[name], partial(save_png, picture)))
+            save = partial(save_png, picture)
+            written.append(write_with(outputs[name], save))
     return written
 
 
@@ -142,18 +153,20 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
-    if options.card is None or options.card_model is None:
+    wanted = options.card_model
+    if options.card is None or wanted is None:
         return len(names) - 1
-    if options.card_model in names:
-        return list(names).index(options.card_model)
-    near = difflib.get_close_matches(options.card_model, names, n=1)
+    if wanted in names:
+        return list(names).index(wanted)
+    near = difflib.get_close_matches(wanted, names, n=1)
     if near:
         hint = f"did you mean {shown_name(near[0])}?"
     else:
-        hint = f"the rows are: {', '.join(map(shown_name, names[:_MOST_NAMES]))}"
+        first_ones = ", ".join(map(shown_name, names[:_MOST_NAMES]))
+        hint = f"the rows are: {first_ones}"
         if len(names) > _MOST_NAMES:
             hint += ", ..."
-    raise UsageError(f"--card-model {shown_name(options.card_model)} is no row", hint=hint)
+    raise UsageError(f"--card-model {shown_name(wanted)} is no row", hint=hint)
 
 
 # --- the table of OpenOOD ---------------------------------------------------------------------------------------------
@@ -189,13 +202,17 @@ def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
     for group in ("near", "far", None):
         is_empty = True
         for name, measured in row.detection.ood.items():
-            if measured.group == group:
-                is_empty = False
-                yield name, measured.metrics
+            if measured.group != group:
+                continue
+            is_empty = False
+            yield name, measured.metrics
         if group is not None and not is_empty:
-            yield f"{group}ood", average_of(row.detection, averages[group])
+            means = average_of(row.detection, averages[group])
+            yield f"{group}ood", means
 
 
 def _percent(metrics: Metrics, key: str) -> str:
     value = single_number(metrics.get(key))
-    return "" if value is None else f"{100 * value:.2f}"
+    if value is None:
+        return ""
+    return f"{100 * value:.2f}"

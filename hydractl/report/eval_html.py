@@ -65,7 +65,9 @@ class _Section:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not (self.figures or self.tables or self.facts)
+        if self.figures or self.tables:
+            return False
+        return not self.facts
 
 
 def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
@@ -99,19 +101,23 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
 
 def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
     if study is not None:
-        return f"Study of {shown_name(study.model.name)}"
-    if len(answer.models) == 1:
-        return f"Evaluation of {shown_name(answer.models[0].name)}"
-    return f"Evaluation of {len(answer.models)} models"
+        name = shown_name(study.model.name)
+        return f"Study of {name}"
+    rows = answer.models
+    if len(rows) > 1:
+        return f"Evaluation of {len(rows)} models"
+    name = shown_name(rows[0].name)
+    return f"Evaluation of {name}"
 
 
 def _ends_text(cell: tables.Cell) -> str:
     """Return the interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
-    low, high = cell.ends
     if cell.signed:
-        return f"{tables.signed_number(low)} to {tables.signed_number(high)}"
-    return f"{number(low)}–{number(high)}"
+        low, high = map(tables.signed_number, cell.ends)
+        return f"{low} to {high}"
+    low, high = map(number, cell.ends)
+    return f"{low}–{high}"
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -121,14 +127,18 @@ def _sections(answer: EvalAnswer) -> Iterator[_Section]:
     """Yield every part of the page, in order."""
     rows = answer.models
     pictures = _draw(answer)
-    marked = "Bold: best of the column, underlined: second best." if len(rows) > 1 else ""
+    marked = ""
+    if len(rows) > 1:
+        marked = "Bold: best of the column, underlined: second best."
 
     def part(anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = "") -> _Section:
         """Return a section with the pictures of a kind, explained where there are some, and tables that have rows."""
-        figures = [picture for picture in pictures if kind and picture.kind.startswith(kind)]
-        shown = [table for table in under if table.rows]
+        figures = []
+        if kind:
+            figures = [picture for picture in pictures if picture.kind.startswith(kind)]
         if figures:
             note = _HOW[kind]
+        shown = [table for table in under if table.rows]
         return _Section(anchor, title, note, figures, shown)
 
     yield part("results", "Results", tables.main_table(rows), note=marked)
@@ -169,7 +179,8 @@ def _conventions(answer: EvalAnswer) -> Iterator[Fact]:
     for key, convention in answer.conventions.items():
         text = convention
         if isinstance(convention, dict):
-            text = "; ".join(f"{name}: {said}" for name, said in convention.items())
+            parts = [f"{name}: {said}" for name, said in convention.items()]
+            text = "; ".join(parts)
         yield key, [text]
 
 
@@ -178,10 +189,16 @@ def _provenance(answer: EvalAnswer) -> Iterator[Fact]:
     for row in answer.models:
         yield f"model {row.name}", row.files or ["no sha256"]
     for name, data in answer.test.items():
-        size = "" if data.n is None else f"n = {data.n}, "
-        yield f"data {name}", [data.spec or "-", f"{size}fingerprint {data.fingerprint or '-'}"]
+        spec = data.spec or "-"
+        fingerprint = data.fingerprint or "-"
+        facts = f"fingerprint {fingerprint}"
+        if data.n is not None:
+            facts = f"n = {data.n}, {facts}"
+        yield f"data {name}", [spec, facts]
     if answer.bootstrap is not None:
-        options = [f"{key} {value}" for key, value in answer.bootstrap.to_json().items()]
+        options = []
+        for key, value in answer.bootstrap.to_json().items():
+            options.append(f"{key} {value}")
         yield "bootstrap", [", ".join(options)]
     yield "form", [answer.schema]
 
@@ -215,16 +232,20 @@ def _inside_words(answer: EvalAnswer) -> str:
         size = data.n
     if size is None:
         size = "an unknown number of"
-    spec = f" of {shown_name(data.spec)}" if data is not None and data.spec else ""
+    spec = ""
+    if data is not None and data.spec:
+        spec = f" of {shown_name(data.spec)}"
     labelled = any(tables.ACCURACY.value(row) is not None for row in rows)
-    kind = "labelled samples" if labelled else "samples without labels"
+    kind = "samples without labels"
+    if labelled:
+        kind = "labelled samples"
     return f"{models} measured on {size} {kind}{spec} (in distribution, ID)."
 
 
 def _outside_words(answer: EvalAnswer) -> list[str]:
     """Say which OOD sets were told from the ID data, and by which scores."""
-    sets = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
-    sentences = [f"Out-of-distribution (OOD) data: {'; '.join(sets)}."]
+    set_texts = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
+    sets = "; ".join(set_texts)
     names: set[str] = set()
     each = []
     for row in answer.models:
@@ -232,8 +253,10 @@ def _outside_words(answer: EvalAnswer) -> list[str]:
         if score:
             names.add(score)
             each.append(f"{shown_name(score)} of {shown_name(row.name)}")
+    sentences = [f"Out-of-distribution (OOD) data: {sets}."]
     if len(names) == 1:
-        sentences.append(f"The OOD score is {shown_name(names.pop())}.")
+        (score,) = names
+        sentences.append(f"The OOD score is {shown_name(score)}.")
     elif names:
         sentences.append(f"The OOD scores are {', '.join(each)}.")
     return sentences
@@ -299,38 +322,44 @@ def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
     rows = answer.models
     lines = []
     for column in tables.main_columns(rows):
+        metric = column.metric
         values = [column.value(row) for row in rows]
-        rows_of_mark: dict[str, list[EvalRow]] = {tables.BEST: [], tables.SECOND: [], "": []}
-        for row, mark in zip(rows, tables.marks(values, column.metric), strict=True):
-            rows_of_mark[mark].append(row)
-        best = rows_of_mark[tables.BEST]
-        second = rows_of_mark[tables.SECOND]
+        best = []
+        second = []
+        for row, mark in zip(rows, tables.marks(values, metric), strict=True):
+            if mark == tables.BEST:
+                best.append(row)
+            elif mark == tables.SECOND:
+                second.append(row)
         if not best:
             continue
         text = f"{_names(best)} with {_value(column, best)}"
         if second:
             text += f", then {_names(second)} with {_value(column, second)}"
         text += _significance(column, best, rows)
-        lines.append((f"{column.words} ({column.metric.direction} is better)", f"{text}."))
+        name = f"{column.words} ({metric.direction} is better)"
+        lines.append((name, f"{text}."))
     return lines
 
 
 def _value(column: tables.Column, rows: Sequence[EvalRow]) -> str:
     """Return the number that these rows have in common, with its interval where it is that of a single row."""
-    text = number(column.value(rows[0]))
-    ends = column.interval(rows[0])
+    first = rows[0]
+    text = number(column.value(first))
+    ends = column.interval(first)
     if len(rows) > 1 or ends is None:
         return text
-    low, high = ends
-    return f"{text} ({number(low)} to {number(high)})"
+    low, high = map(number, ends)
+    return f"{text} ({low} to {high})"
 
 
 def _names(rows: Sequence[EvalRow]) -> str:
     listed = [shown_name(row.name) for row in rows[:_SEVERAL]]
     rest = len(rows) - len(listed)
-    if rest:
-        return f"{', '.join(listed)} and {rest} more"
-    return " and ".join(listed)
+    if not rest:
+        return " and ".join(listed)
+    first_ones = ", ".join(listed)
+    return f"{first_ones} and {rest} more"
 
 
 def _significance(column: tables.Column, best: Sequence[EvalRow], rows: Sequence[EvalRow]) -> str:
@@ -349,7 +378,9 @@ def _significance(column: tables.Column, best: Sequence[EvalRow], rows: Sequence
     if ends is None:
         return ""
     low, high = map(tables.signed_number, ends)
-    verdict = "significantly different" if tables.excludes_zero(ends) else "not significantly different"
+    verdict = "not significantly different"
+    if tables.excludes_zero(ends):
+        verdict = "significantly different"
     paired = f"paired difference {tables.signed_number(value)}, {low} to {high}"
     return f"; {verdict} from {shown_name(reference.name)} ({paired})"
 

@@ -77,18 +77,23 @@ def possible_files(names: Sequence[str]) -> list[str]:
     """Return every file name that pictures of these rows can have; which of them are made, the numbers decide."""
     files = []
     for part in file_names(names):
-        files += [f"{kind}.{part}.png" for kind in OF_MODEL]
-    return files + [f"{kind}.png" for kind in OF_ALL]
+        for kind in OF_MODEL:
+            files.append(f"{kind}.{part}.png")
+    for kind in OF_ALL:
+        files.append(f"{kind}.png")
+    return files
 
 
 def picture_files(answer: EvalAnswer) -> Iterator[tuple[str, Picture]]:
     """Yield file name and picture for all that this answer has numbers for, those about all rows first."""
     for picture in comparison_pictures(answer):
         yield f"{picture.kind}.png", picture
-    parts = file_names([row.name for row in answer.models])
-    for row, part in zip(answer.models, parts, strict=True):
+    rows = answer.models
+    parts = file_names([row.name for row in rows])
+    for row, part in zip(rows, parts, strict=True):
         for picture in model_pictures(answer, row):
-            yield f"{picture.kind}.{part}.png", picture
+            name = f"{picture.kind}.{part}.png"
+            yield name, picture
 
 
 def model_pictures(answer: EvalAnswer, row: EvalRow) -> Iterator[Picture]:
@@ -137,9 +142,11 @@ def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
     for index, n in enumerate(curve.n):
         confidence = curve.confidence[index]
         accuracy = curve.accuracy[index]
-        if n and confidence is not None and accuracy is not None:
-            ends = known_interval((curve.low[index], curve.high[index]))
-            filled.append(_Bin(confidence, accuracy, ends))
+        if not n or confidence is None or accuracy is None:
+            continue
+        interval = (curve.low[index], curve.high[index])
+        ends = known_interval(interval)
+        filled.append(_Bin(confidence, accuracy, ends))
     return filled
 
 
@@ -178,7 +185,9 @@ def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
 
 
 def _bin_label(count: int) -> str:
-    return short_count(count) if count else ""
+    if count:
+        return short_count(count)
+    return ""
 
 
 def count_axis(axis: Any) -> None:
@@ -195,9 +204,12 @@ def count_axis(axis: Any) -> None:
 def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Picture:
     """Draw OOD histograms: where the scores of the ID samples lie, and where those of each OOD set do."""
     names = list(curve.ood)
+    labels = drawn_names(names, 18)
     panels = []
-    for index, (name, shown) in enumerate(zip(names, drawn_names(names, 18), strict=True), start=1):
-        panels.append(_score_panel(curve, name, shown, row, score, index))
+    for index, name in enumerate(names):
+        label = labels[index]
+        panel = _score_panel(curve, name, label, row, score, index + 1)
+        panels.append(panel)
     return Picture("scores", shown_name(row.name), tuple(panels))
 
 
@@ -219,7 +231,9 @@ def _score_panel(curve: ScoreHistograms, name: str, shown: str, row: EvalRow, sc
             axes.axvline(threshold, **GUIDE)
         highest = max(*inside, *outside) or 1
         axes.set(xlim=(first_edge, last_edge), ylim=(0, 1.08 * highest), title=shown)
-        which = "" if score is None else f" {visible(score)}"
+        which = ""
+        if score is not None:
+            which = f" {visible(score)}"
         axes.set_xlabel(f"OOD score{which}, higher is more OOD")
         axes.set_ylabel("share of the set's\nsamples per bin")
 
@@ -245,19 +259,23 @@ def _shares(counts: Sequence[int]) -> list[float]:
 def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
     """Draw ROC curves: TPR over FPR of each OOD set."""
     labels = drawn_names(list(curves), 20)
+    inside = samples([row])
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], **GUIDE)
-        for index, (name, shown) in enumerate(zip(curves, labels, strict=True), start=1):
+        for index, name in enumerate(curves):
             curve = curves[name]
             area = Column(ood_set_place(name), AUROC).value(row)
-            label = f"{shown} ({samples([row], [name])}), AUROC {number(area, 3)}"
-            axes.plot(curve.fpr, curve.tpr, label=label, **line_look(index, len(curve.fpr)))
+            size = samples([row], [name])
+            label = f"{labels[index]} ({size}), AUROC {number(area, 3)}"
+            look = line_look(index + 1, len(curve.fpr))
+            axes.plot(curve.fpr, curve.tpr, label=label, **look)
         axes.set(xlim=(0, 1), ylim=(0, 1))
-        axes.set_xlabel(f"FPR: share of ID samples flagged ({samples([row])})")
+        axes.set_xlabel(f"FPR: share of ID samples flagged ({inside})")
         axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
 
-    return Picture("roc", shown_name(row.name), (Panel(draw, "TPR over FPR of each OOD set", height=3.6),))
+    panel = Panel(draw, "TPR over FPR of each OOD set", height=3.6)
+    return Picture("roc", shown_name(row.name), (panel,))
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -267,12 +285,15 @@ def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
     """Draw the heads that every member keeps, site by site: a filled square is kept, an empty one is removed."""
     names = _site_names(sites)
     heads = [site.heads for site in sites]
+    all_heads = sum(heads)
     members = max(len(site.kept) for site in sites)
     panels = []
     for member in range(members):
-        kept = [set(site.kept_by(member)) for site in sites]
+        kept = []
+        for site in sites:
+            kept.append(set(site.kept_by(member)))
         kept_in_all = sum(map(len, kept))
-        title = f"{kept_in_all} of {sum(heads)} heads kept"
+        title = f"{kept_in_all} of {all_heads} heads kept"
         if members > 1:
             title = f"member {member}: {title}"
         panels.append(_head_map(title, names, heads, kept))
@@ -288,7 +309,9 @@ def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequ
         removed_cells: list[tuple[int, int]] = []
         for line, count in enumerate(heads):
             for head in range(count):
-                cells = kept_cells if head in kept[line] else removed_cells
+                cells = removed_cells
+                if head in kept[line]:
+                    cells = kept_cells
                 cells.append((line, head))
         axes.add_patch(_squares(kept_cells, facecolor=colour(0), linewidth=0))
         axes.add_patch(_squares(removed_cells, facecolor="none", edgecolor=SOFT, linewidth=0.6))
@@ -298,7 +321,9 @@ def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequ
         axes.set(xlim=(-0.6, widest + 1.6), ylim=(len(names) - 0.4, -0.6), xlabel="head")
         axes.set_aspect("equal", anchor="NW")
         axes.set_title(title, loc="left")
-        heads_between_ticks = 1 if widest <= 12 else 4
+        heads_between_ticks = 4
+        if widest <= 12:
+            heads_between_ticks = 1
         axes.set_xticks(range(0, widest, heads_between_ticks))
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.tick_params(length=0)
@@ -320,7 +345,9 @@ def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
     around = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
     squares = []
     for line, head in cells:
-        corners = [(head + x, line + y) for x, y in around]
+        corners = []
+        for x, y in around:
+            corners.append((head + x, line + y))
         squares.append(Path(corners, closed=True))
     return PathPatch(Path.make_compound_path(*squares), **looks)
 
@@ -333,9 +360,14 @@ def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
         return short_names(paths, _SITE_LETTERS)
     names = [""] * len(sites)
     for tower in dict.fromkeys(towers):
-        places = [index for index, site_tower in enumerate(towers) if site_tower == tower]
+        places = []
+        paths_of_tower = []
+        for index, site_tower in enumerate(towers):
+            if site_tower == tower:
+                places.append(index)
+                paths_of_tower.append(paths[index])
         letters = max(_SITE_LETTERS - len(tower) - 1, 4)
-        short = short_names([paths[index] for index in places], letters)
+        short = short_names(paths_of_tower, letters)
         for index, name in zip(places, short, strict=True):
             names[index] = f"{tower[:_SITE_LETTERS]} {name}"
     return names
@@ -346,7 +378,8 @@ def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
 
 def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
     """Draw training curves: loss and validation accuracy over the epochs, a line for each member that was trained."""
-    x_title = f"epoch ({sizes_text(trained.steps for trained in trainings)} steps)"
+    steps = sizes_text(trained.steps for trained in trainings)
+    x_title = f"epoch ({steps} steps)"
     losses = _epoch_lines(trainings, lambda epoch: epoch.loss)
     accuracies = _epoch_lines(trainings, lambda epoch: epoch.val_accuracy)
     panels = []
@@ -373,7 +406,9 @@ def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochR
         if points:
             label = _weights_words(trained)
             if len(trainings) > 1:
-                member = "?" if trained.member is None else trained.member
+                member = "?"
+                if trained.member is not None:
+                    member = str(trained.member)
                 label = f"member {member}: {label}"
             lines.append(_Line(index, label, points))
     return lines
@@ -383,8 +418,13 @@ def _weights_words(trained: TrainingRecord) -> str:
     """Say the weights of which epoch were kept."""
     if trained.kept_epoch is None:
         return "weights of several steps"
-    numbers = [epoch.epoch for epoch in trained.epochs or () if epoch.epoch is not None]
-    last = numbers[-1] if numbers else 0
+    numbers = []
+    for epoch in trained.epochs or ():
+        if epoch.epoch is not None:
+            numbers.append(epoch.epoch)
+    last = 0
+    if numbers:
+        last = numbers[-1]
     return f"epoch {trained.kept_epoch} of {last} kept"
 
 
@@ -395,12 +435,16 @@ def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes
         places: list[int] = []
         for line in lines:
             x, y = zip(*line.points, strict=True)
-            axes.plot(x, y, label=line.label, **line_look(line.series, len(line.points)))
+            look = line_look(line.series, len(x))
+            axes.plot(x, y, label=line.label, **look)
             places += x
         axes.set(xlabel=x_title, ylabel=y_title)
-        if min(places) == max(places):
-            axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
+        first = min(places)
+        last = max(places)
+        if first == last:
+            axes.set_xlim(first - 0.5, last + 0.5)
+        lowest, _ = axes.get_ylim()
+        axes.set_ylim(bottom=max(lowest, 0))
         count_axis(axes.xaxis)
 
     return draw
@@ -412,22 +456,27 @@ def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes
 def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw risk-coverage curves: the error rate among the most confident samples, over how many of them there are."""
     curves = [row.curves.risk_coverage for row in rows]
-    known = [curve for curve in curves if curve is not None and curve.coverage]
-    if not known:
+    highest_of_curves = []
+    for curve in curves:
+        if curve is not None and curve.coverage:
+            highest_of_curves.append(max(curve.risk))
+    if not highest_of_curves:
         return None
-    highest_of_curves = [max(curve.risk) for curve in known]
     highest = min(max(highest_of_curves), 1)
     top = 1.06 * max(highest, 0) or 1
 
     def draw(axes: Axes) -> None:
-        for index, (curve, name) in enumerate(zip(curves, names, strict=True)):
-            if curve is not None and curve.coverage:
-                look = line_look(index, len(curve.coverage))
-                axes.plot(curve.coverage, curve.risk, label=name, **look)
-        axes.set(xlim=(0, 1), ylim=(0, top), ylabel="error rate among\nthe samples kept")
+        for index, curve in enumerate(curves):
+            if curve is None or not curve.coverage:
+                continue
+            look = line_look(index, len(curve.coverage))
+            axes.plot(curve.coverage, curve.risk, label=names[index], **look)
+        axes.set(xlim=(0, 1), ylim=(0, top))
+        axes.set_ylabel("error rate among\nthe samples kept")
         axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({samples(rows)})")
 
-    return Picture("risk-coverage", "Risk and coverage", (Panel(draw, "error rate over coverage", height=3.6),))
+    panel = Panel(draw, "error rate over coverage", height=3.6)
+    return Picture("risk-coverage", "Risk and coverage", (panel,))
 
 
 class _CostPoint(NamedTuple):
@@ -443,25 +492,31 @@ def cost(rows: Sequence[EvalRow], names: Sequence[str], column: Column, kind: st
     """Draw a dot plot: what each row costs, and what it reaches, with its interval."""
     ratios, reference = cost_ratio(rows)
     points = []
-    for index, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
+    for index, row in enumerate(rows):
+        ratio = ratios[index]
         value = column.value(row)
         if ratio is not None and value is not None:
-            points.append(_CostPoint(index, ratio, value, column.interval(row)))
+            ends = column.interval(row)
+            points.append(_CostPoint(index, ratio, value, ends))
     if not points:
         return None
     sizes = f"ID {samples(rows)}"
     if column.place == _AUROC.place:
-        sizes += f", OOD {samples(rows, ood_names(rows))}"
+        outside = samples(rows, ood_names(rows))
+        sizes += f", OOD {outside}"
+    (reference_label,) = drawn_names([reference])
 
     def draw(axes: Axes) -> None:
         for point in points:
-            whiskers(axes, [point.ratio], [point.ends], point.series)
-            axes.plot(point.ratio, point.value, label=names[point.series], **point_look(point.series))
+            series = point.series
+            whiskers(axes, [point.ratio], [point.ends], series)
+            axes.plot(point.ratio, point.value, label=names[series], **point_look(series))
         axes.margins(0.1)
-        axes.set_xlabel(f"mult-adds, times those of\n{drawn_names([reference])[0]}")
+        axes.set_xlabel(f"mult-adds, times those of\n{reference_label}")
         axes.set_ylabel(f"{words}\n({sizes})")
 
-    return Picture(kind, f"Cost and {words}", (Panel(draw, f"{words} over mult-adds", height=3.6),))
+    panel = Panel(draw, f"{words} over mult-adds", height=3.6)
+    return Picture(kind, f"Cost and {words}", (panel,))
 
 
 _DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs of votes")
@@ -470,23 +525,33 @@ _DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs o
 def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw dot plots: how much the members of each row differ, set by set."""
     measured = each_once(row.diversity for row in rows)
-    sets = [name for name in ("id", *ood_names(rows)) if name in measured]
+    outside = ood_names(rows)
+    sets = [name for name in ("id", *outside) if name in measured]
     disagreements = [Column(diversity_place(name), DIVERSITY_METRICS[1]) for name in sets]
     of_several_members = []
     for index, row in enumerate(rows):
-        if any(column.value(row) is not None for column in disagreements):
+        values = [column.value(row) for column in disagreements]
+        if any(value is not None for value in values):
             of_several_members.append(index)
     if not of_several_members:
         return None
-    titles = ["ID" if name == "id" else name for name in sets]
+    titles = []
+    for name in sets:
+        titles.append("ID" if name == "id" else name)
     shown = drawn_names(titles, 14)
     inches_of_longest = max(map(len, shown)) * INCHES_A_LETTER
     inches_of_each = (WIDTH - 0.9) / len(shown)
     crowded = inches_of_longest > inches_of_each
-    height = 3.4 if crowded else 2.6
+    height = 2.6
+    rotation = 0
+    side = "center"
+    if crowded:
+        height = 3.4
+        rotation = 45
+        side = "right"
     sizes = f"ID {samples(rows)}"
     if len(sets) > 1:
-        sizes += f", OOD {samples(rows, ood_names(rows))}"
+        sizes += f", OOD {samples(rows, outside)}"
 
     def panel(metric: Metric, unit: str) -> Panel:
         def draw(axes: Axes) -> None:
@@ -496,14 +561,16 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
                 shift = 0.6 * (place - 0.5)
                 _diversity_points(axes, rows[index], sets, metric, shift, label=names[index], series=index)
             axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set ({sizes})", ylabel=unit)
-            axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
-            slant: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
-            axes.set_xticks(range(len(sets)), shown, **slant)
+            _, highest = axes.get_ylim()
+            axes.set_ylim(0, max(highest, 1e-9))
+            axes.set_xticks(range(len(sets)), shown, rotation=rotation, ha=side)
             axes.grid(False, axis="x")
 
         return Panel(draw, f"{metric.words} over the data sets", height=height)
 
-    panels = [panel(metric, unit) for metric, unit in zip(DIVERSITY_METRICS, _DIVERSITY_UNITS, strict=False)]
+    panels = []
+    for metric, unit in zip(DIVERSITY_METRICS, _DIVERSITY_UNITS, strict=False):
+        panels.append(panel(metric, unit))
     return Picture("diversity", "Diversity of the members", tuple(panels))
 
 
@@ -524,17 +591,19 @@ def _diversity_points(
 
 def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Draw what corruption of the images does, from none to the hardest."""
+    x_title = f"severity, 0: uncorrupted ({corrupted_samples(rows)})"
     panels = []
     for metric in CORRUPTION_METRICS:
         lines = []
-        for index, (row, name) in enumerate(zip(rows, names, strict=True)):
+        for index, row in enumerate(rows):
             points = _severity_points(row, metric)
             if row.corruption_avg and len(points) > 1:
-                lines.append(_Line(index, name, points))
-        if lines:
-            x_title = f"severity, 0: uncorrupted ({corrupted_samples(rows)})"
-            draw = _lines(lines, x_title, f"{metric.words}\n({metric.direction} is better)")
-            panels.append(Panel(draw, f"{metric.words} over severity"))
+                lines.append(_Line(index, names[index], points))
+        if not lines:
+            continue
+        y_title = f"{metric.words}\n({metric.direction} is better)"
+        draw = _lines(lines, x_title, y_title)
+        panels.append(Panel(draw, f"{metric.words} over severity"))
     if not panels:
         return None
     return Picture("corruptions", "Mean over the corruptions", tuple(panels))

@@ -102,7 +102,9 @@ def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
     data = answer.test.get(name)
     if data is not None and data.fingerprint is not None:
         return data.fingerprint
-    hint = "measure all answers on the same test sets" if name != "id" else "means over data sets are not taken again"
+    hint = "means over data sets are not taken again"
+    if name != "id":
+        hint = "measure all answers on the same test sets"
     raise InputError(f"{path} has no fingerprint of the test set {name}", hint=hint)
 
 
@@ -111,12 +113,14 @@ def _check_same_data(answers: Answers) -> None:
     for name in dict.fromkeys(["id", *_set_names(answers)]):
         known = _fingerprint(answers[first], first, name)
         for path in others:
-            if _fingerprint(answers[path], path, name) != known:
+            fingerprint = _fingerprint(answers[path], path, name)
+            if fingerprint != known:
                 hint = "of other data sets, take means with --over data"
                 raise InputError(f"the test set {name} of {path} is not that of {first}", hint=hint)
     for path, answer in answers.items():
         if answer.over is not None:
-            raise InputError(f"{path} holds means over runs already", hint="give the answers that it was made from")
+            hint = "give the answers that it was made from"
+            raise InputError(f"{path} holds means over runs already", hint=hint)
 
 
 def _check_other_data(answers: Answers) -> None:
@@ -124,15 +128,16 @@ def _check_other_data(answers: Answers) -> None:
     path_of_data: dict[str, str] = {}
     names = [row.name for row in answers[first].models]
     for path, answer in answers.items():
-        same = path_of_data.setdefault(_fingerprint(answer, path, "id"), path)
+        fingerprint = _fingerprint(answer, path, "id")
+        same = path_of_data.setdefault(fingerprint, path)
         if same != path:
             hint = "of several seeds, take means with --over seed"
             raise InputError(f"{path} and {same} have the same ID data", hint=hint)
         other_names = [row.name for row in answer.models]
         if set(other_names) != set(names):
-            raise InputError(
-                f"the rows of {path} are {', '.join(other_names)}, and those of {first} {', '.join(names)}"
-            )
+            rows_here = ", ".join(other_names)
+            rows_there = ", ".join(names)
+            raise InputError(f"the rows of {path} are {rows_here}, and those of {first} {rows_there}")
 
 
 def _runs(answers: Answers, over: str) -> dict[str, list[Run]]:
@@ -140,7 +145,8 @@ def _runs(answers: Answers, over: str) -> dict[str, list[Run]]:
     runs_of_rows: dict[str, list[Run]] = {}
     for path, answer in answers.items():
         for row in answer.models:
-            runs = runs_of_rows.setdefault(_row_name(row.name, over), [])
+            name = _row_name(row.name, over)
+            runs = runs_of_rows.setdefault(name, [])
             is_known = over == "seed" and any(_is_same_run(row, run.row) for run in runs)
             if not is_known:
                 runs.append(Run(path, row))
@@ -149,12 +155,16 @@ def _runs(answers: Answers, over: str) -> dict[str, list[Run]]:
 
 def _row_name(name: str, over: str) -> str:
     """Return the name that the runs of a row have in common."""
-    return name.partition("#")[0] if over == "seed" else name
+    if over == "seed":
+        return name.partition("#")[0]
+    return name
 
 
 def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
     """Return whether two rows are of the same files and have equal figures."""
-    return row.sha256 == other.sha256 and _figures(row) == _figures(other)
+    if row.sha256 != other.sha256:
+        return False
+    return _figures(row) == _figures(other)
 
 
 def _check_alike(name: str, runs: Sequence[Run], over: str) -> None:
@@ -164,10 +174,12 @@ def _check_alike(name: str, runs: Sequence[Run], over: str) -> None:
     for run in others:
         settings = _settings(run.row, over)
         for key, value in known.items():
-            if settings[key] != value:
-                here = f"{settings[key]!r} in {run.path}"
-                text = f"{name}: {key} is {here}, and {value!r} in {first.path}"
-                raise InputError(text, hint="measure all runs with the same options of eval")
+            if settings[key] == value:
+                continue
+            here = f"{settings[key]!r} in {run.path}"
+            there = f"{value!r} in {first.path}"
+            hint = "measure all runs with the same options of eval"
+            raise InputError(f"{name}: {key} is {here}, and {there}", hint=hint)
 
 
 _SETTINGS = (
@@ -256,7 +268,11 @@ def _digests(runs: Sequence[EvalRow]) -> list[str | None]:
 def _figures(run: EvalRow) -> dict[str, object]:
     """Return the parts of a row that hold figures, as JSON has them."""
     document = run.to_json()
-    return {key: document[key] for key in _FIGURES if document.get(key) is not None}
+    figures = {}
+    for key in _FIGURES:
+        if document.get(key) is not None:
+            figures[key] = document[key]
+    return figures
 
 
 def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
@@ -278,7 +294,8 @@ def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
     most: dict[str, int] = {}
     for run in runs:
         for name, count in run.seen.items():
-            most[name] = max(most.get(name, 0), count or 0)
+            before = most.get(name, 0)
+            most[name] = max(before, count or 0)
     return most
 
 
@@ -296,20 +313,30 @@ def _means_of(runs: Sequence[Figures], place: tuple[str, ...], deviations: dict[
         objects = [value for value in values if isinstance(value, Mapping)]
         if len(objects) == len(values):
             averaged[key] = _means_of(objects, (*place, key), deviations)
-        elif not isinstance(first, float) and all(value == first for value in values):
+            continue
+        are_equal = all(value == first for value in values)
+        if are_equal and not isinstance(first, float):
             averaged[key] = first
-        elif _are_fractions(values):
-            numbers = [value for value in values if isinstance(value, (int, float))]
-            averaged[key] = statistics.mean(numbers)
-            if len(numbers) > 1:
-                deviations[".".join((*place, key))] = statistics.stdev(numbers)
+            continue
+        if not _are_fractions(values):
+            continue
+        numbers = [value for value in values if isinstance(value, (int, float))]
+        averaged[key] = statistics.mean(numbers)
+        if len(numbers) > 1:
+            dotted_key = ".".join((*place, key))
+            deviations[dotted_key] = statistics.stdev(numbers)
     return averaged
 
 
 def _are_fractions(values: Sequence[object]) -> bool:
     """Return whether all are numbers, and one at least is no whole number by its type: counts are not averaged."""
-    are_numbers = all(isinstance(value, (int, float)) for value in values)
-    return are_numbers and any(type(value) is float for value in values)
+    has_fraction = False
+    for value in values:
+        if not isinstance(value, (int, float)):
+            return False
+        if type(value) is float:
+            has_fraction = True
+    return has_fraction
 
 
 # --- the rest of the answer -------------------------------------------------------------------------------------------
@@ -319,7 +346,10 @@ def _data(answers: Answers) -> dict[str, DataSetRecord]:
     """Return the test sets of all answers: one that is not the same in all of them has a number behind its name."""
     sets: dict[str, DataSetRecord] = {}
     for name in _set_names(answers):
-        entries = [answer.test[name] for answer in answers.values() if name in answer.test]
+        entries = []
+        for answer in answers.values():
+            if name in answer.test:
+                entries.append(answer.test[name])
         fingerprints = {entry.fingerprint for entry in entries}
         if len(fingerprints) == 1:
             sets[name] = entries[0]
@@ -331,7 +361,8 @@ def _data(answers: Answers) -> dict[str, DataSetRecord]:
 
 def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
     """Return the sentences that all answers have alike."""
-    first, *others = [_conventions(answer.conventions, over) for answer in answers.values()]
+    renamed = [_conventions(answer.conventions, over) for answer in answers.values()]
+    first, *others = renamed
     shared = {}
     for key, said in first.items():
         if all(other.get(key) == said for other in others):
@@ -353,9 +384,13 @@ def _warnings(answers: Answers) -> list[str]:
     """Return the warnings of all answers, and which test sets are missing where."""
     warnings = []
     for path, answer in answers.items():
-        warnings += [f"{path}: {text}" for text in answer.warnings or ()]
+        for text in answer.warnings or ():
+            warnings.append(f"{path}: {text}")
     for name in _set_names(answers):
-        without = [path for path, answer in answers.items() if name not in answer.test]
+        without = []
+        for path, answer in answers.items():
+            if name not in answer.test:
+                without.append(path)
         if without:
             warnings.append(f"{name} is no test set of {', '.join(without)}")
     return warnings

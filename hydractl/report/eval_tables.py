@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,7 +38,9 @@ CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity
 
 def single_number(value: MetricValue) -> float | None:
     """Return the value of a metric of one number; None for one of several parts, and where there is none."""
-    return None if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return None
+    return value
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -62,11 +63,14 @@ class Column:
     @property
     def key(self) -> str:
         """The name among the intervals and differences of a row: ``id.accuracy``."""
-        return f"{self.place.key}.{self.metric.key}"
+        place = self.place.key
+        return f"{place}.{self.metric.key}"
 
     def value(self, row: EvalRow) -> float | None:
         """Return the number in this row; None where there is none."""
-        return single_number(self.place.metrics(row).get(self.metric.key))
+        values = self.place.metrics(row)
+        value = values.get(self.metric.key)
+        return single_number(value)
 
     def std(self, row: EvalRow) -> float | None:
         """Return the sample standard deviation over the runs that the number is a mean of; None for a single run."""
@@ -74,14 +78,16 @@ class Column:
 
     def interval(self, row: EvalRow) -> tuple[float, float] | None:
         """Return the confidence interval in this row; None where none was made."""
-        return known_interval(row.ci.get(self.key))
+        interval = row.ci.get(self.key)
+        return known_interval(interval)
 
     def difference(self, row: EvalRow) -> tuple[float, tuple[float, float] | None] | None:
         """Return this row minus the first one, measured on the same samples, and the interval of that."""
         paired = row.difference.get(self.key)
         if paired is None or paired.value is None:
             return None
-        return paired.value, known_interval(paired.ci)
+        ends = known_interval(paired.ci)
+        return paired.value, ends
 
 
 def known_interval(interval: Interval | None) -> tuple[float, float] | None:
@@ -96,11 +102,16 @@ def known_interval(interval: Interval | None) -> tuple[float, float] | None:
 
 def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[Column, ...]:
     """Return the columns of these metrics at one place; ``words`` go behind the name of each."""
-    return tuple(Column(place, metric, metric.words + words) for metric in metrics)
+    made = []
+    for metric in metrics:
+        column_words = metric.words + words
+        made.append(Column(place, metric, column_words))
+    return tuple(made)
 
 
 def _metric(metrics: Sequence[Metric], key: str) -> Metric:
-    return next(metric for metric in metrics if metric.key == key)
+    by_key = {metric.key: metric for metric in metrics}
+    return by_key[key]
 
 
 def _id_column(key: str) -> Column:
@@ -125,8 +136,10 @@ def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
 
 def set_columns(name: str) -> list[Column]:
     """Return the numbers of one OOD set."""
-    mutual_information = Column(diversity_place(name), DIVERSITY_METRICS[0])
-    return [*columns(OOD_METRICS, ood_set_place(name)), mutual_information]
+    of_detection = columns(OOD_METRICS, ood_set_place(name))
+    place = diversity_place(name)
+    mutual_information = Column(place, DIVERSITY_METRICS[0])
+    return [*of_detection, mutual_information]
 
 
 # --- facts of rows ----------------------------------------------------------------------------------------------------
@@ -139,7 +152,10 @@ def ood_names(rows: Sequence[EvalRow]) -> list[str]:
 
 def each_once(lists: Iterable[Iterable[str]]) -> list[str]:
     """Return the entries of several lists, each at its first place."""
-    return list(dict.fromkeys(itertools.chain.from_iterable(lists)))
+    entries: dict[str, None] = {}
+    for names in lists:
+        entries.update(dict.fromkeys(names))
+    return list(entries)
 
 
 def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
@@ -164,7 +180,9 @@ def size_of(row: EvalRow, name: str) -> int | None:
     if name == "id":
         return row.id.n
     measured = row.detection.ood.get(name)
-    return measured.n if measured is not None else None
+    if measured is not None:
+        return measured.n
+    return None
 
 
 def sizes_text(sizes: Iterable[int | None]) -> str:
@@ -179,12 +197,16 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
 
 def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
     """Return the OOD score of a row; in documents of earlier versions that of all of them."""
-    return row.ood_score or answer.conventions.get("ood_score")
+    if row.ood_score:
+        return row.ood_score
+    return answer.conventions.get("ood_score")
 
 
 def set_title(name: str) -> str:
     """Return the name of a data set as people read it: ``ID``, or that of an OOD set."""
-    return "ID" if name == "id" else shown_name(name)
+    if name == "id":
+        return "ID"
+    return shown_name(name)
 
 
 def seen_text(row: EvalRow) -> str:
@@ -198,9 +220,11 @@ def seen_text(row: EvalRow) -> str:
 
 def level_text(answer: EvalAnswer) -> str:
     """Return ``95 %``, or what else the intervals of this answer cover; empty where it does not say."""
-    if answer.bootstrap is None or answer.bootstrap.level is None:
+    bootstrap = answer.bootstrap
+    if bootstrap is None or bootstrap.level is None:
         return ""
-    return f"{100 * answer.bootstrap.level:g} %"
+    percent = 100 * bootstrap.level
+    return f"{percent:g} %"
 
 
 _RUNS_OVER = {"seed": "seeds", "data": "data sets"}
@@ -212,7 +236,9 @@ def runs_text(answer: EvalAnswer) -> str:
         return ""
     counts = []
     for row in answer.models:
-        runs = "-" if row.runs is None else row.runs
+        runs = "-"
+        if row.runs is not None:
+            runs = str(row.runs)
         counts.append(f"{shown_name(row.name)} {runs}")
     return f"means over {_RUNS_OVER[answer.over]} ± sample standard deviation; runs: {', '.join(counts)}"
 
@@ -266,7 +292,8 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     ranked = sorted(set(known), reverse=metric.direction == "higher")
     if not metric.direction or len(ranked) < 2:
         return [""] * len(values)
-    mark_of: dict[float | None, str] = {ranked[0]: BEST}
+    mark_of: dict[float | None, str] = {}
+    mark_of[ranked[0]] = BEST
     if len(known) > 2:
         mark_of[ranked[1]] = SECOND
     return [mark_of.get(value, "") for value in shown]
@@ -274,7 +301,9 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
 
 def _as_shown(value: float | None, metric: Metric) -> float | None:
     """Return the number that a reader of the table sees; None where there is none."""
-    return None if value is None else float(number(value, metric.digits))
+    if value is None:
+        return None
+    return float(number(value, metric.digits))
 
 
 def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
@@ -295,14 +324,21 @@ def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], caption: str,
     """Make a table of one line for each model and one column for each number."""
     cells_of_rows: list[list[Cell]] = [[] for _ in rows]
     for column in shown:
-        for cells_of_row, cell in zip(cells_of_rows, metric_cells(rows, column), strict=True):
-            cells_of_row.append(cell)
-    lines = [(row.name, cells) for row, cells in zip(rows, cells_of_rows, strict=True)]
-    return Table(caption, _headings(column.metric for column in shown), lines, title)
+        cells_of_column = metric_cells(rows, column)
+        for cells, cell in zip(cells_of_rows, cells_of_column, strict=True):
+            cells.append(cell)
+    lines = []
+    for row, cells in zip(rows, cells_of_rows, strict=True):
+        lines.append((row.name, cells))
+    headings = _headings(column.metric for column in shown)
+    return Table(caption, headings, lines, title)
 
 
 def _headings(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
-    return [(metric.label, metric.direction) for metric in metrics]
+    headings: list[tuple[str, str]] = []
+    for metric in metrics:
+        headings.append((metric.label, metric.direction))
+    return headings
 
 
 def _plain_headings(*labels: str) -> list[tuple[str, str]]:
@@ -323,7 +359,9 @@ def _numbers(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
 
 def main_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of every row with its numbers on ID data and its means over OOD sets."""
-    groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;" if ood_names(rows) else ""
+    groups = ""
+    if ood_names(rows):
+        groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;"
     caption = f"ID {samples(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
     return metric_table(rows, main_columns(rows), caption)
 
@@ -340,7 +378,9 @@ def ood_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     for name in ood_names(rows):
         group = ood_group(rows, name)
         size = samples(rows, [name])
-        caption = f"{group} OOD, {size}" if group else size
+        caption = size
+        if group:
+            caption = f"{group} OOD, {size}"
         yield metric_table(rows, set_columns(name), caption, shown_name(name))
     for average, title, which in _AVERAGES:
         if any(_has_average(row, average) for row in rows):
@@ -356,16 +396,21 @@ def _has_average(row: EvalRow, average: OodAverage) -> bool:
 
 def every_set_table(rows: Sequence[EvalRow]) -> Table:
     """Make a table of a line for each OOD set of each row; marks are within a set."""
-    tables = {name: metric_table(rows, set_columns(name), "") for name in ood_names(rows)}
+    names = ood_names(rows)
+    tables = {name: metric_table(rows, set_columns(name), "") for name in names}
     lines = []
     for index, row in enumerate(rows):
         for name, measured in row.detection.ood.items():
-            size = "-" if measured.n is None else str(measured.n)
-            about = [Cell(name, "text"), Cell(measured.group or "-", "text"), Cell(size)]
+            size = "-"
+            if measured.n is not None:
+                size = str(measured.n)
+            group = measured.group or "-"
+            about = [Cell(name, "text"), Cell(group, "text"), Cell(size)]
             _, cells = tables[name].rows[index]
             lines.append((row.name, [*about, *cells]))
-    heads = [*_plain_headings("OOD set", "group", "n"), *_headings([*OOD_METRICS, DIVERSITY_METRICS[0]])]
-    return Table("", heads, lines, "OOD sets")
+    about_sets = _plain_headings("OOD set", "group", "n")
+    numbers = _headings([*OOD_METRICS, DIVERSITY_METRICS[0]])
+    return Table("", [*about_sets, *numbers], lines, "OOD sets")
 
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
@@ -388,7 +433,11 @@ def score_table(rows: Sequence[EvalRow]) -> Table:
 
 def _scores_of(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD scores that stand beside those of the rows, in the order of the row that has most of them."""
-    longest_first = sorted(rows, key=lambda row: len(row.scores), reverse=True)
+
+    def number_of_scores(row: EvalRow) -> int:
+        return len(row.scores)
+
+    longest_first = sorted(rows, key=number_of_scores, reverse=True)
     return each_once(row.scores for row in longest_first)
 
 
@@ -398,10 +447,13 @@ def difference_table(rows: Sequence[EvalRow]) -> Table:
     shown = [column for column in main_columns(rows) if column.key in known]
     lines = []
     for row in rows:
-        if row.difference and shown:
-            lines.append((row.name, [_difference(column, row) for column in shown]))
+        if not row.difference or not shown:
+            continue
+        cells = [_difference(column, row) for column in shown]
+        lines.append((row.name, cells))
     caption = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
-    return Table(caption, _headings(column.metric for column in shown), lines)
+    headings = _headings(column.metric for column in shown)
+    return Table(caption, headings, lines)
 
 
 def _difference(column: Column, row: EvalRow) -> Cell:
@@ -417,12 +469,17 @@ def _difference(column: Column, row: EvalRow) -> Cell:
 
 def excludes_zero(ends: tuple[float, float] | None) -> bool:
     """Return whether a difference with this interval is significant."""
-    return ends is not None and not ends[0] <= 0 <= ends[1]
+    if ends is None:
+        return False
+    low, high = ends
+    return not low <= 0 <= high
 
 
 def signed_number(value: float) -> str:
     """Return a difference as text, with its sign."""
-    sign = "+" if value > 0 else ""
+    sign = ""
+    if value > 0:
+        sign = "+"
     return sign + number(value)
 
 
@@ -439,7 +496,8 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
         for index, member in enumerate(row.members):
             measured.append((f"member {index}", member.metrics))
         for title, metrics in measured:
-            lines.append((row.name, [Cell(title, "text"), *_numbers(metrics, ID_METRICS)]))
+            numbers = _numbers(metrics, ID_METRICS)
+            lines.append((row.name, [Cell(title, "text"), *numbers]))
     heads = [*_plain_headings(""), *_headings(ID_METRICS)]
     return Table(f"ID {samples(rows)}", heads, lines)
 
@@ -453,8 +511,9 @@ def selective_table(rows: Sequence[EvalRow]) -> Table:
         metric = replace(ACCURACY.metric, key=level, label=f"acc at {level}")
         shown.append(Column(place, metric))
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
-    shown_rows = rows if levels else []
-    return metric_table(shown_rows, [*shown, AURC], caption)
+    if not levels:
+        return metric_table([], [AURC], caption)
+    return metric_table(rows, [*shown, AURC], caption)
 
 
 def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
@@ -466,10 +525,15 @@ def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
     known = [row for row in rows if row.macs]
     if not known:
         return [None] * len(rows), ""
+    ratios = []
     if all(row.single_macs for row in known):
-        return [_ratio(row.macs, row.single_macs) for row in rows], "the single model, all heads"
+        for row in rows:
+            ratios.append(_ratio(row.macs, row.single_macs))
+        return ratios, "the single model, all heads"
     first = known[0]
-    return [_ratio(row.macs, first.macs) for row in rows], first.name
+    for row in rows:
+        ratios.append(_ratio(row.macs, first.macs))
+    return ratios, first.name
 
 
 def _ratio(macs: int | None, reference: int | None) -> float | None:
@@ -484,13 +548,15 @@ def cost_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
         cost = row.cost or CostRecord()
-        parameters = Cell(params_text(cost.params, cost.params_nonzero))
-        mult_adds = Cell(count_text(cost.macs))
-        lines.append((row.name, [parameters, mult_adds, Cell(number(ratio, 3))]))
+        parameters = params_text(cost.params, cost.params_nonzero)
+        mult_adds = count_text(cost.macs)
+        cells = [Cell(parameters), Cell(mult_adds), Cell(number(ratio, 3))]
+        lines.append((row.name, cells))
     if all(row.cost is None for row in rows):
         lines = []
     caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
-    return Table(caption, _plain_headings("parameters", "mult-adds", "ratio"), lines)
+    headings = _plain_headings("parameters", "mult-adds", "ratio")
+    return Table(caption, headings, lines)
 
 
 def diversity_table(rows: Sequence[EvalRow]) -> Table:
@@ -498,17 +564,20 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row in rows:
         for name, measured in row.diversity.items():
-            of_members = []
+            measured_of = []
             has_several = measured.metrics.get("disagreement") is not None
             if row.members or has_several:
-                of_members.append(("all", measured.metrics))
+                measured_of.append(("all", measured.metrics))
             for pair in measured.pairs or ():
-                of_members.append((f"{pair.a} and {pair.b}", pair.metrics))
-            for members, metrics in of_members:
-                about = [Cell(set_title(name), "text"), Cell(members, "text")]
-                lines.append((row.name, [*about, *_numbers(metrics, DIVERSITY_METRICS)]))
+                measured_of.append((f"{pair.a} and {pair.b}", pair.metrics))
+            set_cell = Cell(set_title(name), "text")
+            for members, metrics in measured_of:
+                numbers = _numbers(metrics, DIVERSITY_METRICS)
+                cells = [set_cell, Cell(members, "text"), *numbers]
+                lines.append((row.name, cells))
     heads = [*_plain_headings("data set", "members"), *_headings(DIVERSITY_METRICS)]
-    return Table("mi in nats; disagr: share of pairs of members that vote for different classes", heads, lines)
+    caption = "mi in nats; disagr: share of pairs of members that vote for different classes"
+    return Table(caption, heads, lines)
 
 
 # --- corruptions ------------------------------------------------------------------------------------------------------
@@ -518,12 +587,18 @@ def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
     caption = f"by severity; {corrupted_samples(rows)}"
     for kind in each_once(row.corruptions for row in rows):
-        severities = sorted(each_once(row.corruptions.get(kind, {}) for row in rows))
-        shown = _severity_columns([(severity, corruption_place(kind, severity)) for severity in severities])
+        severities = each_once(row.corruptions.get(kind, {}) for row in rows)
+        places = []
+        for severity in sorted(severities):
+            places.append((severity, corruption_place(kind, severity)))
+        shown = _severity_columns(places)
         if shown:
             yield metric_table(rows, shown, caption, shown_name(kind))
-    severities = sorted(each_once(row.corruption_avg for row in rows))
-    shown = _severity_columns([(severity, severity_place(severity)) for severity in severities])
+    severities = each_once(row.corruption_avg for row in rows)
+    places = []
+    for severity in sorted(severities):
+        places.append((severity, severity_place(severity)))
+    shown = _severity_columns(places)
     if shown:
         yield metric_table(rows, shown, caption, "Mean over the corruptions")
 
@@ -533,27 +608,36 @@ def _severity_columns(places: Sequence[tuple[str, Place]]) -> list[Column]:
     shown = []
     for metric in CORRUPTION_METRICS:
         for severity, place in places:
-            shown.append(Column(place, replace(metric, label=f"{metric.label} {severity}")))
+            labelled = replace(metric, label=f"{metric.label} {severity}")
+            shown.append(Column(place, labelled))
     return shown
 
 
 def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
     """Make the table of accuracy of every row under each corruption, by severity: one line each."""
-    severities = sorted(each_once(each_once(row.corruptions.values()) for row in rows))
+    severities: set[str] = set()
+    for row in rows:
+        for by_severity in row.corruptions.values():
+            severities.update(by_severity)
+    in_order = sorted(severities)
     lines = []
     for row in rows:
         for kind in row.corruptions:
-            accuracies = [_accuracy_under(row, kind, severity) for severity in severities]
+            accuracies = [_accuracy_under(row, kind, severity) for severity in in_order]
             if all(accuracy is None for accuracy in accuracies):
                 continue
-            cells = [Cell(number(accuracy)) for accuracy in accuracies]
-            lines.append((row.name, [Cell(shown_name(kind), "text"), *cells]))
+            cells = [Cell(shown_name(kind), "text")]
+            for accuracy in accuracies:
+                cells.append(Cell(number(accuracy)))
+            lines.append((row.name, cells))
     title = f"accuracy under corruptions, by severity ({corrupted_samples(rows)})"
-    return Table("", _plain_headings("corruption", *severities), lines, title)
+    return Table("", _plain_headings("corruption", *in_order), lines, title)
 
 
 def _accuracy_under(row: EvalRow, kind: str, severity: str) -> float | None:
-    return Column(corruption_place(kind, severity), ACCURACY.metric).value(row)
+    place = corruption_place(kind, severity)
+    column = Column(place, ACCURACY.metric)
+    return column.value(row)
 
 
 def corrupted_samples(rows: Sequence[EvalRow]) -> str:
@@ -585,8 +669,10 @@ def settings_table(rows: Sequence[EvalRow]) -> Table:
         }
         for what, text in facts.items():
             if text:
-                lines.append((row.name, [Cell(what, "text"), Cell(text, "text long")]))
-    return Table("Fitted on other samples, or given", _plain_headings("what", "facts"), lines)
+                cells = [Cell(what, "text"), Cell(text, "text long")]
+                lines.append((row.name, cells))
+    headings = _plain_headings("what", "facts")
+    return Table("Fitted on other samples, or given", headings, lines)
 
 
 def _passes(row: EvalRow) -> str:
@@ -603,16 +689,19 @@ def probe_words(row: EvalRow) -> str:
         return ""
     name = probe.name
     if probe.c:
-        strengths = ", ".join(f"C = {value:g}" for value in probe.c)
-        name = f"{name} ({strengths})"
-    return "; ".join([name, *_fitted_on(probe.fitted_on)])
+        strengths = [f"C = {value:g}" for value in probe.c]
+        name = f"{name} ({', '.join(strengths)})"
+    parts = [name, *_fitted_on(probe.fitted_on)]
+    return "; ".join(parts)
 
 
 def _fitted_on(data: DataSetRecord | None) -> list[str]:
     """Return the samples that something was fitted to, as a part of a text; nothing where they are not known."""
     if data is None or not data.spec:
         return []
-    size = "" if data.n is None else f" (n = {data.n})"
+    size = ""
+    if data.n is not None:
+        size = f" (n = {data.n})"
     return [f"fitted on {data.spec}{size}"]
 
 
@@ -636,8 +725,12 @@ def _conformal(row: EvalRow) -> str:
     sets = row.conformal
     if sets is None:
         return ""
-    wanted = None if sets.alpha is None else 1 - sets.alpha
-    size = "" if sets.n_val is None else f" from n = {sets.n_val} validation samples"
+    wanted = None
+    if sets.alpha is not None:
+        wanted = 1 - sets.alpha
+    size = ""
+    if sets.n_val is not None:
+        size = f" from n = {sets.n_val} validation samples"
     return (
         f"{sets.method or 'sets'}: {_share(sets.coverage)} of the sets hold the label, "
         f"wanted {_share(wanted)}; mean size "
@@ -651,12 +744,19 @@ def _threshold(row: EvalRow) -> str:
     if threshold is None:
         return ""
     flagged = [f"{_share(threshold.id_flagged)} of ID"]
-    for name, share in (threshold.ood_flagged or {}).items():
+    ood_flagged = threshold.ood_flagged or {}
+    for name, share in ood_flagged.items():
         flagged.append(f"{_share(share)} of {name}")
-    rule = f" (rule {threshold.rule})" if threshold.rule else ""
+    rule = ""
+    if threshold.rule:
+        rule = f" (rule {threshold.rule})"
     score = threshold.score or "score"
-    return f"{score} at least {number(threshold.value)}{rule} flags {', '.join(flagged)}"
+    value = number(threshold.value)
+    return f"{score} at least {value}{rule} flags {', '.join(flagged)}"
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    if value is None:
+        return "-"
+    percent = 100 * value
+    return f"{percent:.1f} %"

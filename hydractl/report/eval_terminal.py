@@ -41,7 +41,9 @@ def eval_table(answer: EvalAnswer, width: int) -> RenderableType:
 def _main_tables(rows: Sequence[EvalRow], width: int) -> list[Table]:
     """Return all columns in one table, else in two; with intervals if possible, and names as long as possible."""
     size = rows[0].id.n
-    inside = "in distribution (n = -)" if size is None else f"in distribution (n = {size})"
+    inside = "in distribution (n = -)"
+    if size is not None:
+        inside = f"in distribution (n = {size})"
     if tables.ood_names(rows):
         together: list[_Part] = [(f"{inside}, OOD averages", tables.main_columns(rows))]
         second: _Part = ("OOD averages, and diversity in distribution", [*tables.OOD_AVERAGE, *tables.DIVERSITY])
@@ -70,7 +72,8 @@ def _tries(together: list[_Part], apart: list[_Part]) -> Iterator[tuple[list[_Pa
 
 
 def _fit(drawn: Iterable[Table], width: int) -> bool:
-    return all(_ANY_WIDTH.measure(part).maximum <= width for part in drawn)
+    widths = [_ANY_WIDTH.measure(part).maximum for part in drawn]
+    return max(widths, default=0) <= width
 
 
 def _shows_intervals(drawn: Sequence[Table]) -> bool:
@@ -90,7 +93,8 @@ def _asked_for(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
     differences = tables.difference_table(rows)
     if differences.rows:
         (first,) = drawn_names([rows[0].name], _NAMES[-1])
-        yield from _in_parts(replace(differences, title=f"paired difference to {first}"), width)
+        titled = replace(differences, title=f"paired difference to {first}")
+        yield from _in_parts(titled, width)
     corrupted = tables.corrupted_accuracy(rows)
     if corrupted.rows:
         yield _rich(corrupted, _NAMES[-1], left=2)
@@ -98,7 +102,8 @@ def _asked_for(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
         yield from _in_parts(mean, width)
     fitted = []
     for name, cells in tables.settings_table(rows).rows:
-        fitted.append((name, *_texts(cells)))
+        texts = _texts(cells)
+        fitted.append((name, *texts))
     if fitted:
         yield table("fitted or given", ("model", "what", ""), fitted, left=3)
 
@@ -119,8 +124,12 @@ def _in_parts(shown: tables.Table, width: int) -> list[Table]:
 
 def _some_columns(shown: tables.Table, start: int, stop: int) -> tables.Table:
     """Return a table of some of the columns; the title stays with the first of them."""
-    title = shown.title if start == 0 else ""
-    rows = [(name, cells[start:stop]) for name, cells in shown.rows]
+    title = ""
+    if start == 0:
+        title = shown.title
+    rows = []
+    for name, cells in shown.rows:
+        rows.append((name, cells[start:stop]))
     return replace(shown, title=title, heads=shown.heads[start:stop], rows=rows)
 
 
@@ -130,8 +139,11 @@ def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int 
     short = dict(zip(names, drawn_names(names, letters), strict=True))
     texts = [_texts(cells) for _, cells in shown.rows]
     known = known_columns(texts, len(shown.heads))
-    labels = [shown.heads[index][0] for index in known]
-    drawn = table(shown.title, ("model", *labels), [], left=left)
+    titles = ["model"]
+    for index in known:
+        label, _ = shown.heads[index]
+        titles.append(label)
+    drawn = table(shown.title, titles, [], left=left)
     for name, cells in shown.rows:
         known_cells = [_text(cells[index], intervals) for index in known]
         drawn.add_row(Text(short[name]), *known_cells)
@@ -149,7 +161,9 @@ def _text(cell: tables.Cell, intervals: bool) -> Text:
     if not intervals or cell.ends is None:
         return text
     low, high = map(_short, cell.ends)
-    between = " to " if cell.signed else "-"
+    between = "-"
+    if cell.signed:
+        between = " to "
     return Text.assemble(text, "\n", (f"{low}{between}{high}", "not bold not underline"))
 
 
@@ -165,13 +179,17 @@ def _ood(rows: Sequence[EvalRow], width: int) -> Table:
     """Return the table of every OOD set of every row."""
     every = tables.every_set_table(rows)
     sets = tables.ood_names(rows)
-    short = dict(zip(sets, drawn_names(sets, 16), strict=True))
+    short_names = drawn_names(sets, 16)
+    short = dict(zip(sets, short_names, strict=True))
     lines = []
     for name, (ood_set, *cells) in every.rows:
-        lines.append((name, [tables.Cell(short[ood_set.text]), *cells]))
-    left_over = width - _OTHERS - max(map(len, short.values()))
-    letters = max(_NAMES[-1], min(_NAMES[0], left_over))
-    return _rich(tables.Table("", every.heads, lines, every.title), letters, left=3)
+        set_cell = tables.Cell(short[ood_set.text])
+        lines.append((name, [set_cell, *cells]))
+    longest = max(map(len, short_names))
+    left_over = width - _OTHERS - longest
+    letters = min(_NAMES[0], left_over)
+    with_short_names = tables.Table("", every.heads, lines, every.title)
+    return _rich(with_short_names, max(_NAMES[-1], letters), left=3)
 
 
 class _Note:
@@ -208,4 +226,5 @@ class _Note:
 
 
 def _has_interval(row: EvalRow) -> bool:
-    return any(tables.known_interval(ends) is not None for ends in row.ci.values())
+    intervals = map(tables.known_interval, row.ci.values())
+    return any(interval is not None for interval in intervals)

@@ -86,11 +86,14 @@ def data_words(data: OnDataRecord) -> str:
 
 
 def _accuracies(answers: AnswersRecord) -> str:
-    return f"members {_numbers(answers.members)}, ensemble {number(answers.ensemble)}"
+    members = _numbers(answers.members)
+    ensemble = number(answers.ensemble)
+    return f"members {members}, ensemble {ensemble}"
 
 
 def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(number(value) for value in values)
+    texts = [number(value) for value in values]
+    return ", ".join(texts)
 
 
 # --- cascades ---------------------------------------------------------------------------------------------------------

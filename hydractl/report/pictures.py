@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypedDict
 from xml.etree import ElementTree
 
 from hydractl.report.texts import drawn_names
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -29,10 +30,48 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.3, 1.3)), (0, (5.3, 2, 1.3, 2)))
 SOFT = "#59636e"
-GUIDE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 0.9}
+
+
+class PointLook(TypedDict):
+    """The looks of points, as matplotlib's ``plot`` takes them."""
+
+    color: str
+    marker: str
+    linestyle: str
+    zorder: int
+
+
+class LineLook(TypedDict):
+    """The looks of a line with markers, as ``plot`` takes them: ``markevery`` has the points that bear one."""
+
+    color: str
+    marker: str
+    linestyle: Any
+    zorder: int
+    markevery: list[int]
+    clip_on: bool
+    in_layout: bool
+
+
+class GuideLook(TypedDict):
+    """The looks of a thin line, as ``plot`` and ``axvline`` take them."""
+
+    color: str
+    linestyle: Any
+    linewidth: float
+
+
+class Unclipped(TypedDict):
+    """What has ``plot`` draw over the edge of the axes."""
+
+    clip_on: bool
+    in_layout: bool
+
+
+GUIDE = GuideLook(color=SOFT, linestyle=(0, (4, 3)), linewidth=0.9)
 """The looks of a thin line that is no measurement."""
 
-UNCLIPPED: dict[str, Any] = {"clip_on": False, "in_layout": False}
+UNCLIPPED = Unclipped(clip_on=False, in_layout=False)
 """For markers on the edge of the axes, which are drawn whole."""
 
 WIDTH = 4.4  # inches of a panel
@@ -77,22 +116,36 @@ class Picture:
 
 def colour(index: int) -> str:
     """Return the colour of the series of this number."""
-    return COLOURS[index % len(COLOURS)]
+    turn = index % len(COLOURS)
+    return COLOURS[turn]
 
 
-def line_look(index: int, count: int) -> dict[str, Any]:
+def line_look(index: int, count: int) -> LineLook:
     """Return colour, dashes and markers of a line of ``count`` points: a marker at each of a few, else at five."""
     marked = list(range(count))
     if count > 12:
+        last = count - 1
         first = (index * 7 % 18) / 100 + 0.02  # apart from those of other lines
-        marked = [round((first + 0.2 * step) * (count - 1)) for step in range(5)]
-    dashes = _DASHES[index % len(_DASHES)]
-    return {**point_look(index), "linestyle": dashes, "markevery": marked, **UNCLIPPED}
+        marked = []
+        for step in range(5):
+            share = first + 0.2 * step
+            marked.append(round(share * last))
+    points = point_look(index)
+    turn = index % len(_DASHES)
+    return LineLook(
+        color=points["color"],
+        marker=points["marker"],
+        linestyle=_DASHES[turn],
+        zorder=points["zorder"],
+        markevery=marked,
+        **UNCLIPPED,
+    )
 
 
-def point_look(index: int) -> dict[str, Any]:
+def point_look(index: int) -> PointLook:
     """Return colour and marker of points."""
-    return {"color": colour(index), "marker": _MARKERS[index % len(_MARKERS)], "linestyle": "", "zorder": 3}
+    turn = index % len(_MARKERS)
+    return PointLook(color=colour(index), marker=_MARKERS[turn], linestyle="", zorder=3)
 
 
 def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] | None], index: int) -> None:
@@ -101,15 +154,25 @@ def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] 
     lows = []
     highs = []
     for place, interval in zip(x, ends, strict=True):
-        if interval is not None:
-            places.append(place)
-            lows.append(interval[0])
-            highs.append(interval[1])
+        if interval is None:
+            continue
+        low, high = interval
+        places.append(place)
+        lows.append(low)
+        highs.append(high)
     if not places:
         return
-    caps: dict[str, Any] = {"color": colour(index), "markeredgecolor": colour(index), "linestyle": ""}
-    axes.vlines(places, lows, highs, color=colour(index), linewidth=1.1)
-    axes.plot([*places, *places], [*lows, *highs], marker="_", markersize=6, **caps)
+    color = colour(index)
+    axes.vlines(places, lows, highs, color=color, linewidth=1.1)
+    axes.plot(
+        [*places, *places],
+        [*lows, *highs],
+        marker="_",
+        markersize=6,
+        color=color,
+        markeredgecolor=color,
+        linestyle="",
+    )
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -140,21 +203,25 @@ def add_legend(figure: Figure, wide: float) -> None:
     Args:
         wide: inches that the columns have.
     """
-    entries: dict[str, Any] = {}
+    handle_of_label: dict[str, Artist] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         for handle, label in zip(handles, labels, strict=True):
-            entries.setdefault(label, handle)
-    if not entries:
+            handle_of_label.setdefault(label, handle)
+    if not handle_of_label:
         return
-    letters_of_entry = max(map(len, entries)) + 7  # with the line before the label
-    most_columns = max(1, int(wide / INCHES_A_LETTER / letters_of_entry))
-    fewest_lines = math.ceil(len(entries) / most_columns)
-    columns = math.ceil(len(entries) / fewest_lines)
-    lines = math.ceil(len(entries) / columns)
-    figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns)
+    count = len(handle_of_label)
+    letters_of_entry = max(map(len, handle_of_label)) + 7  # with the line before the label
+    letters = wide / INCHES_A_LETTER
+    most_columns = max(1, int(letters / letters_of_entry))
+    fewest_lines = math.ceil(count / most_columns)
+    columns = math.ceil(count / fewest_lines)
+    lines = math.ceil(count / columns)
+    entries = list(handle_of_label)
+    figure.legend(handle_of_label.values(), entries, loc="outside lower center", ncols=columns)
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.19 * lines + 0.1)
+    with_legend = height + 0.19 * lines + 0.1
+    figure.set_size_inches(width, with_legend)
 
 
 def lay_out(figure: Figure) -> None:
@@ -171,9 +238,13 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
 
     heights = []
     for start in range(0, len(panels), across):
-        heights.append(max(panel.height for panel in panels[start : start + across]))
-    wide = across * max(panel.width for panel in panels)
-    tall = sum(heights) + (0.3 if title else 0)
+        side_by_side = panels[start : start + across]
+        heights.append(max(panel.height for panel in side_by_side))
+    widest = max(panel.width for panel in panels)
+    wide = across * widest
+    tall = sum(heights)
+    if title:
+        tall += 0.3
     figure = Figure(figsize=(wide, tall), layout="constrained")
     grid = figure.subplots(len(heights), across, squeeze=False, gridspec_kw={"height_ratios": heights})
     places = list(grid.flat)
@@ -182,7 +253,8 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     for axes in places[len(panels) :]:
         axes.set_axis_off()
     if title:
-        figure.suptitle(drawn_names([title], 70)[0])
+        (drawn_title,) = drawn_names([title], 70)
+        figure.suptitle(drawn_title)
     add_legend(figure, wide)
     lay_out(figure)
     return figure
@@ -190,7 +262,9 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
 
 def save_png(picture: Picture, handle: IO[bytes]) -> None:
     """Write a picture with all its panels as a PNG file."""
-    across = 1 if picture.stacked else min(len(picture.panels), _ACROSS)
+    across = 1
+    if not picture.stacked:
+        across = min(len(picture.panels), _ACROSS)
     with styled():
         figure = compose(picture.panels, across, picture.title)
         figure.savefig(handle, format="png", metadata={"Software": None})
@@ -209,9 +283,11 @@ def inline_svgs(picture: Picture, salt: str) -> list[str]:
     for index, panels in enumerate(groups):
         handle = io.BytesIO()
         with styled(f"{salt}.{index}"):
-            compose(panels, 1).savefig(handle, format="svg", metadata=_NO_METADATA)
-        words = "; ".join(f"{picture.title}: {panel.words}" for panel in panels)
-        elements.append(_inline(handle.getvalue(), words.replace("\n", " ")))
+            figure = compose(panels, 1)
+            figure.savefig(handle, format="svg", metadata=_NO_METADATA)
+        parts = [f"{picture.title}: {panel.words}" for panel in panels]
+        words = "; ".join(parts).replace("\n", " ")
+        elements.append(_inline(handle.getvalue(), words))
     return elements
 
 
@@ -237,12 +313,18 @@ def _inline(drawn: bytes, label: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
+_FONT = re.compile(r"font-family: [^;]*;? ?")
+_LONG_FRACTION = re.compile(r"\d+\.\d{3,}")
+
+
 def _short(value: str) -> str:
     """Return an attribute with coordinates to a hundredth, on one line, and in the page's font."""
     in_one_line = " ".join(value.split())
-    without_font = re.sub(r"font-family: [^;]*;? ?", "", in_one_line)
-    return re.sub(r"\d+\.\d{3,}", _to_a_hundredth, without_font)
+    without_font = _FONT.sub("", in_one_line)
+    return _LONG_FRACTION.sub(_to_a_hundredth, without_font)
 
 
 def _to_a_hundredth(match: re.Match[str]) -> str:
-    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
+    rounded = f"{float(match[0]):.2f}"
+    without_zeros = rounded.rstrip("0")
+    return without_zeros.rstrip(".")

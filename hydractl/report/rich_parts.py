@@ -95,22 +95,33 @@ class HeatMap:
     gone: str = "removed"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        colored = console.color_system in ("256", "truecolor") and not console.no_color
-        yield from _as_they_fit(self._lines(options.max_width, colored), options)
+        has_colors = console.color_system in ("256", "truecolor")
+        colored = has_colors and not console.no_color
+        lines = self._lines(options.max_width, colored)
+        yield from _as_they_fit(lines, options)
 
     def _lines(self, width: int, colored: bool) -> Iterator[Text]:
         """Yield title, legend and the map, in as many parts side by side as heads beyond the width ask for."""
         values = self._shaded()
         yield Text(self.title)
         yield self._legend(values, colored)
-        heads = max((len(row) for _, row in self.rows), default=0)
-        longest = max((len(name) for name, _ in self.rows), default=0)
+        heads = 0
+        longest = 0
+        for name, row in self.rows:
+            heads = max(heads, len(row))
+            longest = max(longest, len(name))
+
+        # Two columns a head where they fit beside names of a few letters, else one.
         least_label = min(longest, _LEAST_NAME)
         has_room = 2 * heads + _GAP + least_label <= width
-        cell = 2 if has_room else 1
+        cell = 1
+        if has_room:
+            cell = 2
         room_for_label = width - _GAP - cell * heads
         label = min(longest, max(room_for_label, _LEAST_NAME))
-        heads_of_part = max((width - _GAP - label) // cell, 1)
+        room_for_heads = width - _GAP - label
+        heads_of_part = max(room_for_heads // cell, 1)
+
         ranks = _ranks(values)
         for start in range(0, max(heads, 1), heads_of_part):
             stop = min(start + heads_of_part, heads)
@@ -124,9 +135,11 @@ class HeatMap:
         for digits in _column_numbers(start, stop):
             cells = [digit.ljust(cell) for digit in digits]
             yield Text(margin + "".join(cells))
-        names = short_names([name for name, _ in self.rows], label)
-        for name, (_, row) in zip(names, self.rows, strict=True):
-            line = Text(name.ljust(label + _GAP))
+        names = [name for name, _ in self.rows]
+        short = short_names(names, label)
+        for index, (_, row) in enumerate(self.rows):
+            name = short[index].ljust(label + _GAP)
+            line = Text(name)
             for value in row[start:stop]:
                 _draw(line, value, ranks, cell, colored)
             yield line
@@ -164,7 +177,11 @@ def _ranks(values: Sequence[float]) -> dict[float, float]:
     """Return the place of each value among all, from 0 for the lowest to 1 for the highest."""
     if len(values) == 1:
         return {values[0]: 0.5}
-    return {value: place / (len(values) - 1) for place, value in enumerate(values)}
+    last = len(values) - 1
+    ranks = {}
+    for place, value in enumerate(values):
+        ranks[value] = place / last
+    return ranks
 
 
 def _draw(line: Text, value: float | None, ranks: Mapping[float, float], cell: int, colored: bool) -> None:
@@ -184,21 +201,26 @@ def _color(place: float) -> Style:
     """Return the background for a place on the scale, from 0 to 1."""
     last = len(_VIRIDIS) - 1
     step, weight = divmod(place * last, 1)
-    here = _VIRIDIS[int(step)]
-    there = _VIRIDIS[min(int(step) + 1, last)]
+    index = int(step)
+    here = _VIRIDIS[index]
+    there = _VIRIDIS[min(index + 1, last)]
     mixed = []
     for level_here, level_there in zip(here, there, strict=True):
-        mixed.append(round(level_here + (level_there - level_here) * weight))
-    return Style(bgcolor=Color.from_rgb(*mixed))
+        difference = level_there - level_here
+        level = level_here + difference * weight
+        mixed.append(round(level))
+    color = Color.from_rgb(*mixed)
+    return Style(bgcolor=color)
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
     """Return the numbers of the columns, each written from top to bottom: one list per line."""
     numbers = list(map(str, range(start, stop)))
     tall = max(map(len, numbers), default=0)
+    right_aligned = [number.rjust(tall) for number in numbers]
     lines = []
     for level in range(tall):
-        lines.append([number.rjust(tall)[level] for number in numbers])
+        lines.append([number[level] for number in right_aligned])
     return lines
 
 
@@ -219,15 +241,19 @@ class KeptMap:
     sites: Sequence[KeptSite]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from _as_they_fit(self._lines(), options)
+        lines = self._lines()
+        yield from _as_they_fit(lines, options)
 
     def _lines(self) -> Iterator[Text]:
-        longest = min(_LONGEST_SITE, max((len(site.site) for site in self.sites), default=0))
+        longest = max((len(site.site) for site in self.sites), default=0)
+        letters = min(_LONGEST_SITE, longest)
         for site in self.sites:
             kept = set(site.kept or ())
             marks = ""
             for head in range(site.heads or 0):
                 marks += _KEPT if head in kept else _GONE
-            heads = "?" if site.heads is None else site.heads
-            name = site.site.ljust(longest)
+            heads = "?"
+            if site.heads is not None:
+                heads = str(site.heads)
+            name = site.site.ljust(letters)
             yield Text(f"{name}  {marks}  {len(kept)}/{heads}")

@@ -34,28 +34,35 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
     """Return a finished training."""
     parts: list[RenderableType] = []
     if answer.grid:
-        parts += [_grid(answer.grid, answer.lr), Text("")]
-    parts.append(_epochs(answer.epochs, answer.kept_epoch))
+        grid = _grid(answer.grid, answer.lr)
+        parts += [grid, Text("")]
+    epochs = _epochs(answer.epochs, answer.kept_epoch)
+    parts.append(epochs)
     if answer.plan.snapshots:
-        parts += [Text(""), _snapshots(answer.plan.snapshots)]
+        snapshots = _snapshots(answer.plan.snapshots)
+        parts += [Text(""), snapshots]
     curve = answer.loss_curve
     if curve:
         first = number(curve[0])
         last = number(curve[-1])
-        parts += [Text(""), Text(f"loss {first} {sparkline(curve)} {last}")]
+        line = f"loss {first} {sparkline(curve)} {last}"
+        parts += [Text(""), Text(line)]
     return Group(*parts)
 
 
 def _epochs(epochs: Sequence[EpochRecord], kept: int | None) -> RenderableType:
     rows = []
     for epoch in epochs:
-        mark = "kept" if epoch.epoch == kept else ""
+        mark = ""
+        if epoch.epoch == kept:
+            mark = "kept"
         rows.append([str(epoch.epoch), str(epoch.steps), *_figures(epoch), mark])
     return table("", ("epoch", "steps", "loss", "val accuracy", "val nll", ""), rows, left=0)
 
 
 def _figures(epoch: EpochRecord) -> list[str]:
-    return [number(epoch.loss), number(epoch.val_accuracy), number(epoch.val_nll)]
+    figures = (epoch.loss, epoch.val_accuracy, epoch.val_nll)
+    return [number(figure) for figure in figures]
 
 
 _NUMBERS_OF_FILES: Mapping[str, Callable[[TrainedFile], int | None]] = {
@@ -84,8 +91,9 @@ def _snapshots(files: Sequence[TrainedFile]) -> RenderableType:
 
 def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
     """Return several finished trainings, a row each."""
+    columns = ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step")
     rows = [_member_cells(member) for member in answer.members]
-    return table("", ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step"), rows)
+    return table("", columns, rows)
 
 
 def _member_cells(member: TrainedMember) -> list[str]:
@@ -111,17 +119,21 @@ def sparkline(values: Sequence[float]) -> str:
     """Return numbers as a row of bars, the lowest of them an eighth of the highest."""
     low = min(values)
     span = (max(values) - low) or 1.0
+    highest_bar = len(_BARS) - 1
     bars = []
     for value in values:
         height = (value - low) / span
-        bars.append(_BARS[round(height * (len(_BARS) - 1))])
+        bar = round(height * highest_bar)
+        bars.append(_BARS[bar])
     return "".join(bars)
 
 
 def _grid(trials: Sequence[LearningRateTrial], kept: float | None) -> RenderableType:
     rows = []
     for trial in trials:
-        mark = "kept" if trial.lr == kept else ""
+        mark = ""
+        if trial.lr == kept:
+            mark = "kept"
         figures = [number(trial.val_accuracy), number(trial.val_nll)]
         rows.append([f"{trial.lr:g}", *figures, mark])
     return table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
@@ -131,14 +143,20 @@ def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
     """Return the plan of several trainings."""
     rows = []
     for member in plan.members:
-        mark = "done" if member.finished else ""
-        counts = [str(member.seed), str(member.plan.steps), str(member.plan.samples)]
-        rows.append([member.name, member.plan.model, *counts, member.plan.output, mark])
-    members = table("", ("", "model", "seed", "steps", "samples", "output", ""), rows, left=2)
-    places = f"{len(plan.devices)} at a time, on {', '.join(plan.devices)}"
+        training = member.plan
+        mark = ""
+        if member.finished:
+            mark = "done"
+        counts = [str(member.seed), str(training.steps), str(training.samples)]
+        rows.append([member.name, training.model, *counts, training.output, mark])
+    titles = ("", "model", "seed", "steps", "samples", "output", "")
+    members = table("", titles, rows, left=2)
+    devices = ", ".join(plan.devices)
+    places = f"{len(plan.devices)} at a time, on {devices}"
     if plan.threads is not None:
         places += f", {plan.threads} threads each"
-    return Group(_recipe(plan.recipe), Text(""), members, Text(""), Text(places))
+    recipe = _recipe(plan.recipe)
+    return Group(recipe, Text(""), members, Text(""), Text(places))
 
 
 def planned_training(planned: PlannedTraining, width: int) -> RenderableType:
@@ -147,8 +165,10 @@ def planned_training(planned: PlannedTraining, width: int) -> RenderableType:
     outputs = [plan.output]
     if plan.snapshots is not None:
         outputs = [file.output for file in plan.snapshots]
-    work = f"{plan.steps} steps on {plan.samples} samples; would write {', '.join(outputs)}"
-    return Group(_recipe(planned.recipe), Text(""), Text(work))
+    files = ", ".join(outputs)
+    work = f"{plan.steps} steps on {plan.samples} samples; would write {files}"
+    recipe = _recipe(planned.recipe)
+    return Group(recipe, Text(""), Text(work))
 
 
 def _recipe(settings: Mapping[str, RecipeSetting]) -> RenderableType:
@@ -181,34 +201,47 @@ _NOISY = "~"
 def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
     """Return the tables of a bench."""
     rows = answer.results
+    rows_of_times: dict[tuple[str, float], list[BenchRow]] = {}
+    for row in rows:
+        together = rows_of_times.setdefault((row.dtype, row.batch_size), [])
+        together.append(row)
     parts: list[RenderableType] = []
-    for dtype, batch_size in dict.fromkeys((row.dtype, row.batch_size) for row in rows):
-        chosen = [row for row in rows if row.dtype == dtype and row.batch_size == batch_size]
-        parts += [_times(chosen), Text("")]
+    for together in rows_of_times.values():
+        parts += [_times(together), Text("")]
     if any(row.timing.noisy for row in rows):
-        parts += [Text(f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"), Text("")]
+        explanation = f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"
+        parts += [Text(explanation), Text("")]
+
     # Of each model its last row, whose batches are the largest.
-    costs = {row.model: row.cost for row in rows}
-    memory = {row.model: row.peak_memory_bytes for row in rows}
+    costs = {}
+    memory = {}
+    for row in rows:
+        costs[row.model] = row.cost
+        memory[row.model] = row.peak_memory_bytes
     parts.append(_contestants(costs, memory))
     if answer.machine is not None:
-        parts += [Text(""), Text(_machine(answer.machine))]
+        machine = _machine(answer.machine)
+        parts += [Text(""), Text(machine)]
     return Group(*parts)
 
 
 def planned_bench(plan: PlannedBench, width: int) -> RenderableType:
     """Return the plan of a bench."""
     costs = {row.model: row.cost for row in plan.results}
-    parts = [_contestants(costs, {}), Text(f"\nwould make {plan.calls} calls")]
+    contestants = _contestants(costs, {})
+    parts = [contestants, Text(f"\nwould make {plan.calls} calls")]
     if plan.files:
-        parts.append(Text(f"would write {', '.join(plan.files)}"))
+        files = ", ".join(plan.files)
+        parts.append(Text(f"would write {files}"))
     return Group(*parts)
 
 
 def _times(rows: Sequence[BenchRow]) -> RenderableType:
     """Return the rows of one batch size and dtype."""
     columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
-    return table(_times_title(rows), columns, [_time_cells(row) for row in rows])
+    title = _times_title(rows)
+    cells = [_time_cells(row) for row in rows]
+    return table(title, columns, cells)
 
 
 def _time_cells(row: BenchRow) -> list[str]:
@@ -236,31 +269,41 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
         if first.compile_mode not in (None, "default"):
             where += f" ({first.compile_mode})"
     parts = [f"batch {first.batch_size}"]
-    if first.cost.input is not None and not _inputs_differ([row.cost for row in rows]):
+    costs = [row.cost for row in rows]
+    if first.cost.input is not None and not _inputs_differ(costs):
         parts.append(input_text(first.cost.input))
-    parts += [where, f"{len(first.timing.latency_ms.runs)} rounds"]
+    rounds = len(first.timing.latency_ms.runs)
+    parts += [where, f"{rounds} rounds"]
     return ", ".join(parts)
 
 
 def _inputs_differ(costs: Sequence[BenchCost]) -> bool:
-    return any(cost.input != costs[0].input for cost in costs)
+    first = costs[0].input
+    return any(cost.input != first for cost in costs)
 
 
 def _contestants(costs: Mapping[str, BenchCost], memory: Mapping[str, int | None]) -> RenderableType:
     """Return what each model is and holds, whatever the batch size; memory where it is known of any."""
-    each = list(costs.values())
-    columns = {"": list(costs)}
-    columns["kind"] = [cost.kind or "model" for cost in each]
-    columns["members"] = [_members_text(cost) for cost in each]
-    if _inputs_differ(each):
-        columns["input"] = [input_text(cost.input) for cost in each]
-    columns["params"] = [params_text(cost.params, cost.params_nonzero) for cost in each]
-    columns["mult-adds"] = [count_text(cost.macs) for cost in each]
-    columns["file"] = [bytes_text(cost.checkpoint_bytes) for cost in each]
-    if any(size is not None for size in memory.values()):
-        columns["memory"] = [bytes_text(memory.get(name)) for name in costs]
-    rows = list(zip(*columns.values(), strict=True))
-    return table("", list(columns), rows, left=2)
+    differ_in_input = _inputs_differ(list(costs.values()))
+    has_memory = any(size is not None for size in memory.values())
+    titles = ["", "kind", "members"]
+    if differ_in_input:
+        titles.append("input")
+    titles += ["params", "mult-adds", "file"]
+    if has_memory:
+        titles.append("memory")
+    rows = []
+    for name, cost in costs.items():
+        cells = [name, cost.kind or "model", _members_text(cost)]
+        if differ_in_input:
+            cells.append(input_text(cost.input))
+        cells.append(params_text(cost.params, cost.params_nonzero))
+        cells.append(count_text(cost.macs))
+        cells.append(bytes_text(cost.checkpoint_bytes))
+        if has_memory:
+            cells.append(bytes_text(memory.get(name)))
+        rows.append(cells)
+    return table("", titles, rows, left=2)
 
 
 def _members_text(cost: BenchCost) -> str:
@@ -306,23 +349,31 @@ def study_table(answer: FinishedStudy, width: int) -> RenderableType:
     for study in study_tables(answer):
         for part in _fitting(study, width):
             parts += [Text(""), part]
-    parts += [Text(""), Text(answer.verdict.footnote)]
+    footnote = answer.verdict.footnote
+    parts += [Text(""), Text(footnote)]
     for timing in answer.latency:
         ratio = f"{timing.ratio:.2f} times the single model's"
-        parts.append(Text(f"time of best.st, batches of {timing.batch_size}: {ratio}"))
+        line = f"time of best.st, batches of {timing.batch_size}: {ratio}"
+        parts.append(Text(line))
     return Group(*parts)
 
 
 def _fitting(shown: StudyTable, width: int) -> list[RenderableType]:
     """Return a table, in two parts where the terminal is too narrow for it."""
-    left = 2 if "score" in shown.columns else 1
+    left = 1
+    if "score" in shown.columns:
+        left = 2
     titles = _in_two_lines(shown.columns)
-    untitled = table("", titles, shown.rows, left=left)
-    if Console(width=10**4).measure(untitled).maximum <= width:
+    whole = table("", titles, shown.rows, left=left)
+    wide = Console(width=10**4)
+    if wide.measure(whole).maximum <= width:
         return [table(shown.title, titles, shown.rows, left=left)]
     cut = _OF_COST_AND_ID
-    first_rows = [row[:cut] for row in shown.rows]
-    second_rows = [[row[0], *row[cut:]] for row in shown.rows]
+    first_rows = []
+    second_rows = []
+    for row in shown.rows:
+        first_rows.append(row[:cut])
+        second_rows.append([row[0], *row[cut:]])
     first = table(shown.title, titles[:cut], first_rows, left=left)
     second = table("", [titles[0], *titles[cut:]], second_rows, left=1)
     return [first, second]
@@ -337,9 +388,12 @@ def planned_study(plan: PlannedStudy, width: int) -> RenderableType:
     """Return the commands of a study, and how long it would take."""
     lines = []
     for place, argv in enumerate(plan.steps, 1):
-        lines.append(_typed([f"{place}.", "hydractl", *argv], width))
-    lines += [f"to stay within the budget, {text}" for text in plan.cut]
-    lines.append(f"the study takes about {duration_text(plan.seconds)}")
+        words = [f"{place}.", "hydractl", *argv]
+        lines.append(_typed(words, width))
+    for text in plan.cut:
+        lines.append(f"to stay within the budget, {text}")
+    time = duration_text(plan.seconds)
+    lines.append(f"the study takes about {time}")
     return Group(*map(Text, lines))
 
 

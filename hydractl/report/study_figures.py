@@ -33,7 +33,9 @@ class StudyTable:
 
 def study_tables(study: StudyAnswer) -> list[StudyTable]:
     """Return the rows under one score, then each row under its own."""
-    return [_same_score(study), _own_scores(study)]
+    under_one_score = _same_score(study)
+    each_under_its_own = _own_scores(study)
+    return [under_one_score, each_under_its_own]
 
 
 def _same_score(study: StudyAnswer) -> StudyTable:
@@ -57,11 +59,14 @@ def _same_score(study: StudyAnswer) -> StudyTable:
 
 def _own_scores(study: StudyAnswer) -> StudyTable:
     """Return each row under the score that validation data gave it."""
+    telling = study.choice.telling
     rows = []
     for row in study.rows:
-        auroc = number(_validation_auroc(row, study.choice.telling), DIGITS)
-        rows.append([_marked_name(row), row.score, auroc, *_ood_cells(row.test.detection)])
-    return StudyTable("test data, each row under its own score", ["", "score", "validation AUROC", *_OF_OOD], rows)
+        auroc = _validation_auroc(row, telling)
+        on_test = _ood_cells(row.test.detection)
+        rows.append([_marked_name(row), row.score, number(auroc, DIGITS), *on_test])
+    titles = ["", "score", "validation AUROC", *_OF_OOD]
+    return StudyTable("test data, each row under its own score", titles, rows)
 
 
 def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
@@ -78,7 +83,9 @@ def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
 
 
 def _marked_name(row: StudyRowRecord) -> str:
-    return f"{row.name} *" if row.used else row.name
+    if row.used:
+        return f"{row.name} *"
+    return row.name
 
 
 def _id_cells(measured: SampleMetrics) -> list[str]:

@@ -68,7 +68,7 @@ _PRUNE_WEIGHTS = f"{_PRUNE} of weights"
 """What stands for answers of prune with ``--weights``, which have the schema of those that remove heads."""
 
 
-def render(document: Mapping[str, Any], width: int) -> RenderableType | None:
+def render(document: Mapping[str, object], width: int) -> RenderableType | None:
     """Return what a person sees of a document, or None when there is no special form for it."""
     drawings = _PLANS if document.get("dry_run") else _ANSWERS
     kind = str(document.get("schema"))
@@ -199,7 +199,9 @@ def _shared(answer: FuseAnswer) -> list[Fact]:
     """Return what runs once for all members, why no more of it, and what the whole costs."""
     facts = []
     for tower in answer.shared:
-        where = "" if tower.tower == "main" else f" ({tower.tower} tower)"
+        where = ""
+        if tower.tower != "main":
+            where = f" ({tower.tower} tower)"
         facts.append((f"run once{where}", ", ".join(tower.once) or "nothing"))
         if tower.parts_at:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
@@ -228,7 +230,9 @@ def _checked(answer: FuseAnswer) -> list[Fact]:
 
 
 def _cascade(answer: CascadeAnswer, width: int) -> RenderableType:
-    return fact_table([_model_fact(answer.model, answer.arch), _cascade_fact(answer.cascade)])
+    model = _model_fact(answer.model, answer.arch)
+    cascade = _cascade_fact(answer.cascade)
+    return fact_table([model, cascade])
 
 
 def _model_fact(name: str, arch: str) -> Fact:
@@ -236,7 +240,8 @@ def _model_fact(name: str, arch: str) -> Fact:
 
 
 def _cascade_fact(cascade: FittedCascadeRecord) -> Fact:
-    _, _, words = cascade_words(cascade).partition(": ")
+    sentence = cascade_words(cascade)
+    _, _, words = sentence.partition(": ")
     return "cascade", words
 
 
@@ -282,9 +287,13 @@ def _list(answer: ListAnswer, width: int) -> RenderableType:
     """Return a line for each entry: name, what it is, and what it needs or how many of its kind there are."""
     rows = []
     for entry in answer.entries:
-        last = entry.needs if entry.count is None else str(entry.count)
+        last = entry.needs
+        if entry.count is not None:
+            last = str(entry.count)
         rows.append([entry.name, entry.about, last])
-    titles = ("kind", "", "number") if answer.kind is None else ("name", "", "needs")
+    titles = ("name", "", "needs")
+    if answer.kind is None:
+        titles = ("kind", "", "number")
     table = plain_table("", titles, rows, left=3)
     for column in table.columns:
         column.overflow = "fold"
@@ -297,7 +306,9 @@ def _list(answer: ListAnswer, width: int) -> RenderableType:
 
 def _three(value: float | None) -> str:
     """Format to three digits that count: scores of one model may all be large, or all be small."""
-    return "-" if value is None else f"{value:#.3g}"
+    if value is None:
+        return "-"
+    return f"{value:#.3g}"
 
 
 def _scores(answer: ScoresAnswer, width: int) -> RenderableType:
@@ -319,7 +330,8 @@ def _scores(answer: ScoresAnswer, width: int) -> RenderableType:
 
 def _width_of(drawn: Table) -> int:
     """Return the columns of a terminal that a table takes where nothing is cut."""
-    return Console(width=10**4).measure(drawn).maximum
+    wide = Console(width=10**4)
+    return wide.measure(drawn).maximum
 
 
 def _planned_search(plan: PlannedSearch, width: int) -> RenderableType:
@@ -375,10 +387,15 @@ def _measured(counts: SearchCounts) -> list[str]:
 def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
     """Return when each head was removed; infinity for those never removed, None for those gone at the start."""
     step_of_head = {(removal.site, removal.head): removal.step for removal in answer.removed}
-    start: Mapping[str, MaskSiteRecord] = answer.start_mask.sites if answer.start_mask is not None else {}
+    start: Mapping[str, MaskSiteRecord] = {}
+    if answer.start_mask is not None:
+        start = answer.start_mask.sites
     rows = []
     for site, heads in sites.items():
-        there = start[site].kept if site in start else range(heads)
+        if site in start:
+            there = start[site].kept
+        else:
+            there = range(heads)
         steps: list[float | None] = []
         for head in range(heads):
             if head in there:
@@ -391,7 +408,8 @@ def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
 
 
 def _circuits(answer: CircuitsAnswer, width: int) -> RenderableType:
-    return _lines(_circuit(circuit, width) for circuit in answer.circuits)
+    circuits = [_circuit(circuit, width) for circuit in answer.circuits]
+    return _lines(circuits)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -450,7 +468,9 @@ def _few(values: Mapping[str, object]) -> list[Fact]:
 def _short(value: object) -> str:
     """Return a value of JSON in one line; of a long list its beginning."""
     if isinstance(value, dict):
-        pairs = [f"{key}={_inner(inner)}" for key, inner in value.items()]
+        pairs = []
+        for key, inner in value.items():
+            pairs.append(f"{key}={_inner(inner)}")
         return ", ".join(pairs)
     if not isinstance(value, list):
         return str(value)
@@ -461,7 +481,9 @@ def _short(value: object) -> str:
 
 
 def _inner(value: object) -> str:
-    return _short(value) if isinstance(value, (dict, list)) else str(value)
+    if isinstance(value, (dict, list)):
+        return _short(value)
+    return str(value)
 
 
 def _overlap(answer: OverlapAnswer, width: int) -> RenderableType:
@@ -514,7 +536,9 @@ def _calibrated(answer: CalibrateAnswer, width: int) -> RenderableType:
         facts.append(("reference", f"{count_text(reference.n)} ID samples to compare inputs with"))
     if not answer.compared:
         return fact_table(facts)
-    rows = [[name, number(score.auroc, 4)] for name, score in answer.compared.items()]
+    rows = []
+    for name, score in answer.compared.items():
+        rows.append([name, number(score.auroc, 4)])
     compared = plain_table("", ("OOD score", "mean AUROC\nof --ood-val"), rows, left=1)
     return Group(fact_table(facts), Text(""), compared)
 
@@ -541,7 +565,9 @@ def _predictions(answer: PredictAnswer, width: int) -> RenderableType:
         facts.append(("flagged as OOD", f"{count_text(flagged.n)}: {flagged.share:.2%} ({low:.2%} to {high:.2%})"))
     if answer.skipped is not None:
         facts.append(("could not be read", count_text(answer.skipped.n)))
-    most_frequent = [f"{entry.label}: {count_text(entry.n)}" for entry in answer.classes[:_MOST_CLASSES]]
+    most_frequent = []
+    for entry in answer.classes[:_MOST_CLASSES]:
+        most_frequent.append(f"{entry.label}: {count_text(entry.n)}")
     if len(answer.classes) > _MOST_CLASSES:
         most_frequent.append(f"and {len(answer.classes) - _MOST_CLASSES} more classes")
     facts.append(("predicted", ", ".join(most_frequent) or "nothing"))
@@ -570,8 +596,12 @@ def _samples(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _planned_predictions(plan: PlannedPredictions, width: int) -> RenderableType:
-    facts = [("model", plan.model), ("inputs", count_text(plan.samples))]
-    facts.append(("would write", ", ".join(plan.files) or "lines to standard output"))
+    files = ", ".join(plan.files)
+    facts = [
+        ("model", plan.model),
+        ("inputs", count_text(plan.samples)),
+        ("would write", files or "lines to standard output"),
+    ]
     return fact_table(facts)
 
 

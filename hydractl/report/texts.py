@@ -67,7 +67,8 @@ def signed_change(before: int | None, after: int | None) -> str:
     """Return the change from one count to another, in percent; a dash where one is not known or the first is 0."""
     if not before or after is None:
         return "-"
-    return f"{100 * (after - before) / before:+.1f} %"
+    change = (after - before) / before
+    return f"{100 * change:+.1f} %"
 
 
 def duration_text(seconds: float) -> str:
@@ -102,16 +103,24 @@ _LONGEST_SHOWN = 80
 
 def visible(text: object) -> str:
     """Return the text with what cannot be seen or stored, such as control characters, as ``\\u202e``."""
-    return "".join(map(_visible_character, str(text)))
+    characters = map(_visible_character, str(text))
+    return "".join(characters)
 
 
 def _visible_character(character: str) -> str:
-    return _code(character) if _is_unseen(character) else character
+    if _is_unseen(character):
+        return _code(character)
+    return character
+
+
+_UNSEEN_CATEGORIES = ("Cc", "Cs", "Co", "Cn")
 
 
 def _is_unseen(character: str) -> bool:
     """Return whether a character reorders text, controls a terminal, is half of one, or stands for nothing."""
-    return character in _REORDERING or unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")
+    if character in _REORDERING:
+        return True
+    return unicodedata.category(character) in _UNSEEN_CATEGORIES
 
 
 def _code(character: str) -> str:
@@ -124,8 +133,10 @@ def shown_name(name: str) -> str:
     if len(text) <= _LONGEST_SHOWN:
         return text
     half = _LONGEST_SHOWN // 2 - 5
-    mark = hashlib.sha256(text.encode()).hexdigest()[:6]
-    return f"{text[:half]}…{text[-half:]} #{mark}"
+    beginning = text[:half]
+    end = text[-half:]
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{beginning}…{end} #{digest[:6]}"
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
@@ -137,24 +148,34 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     names = _without_shared_parts(names, width, _LAST)
     names = _without_shared_parts(names, width, _FIRST)
     cut = [_cut(name, width) for name in names]
-    if len(set(cut)) == len(set(names)):
+    different_when_cut = len(set(cut))
+    if different_when_cut == len(set(names)):
         return cut
     numbered = []
     for index, name in enumerate(names):
-        left = width - len(f"{index} ")
-        numbered.append(f"{index} {_cut(name, left)}")
+        number = f"{index} "
+        left = width - len(number)
+        numbered.append(number + _cut(name, left))
     return numbered
 
 
 _FIRST, _LAST = 0, -1
 
 
+def _longest(parts_of_names: Sequence[Sequence[str]]) -> int:
+    """Return the length of the longest of names that are split at their dots; 0 without any name."""
+    lengths = [len(".".join(parts)) for parts in parts_of_names]
+    return max(lengths, default=0)
+
+
 def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[str]:
     """Return names without the dotted parts that all have on one side, as many of them as it takes to fit."""
     parts = [name.split(".") for name in names]
-    while max((len(".".join(of_name)) for of_name in parts), default=0) > width:
+    while _longest(parts) > width:
         ends = {of_name[side] for of_name in parts}
-        if len(ends) > 1 or any(len(of_name) < 2 for of_name in parts):
+        if len(ends) > 1:
+            break
+        if any(len(of_name) < 2 for of_name in parts):
             break
         for of_name in parts:
             del of_name[side]
@@ -165,12 +186,14 @@ def _cut(name: str, width: int) -> str:
     """Return a name of at most ``width`` characters: its end, where it is longer."""
     if len(name) <= width:
         return name
-    return "…" + name[len(name) - width + 1 :]
+    start = len(name) - width + 1
+    return "…" + name[start:]
 
 
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
     """Return names for a picture: visible, at most ``width`` characters, and different from each other."""
-    return short_names([visible(name) for name in names], width)
+    names_to_draw = [visible(name) for name in names]
+    return short_names(names_to_draw, width)
 
 
 def file_names(names: Sequence[str]) -> list[str]:
@@ -199,7 +222,9 @@ def _templates(show: Callable[[object], str], **options: Any) -> Environment:
     from markupsafe import Markup
 
     def written(value: object) -> object:
-        return value if isinstance(value, Markup) else show(value)
+        if isinstance(value, Markup):
+            return value
+        return show(value)
 
     folder = Path(__file__).with_name("templates")
     return Environment(loader=FileSystemLoader(folder), finalize=written, undefined=StrictUndefined, **options)

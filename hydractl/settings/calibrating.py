@@ -114,7 +114,10 @@ class CalibrateSettings(Validated):
 
     def settle(self) -> None:
         """Leave training data alone that every verb was given, where no score is fitted to them."""
-        if not self.of_this_verb("train") and not set(ON_FEATURES).intersection(self.score_names()):
+        if self.of_this_verb("train"):
+            return
+        asked_for = set(self.score_names())
+        if asked_for.isdisjoint(ON_FEATURES):
             self.train = None
 
     def scores(self) -> list[ScoreChoice]:

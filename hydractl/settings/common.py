@@ -53,7 +53,8 @@ def name_for_weights(name: str) -> str | None:
             stem = name[: -len(ending)]
             return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending}"
     if lower.endswith(_NO_WEIGHTS):
-        return f"name it {os.path.splitext(name)[0]}.st"
+        stem, _ = os.path.splitext(name)
+        return f"name it {stem}.st"
     return None
 
 
@@ -162,7 +163,9 @@ class Common:
     @property
     def seed_mark(self) -> str:
         """The mark that tells a default output name of another seed than the default one: ``.seed1``."""
-        return f".seed{self.seed}" if self.seed else ""
+        if self.seed:
+            return f".seed{self.seed}"
+        return ""
 
     def fill(self, record: type[RecordT], **own: Any) -> RecordT:
         """Return a record filled from the options that its fields are named after, and from ``own`` values."""
@@ -178,7 +181,8 @@ class Common:
         Raises:
             UsageError: listing every problem.
         """
-        raise_problems(self.verb, self.problems())
+        problems = self.problems()
+        raise_problems(self.verb, problems)
 
     def problems(self) -> list[str]:
         """List every problem of these settings, after setting aside what does not apply and settling the defaults."""
@@ -221,7 +225,8 @@ class Common:
 
     def of_this_verb(self, name: str) -> bool:
         """Return whether the option was given to this verb, and not to all verbs at once."""
-        return self._rank(name) in (VERB_KEY, FLAG)
+        rank = self._rank(name)
+        return rank in (VERB_KEY, FLAG)
 
     def where(self, name: str) -> str:
         """Return `` (source)`` of an option, empty when it was not given or the settings were built in Python."""
@@ -232,21 +237,24 @@ class Common:
 
     def called(self, name: str) -> str:
         """Return the name of the option in messages."""
-        return _declared(type(self), name).label
+        option = _declared(type(self), name)
+        return option.label
 
     def exactly_one(self, *names: str) -> list[str]:
         """Return a problem unless exactly one of these options was given."""
-        if any(self.given(name) for name in names):
+        if any(map(self.given, names)):
             return self.at_most_one(*names)
-        called = [self.called(name) for name in names]
-        return [f"{self.verb} needs one of {', '.join(called)}"]
+        called = ", ".join(map(self.called, names))
+        return [f"{self.verb} needs one of {called}"]
 
     def at_most_one(self, *names: str) -> list[str]:
         """Return a problem if several of these options were given."""
-        given_names = [name for name in names if self.given(name)]
+        given_names = list(filter(self.given, names))
         if len(given_names) < 2:
             return []
-        several = [self.called(name) + self.where(name) for name in given_names]
+        several = []
+        for name in given_names:
+            several.append(self.called(name) + self.where(name))
         return [f"give only one of {', '.join(several)}"]
 
     def needs(self, name: str, why: str = "") -> list[str]:
@@ -258,24 +266,32 @@ class Common:
 
     def goes_with(self, name: str, other: str) -> list[str]:
         """Return a problem if the first option was given without the second."""
-        if not self.given(name) or self.given(other):
+        if not self.given(name):
             return []
-        return [f"{self.called(name)}{self.where(name)} needs {self.called(other)}"]
+        if self.given(other):
+            return []
+        needing = f"{self.called(name)}{self.where(name)}"
+        return [f"{needing} needs {self.called(other)}"]
 
     def twice_named(self, name: str, form: Callable[[str], str] = str) -> list[str]:
         """Return a problem for each data set of an option that has, in this form, the name of one before it."""
         problems = []
         before: set[str] = set()
         for text in getattr(self, name):
-            set_name = form(text).partition("=")[0].partition(":")[0]
+            without_spec = form(text).partition("=")[0]
+            set_name = without_spec.partition(":")[0]
             if set_name in before:
-                problems.append(f"{self.called(name)} has the name {set_name!r} twice{self.where(name)}")
+                where = self.where(name)
+                problems.append(f"{self.called(name)} has the name {set_name!r} twice{where}")
             before.add(set_name)
         return problems
 
     def one_from_stdin(self, *names: str) -> list[str]:
         """Return a problem if several of these files are standard input."""
-        readers = [self.called(name) for name in names if getattr(self, name) == "-"]
+        readers = []
+        for name in names:
+            if getattr(self, name) == "-":
+                readers.append(self.called(name))
         if len(readers) < 2:
             return []
         return [f"standard input can be read once, not for {' and '.join(readers)}"]
@@ -300,7 +316,9 @@ class Common:
             if self._rank(name) >= max(VERB_KEY, self._rank(cause)):
                 beside = self.called(cause)
                 if value is not True:
-                    text = ",".join(value) if isinstance(value, list) else value
+                    text = value
+                    if isinstance(value, list):
+                        text = ",".join(value)
                     beside = f"{beside} {text}"
                 problems.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
             elif self._rank(name):
@@ -316,10 +334,14 @@ class Common:
         return FLAG
 
     def _put_back(self, name: str, because: str) -> None:
-        setattr(self, name, _declared(type(self), name).fresh_default())
-        if self.ranks is not None:
-            self.sources[name] = f"default, as {self.called(because)} sets aside {self.sources[name]}"
-            del self.ranks[name]
+        option = _declared(type(self), name)
+        setattr(self, name, option.fresh_default())
+        if self.ranks is None:
+            return
+        cause = self.called(because)
+        source = self.sources[name]
+        self.sources[name] = f"default, as {cause} sets aside {source}"
+        del self.ranks[name]
 
     def _model_problems(self) -> list[str]:
         if "model" in self.unread:
@@ -344,7 +366,9 @@ class Common:
             if better is not None:
                 problems.append(f"--output {self.output}: {self.verb} writes safetensors, so {better}{where}")
         if self.quiet and self.verbose:
-            problems.append(f"--quiet{self.where('quiet')} and --verbose{self.where('verbose')} exclude each other")
+            quiet = f"--quiet{self.where('quiet')}"
+            verbose = f"--verbose{self.where('verbose')}"
+            problems.append(f"{quiet} and {verbose} exclude each other")
         return problems
 
 

@@ -47,22 +47,28 @@ def check_temperature(text: str) -> None:
         ValueError: with the rest of a sentence that starts with the name of the option.
     """
     row, equals, value = text.rpartition("=")
-    number = float(value) if _NUMBER.fullmatch(value) else -1.0
-    named = bool(equals)
-    if named and not (row and 1e-9 <= number <= 1e9):
-        raise ValueError(f"must be ROW=T with a number above 0 (1e-9 to 1e9) for one row, not {text!r}")
-    if not named and value not in ("fit", "vector", "none") and not 1e-9 <= number <= 1e9:
+    is_number = False
+    if _NUMBER.fullmatch(value):
+        is_number = 1e-9 <= float(value) <= 1e9
+    if equals:
+        if not row or not is_number:
+            raise ValueError(f"must be ROW=T with a number above 0 (1e-9 to 1e9) for one row, not {text!r}")
+        return
+    if value not in ("fit", "vector", "none") and not is_number:
         raise ValueError(f"must be fit, vector, none or a number above 0 (1e-9 to 1e9), not {text!r}")
 
 
 def _check_threshold(text: str) -> None:
     rule = _RULE.fullmatch(text)
     if rule is None:
-        if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+        is_number = _NUMBER.fullmatch(text) and math.isfinite(float(text))
+        if not is_number:
             raise ValueError(f"must be ood:SHARE, id:SHARE or a number, not {text!r}")
-    elif rule["side"] == "ood" and not 0 < float(rule["share"]) <= 1:
+        return
+    share = float(rule["share"])
+    if rule["side"] == "ood" and not 0 < share <= 1:
         raise ValueError(f"ood:SHARE must be above 0 and at most 1, not {text!r}")
-    elif rule["side"] == "id" and not 0 <= float(rule["share"]) < 1:
+    if rule["side"] == "id" and not 0 <= share < 1:
         raise ValueError(f"id:SHARE must be at least 0 and below 1, not {text!r}")
 
 
@@ -92,7 +98,10 @@ def _val_for_what_is_chosen(settings: Validated) -> list[str]:
 
 def _ood_val_for_the_threshold(settings: Validated) -> list[str]:
     """Find a threshold that is chosen on OOD data where there are none."""
-    if settings.threshold is None or settings.threshold.partition(":")[0] != "ood" or settings.ood_val:
+    if settings.threshold is None or settings.ood_val:
+        return []
+    rule = settings.threshold.partition(":")[0]
+    if rule != "ood":
         return []
     return [f"--threshold {settings.threshold} needs --ood-val, data to choose on that is not tested on"]
 
@@ -113,7 +122,9 @@ def _one_temperature_a_row(settings: Validated) -> list[str]:
     rows = [text.rpartition("=")[0] for text in settings.temperature]
     problems = []
     for row in sorted({row for row in rows if rows.count(row) > 1}):
-        of_row = f" for {row}" if row else ""
+        of_row = ""
+        if row:
+            of_row = f" for {row}"
         problems.append(f"--temperature is given twice{of_row}{settings.where('temperature')}")
     return problems
 
@@ -215,7 +226,9 @@ class WithDropout(Validated):
 
     def settle(self) -> None:
         """Fill in the default number of passes, if only the rate is given."""
-        if self.mc_dropout is not None and self.passes is None:
+        if self.mc_dropout is None:
+            return
+        if self.passes is None:
             self.passes = _PASSES
 
     def dropout(self) -> DropoutRecord | None:
@@ -251,8 +264,9 @@ def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
     """Find training data that nothing is fitted to."""
     if not settings.given("train") or settings.fits_to_training_data():
         return []
-    needed = f"--train needs --probe, or an --ood-score on features: {', '.join(ON_FEATURES)}"
-    return [needed + settings.where("ood_score")]
+    scores = ", ".join(ON_FEATURES)
+    where = settings.where("ood_score")
+    return [f"--train needs --probe, or an --ood-score on features: {scores}{where}"]
 
 
 def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
@@ -283,28 +297,36 @@ def _a_folder_for_the_suite(settings: EvalSettings) -> list[str]:
 
 def _every_corruption_or_some(settings: EvalSettings) -> list[str]:
     """Find ``all`` beside the names of corruptions."""
-    if _ALL not in settings.corruptions or len(settings.corruptions) < 2:
+    names = settings.corruptions
+    if _ALL not in names or len(names) < 2:
         return []
-    return [f"--corruptions {_ALL} names every corruption: leave out the others{settings.where('corruptions')}"]
+    where = settings.where("corruptions")
+    return [f"--corruptions {_ALL} names every corruption: leave out the others{where}"]
 
 
 def _photographs_for_frost(settings: EvalSettings) -> list[str]:
     """Find frost without its photographs, or these without frost."""
     problems = []
-    if FROST in settings.corruptions and not settings.given("photographs"):
+    has_photographs = settings.given("photographs")
+    if FROST in settings.corruptions and not has_photographs:
         needed = PHOTOGRAPHS.format("the folder of photographs of frost")
-        problems.append(f"--corruptions {FROST}{settings.where('corruptions')} needs --photographs, {needed}")
+        where = settings.where("corruptions")
+        problems.append(f"--corruptions {FROST}{where} needs --photographs, {needed}")
     with_frost = _ALL in settings.corruptions or FROST in settings.corruptions
-    if settings.given("photographs") and not with_frost:
-        problems.append(f"--photographs{settings.where('photographs')} needs --corruptions {FROST}, or {_ALL}")
+    if has_photographs and not with_frost:
+        where = settings.where("photographs")
+        problems.append(f"--photographs{where} needs --corruptions {FROST}, or {_ALL}")
     return problems
 
 
 def _corruptions_for_severities(settings: EvalSettings) -> list[str]:
     """Find severities without corruptions; those of a file may be meant for another command."""
-    if settings.sources.get("severities") != "flag" or settings.given("corruptions"):
+    if settings.sources.get("severities") != "flag":
         return []
-    return [f"--severities{settings.where('severities')} needs --corruptions"]
+    if settings.given("corruptions"):
+        return []
+    where = settings.where("severities")
+    return [f"--severities{where} needs --corruptions"]
 
 
 def _predictions_to_resume(settings: EvalSettings) -> list[str]:
@@ -323,10 +345,15 @@ def _data_to_test_on(settings: EvalSettings) -> list[str]:
     """Find options that would be ignored where the test sets are those of a predictions file."""
     if settings.given("test"):
         return []
-    unused = [name for name in ("ood", "ood_suite", "corruptions", "train") if settings.given(name)]
-    if settings.given("limit") and not settings.given("val") and not settings.given("ood_val"):
+    unused = list(filter(settings.given, ("ood", "ood_suite", "corruptions", "train")))
+    has_validation_data = settings.given("val") or settings.given("ood_val")
+    if settings.given("limit") and not has_validation_data:
         unused.append("limit")
-    return [f"{settings.called(name)}{settings.where(name)} needs --test" for name in unused]
+    problems = []
+    for name in unused:
+        where = settings.where(name)
+        problems.append(f"{settings.called(name)}{where} needs --test")
+    return problems
 
 
 @dataclass(kw_only=True)

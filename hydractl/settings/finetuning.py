@@ -41,7 +41,9 @@ def parse_tracker(text: str) -> tuple[str, str | None]:
     """Read ``NAME[:WHERE]``."""
     name, _, where = text.partition(":")
     if name not in TRACKERS:
-        raise ValueError(f"must be one of {', '.join(TRACKERS)}, not {name!r}{did_you_mean(name, TRACKERS)}")
+        known = ", ".join(TRACKERS)
+        guess = did_you_mean(name, TRACKERS)
+        raise ValueError(f"must be one of {known}, not {name!r}{guess}")
     return name, where or None
 
 
@@ -64,7 +66,7 @@ class Prescribed(Batched):
         passed_over: what it says and nothing can be made of, in sentences.
     """
 
-    from_recipe: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    from_recipe: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
     passed_over: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def _rank(self, name: str) -> int:
@@ -119,27 +121,35 @@ class Prescribed(Batched):
 
 def _a_log_each(settings: FinetuneSettings) -> list[str]:
     """Find one log for several trainings."""
-    if not settings.several or settings.log in (None, "-", "beside"):
+    if not settings.several:
         return []
-    return [f"several trainings have a log each: --log beside, not {settings.log}{settings.where('log')}"]
+    if settings.log in (None, "-", "beside"):
+        return []
+    where = settings.where("log")
+    return [f"several trainings have a log each: --log beside, not {settings.log}{where}"]
 
 
 def _a_folder_for_several_models(settings: FinetuneSettings) -> list[str]:
     """Find several models whose output is no folder."""
-    if len(settings.model) < 2 or settings.output is None or settings.output.endswith("/"):
+    if len(settings.model) < 2 or settings.output is None:
+        return []
+    if settings.output.endswith("/"):
         return []
     hint = "names their folder, as in out/"
-    return [f"of several MODELs --output {hint}, not {settings.output}{settings.where('output')}"]
+    where = settings.where("output")
+    return [f"of several MODELs --output {hint}, not {settings.output}{where}"]
 
 
 def _the_loss_of_captions(settings: FinetuneSettings) -> list[str]:
     """Find captions where classes are needed, and the reverse."""
     train = settings.train or ""
+    has_captions = train.startswith(CAPTIONS)
     contrastive = settings.loss == "contrastive"
     problems = []
-    if train.startswith(CAPTIONS) and not contrastive and "loss" not in settings.unread:
-        problems.append(f"--train {train}{settings.where('train')}: captions need --loss contrastive")
-    if train and contrastive and not train.startswith(CAPTIONS):
+    if has_captions and not contrastive and "loss" not in settings.unread:
+        where = settings.where("train")
+        problems.append(f"--train {train}{where}: captions need --loss contrastive")
+    if train and contrastive and not has_captions:
         where = settings.where("loss")
         problems.append(f"--loss contrastive{where} needs pairs of images and captions: --train {CAPTIONS}FILE")
     return problems
@@ -171,23 +181,28 @@ def _data_to_choose_a_rate(settings: FinetuneSettings) -> list[str]:
     """Find several learning rates, and nothing to choose one by."""
     if len(settings.lr) < 2 or settings.given("val"):
         return []
-    return [f"several values of --lr{settings.where('lr')} need --val, which selects among them"]
+    where = settings.where("lr")
+    return [f"several values of --lr{where} need --val, which selects among them"]
 
 
 def _two_betas(settings: FinetuneSettings) -> list[str]:
     """Find more or fewer decay rates than adamw has."""
-    if len(settings.betas) == 2:
+    count = len(settings.betas)
+    if count == 2:
         return []
-    return [f"betas takes two numbers, not {len(settings.betas)}{settings.where('betas')}"]
+    where = settings.where("betas")
+    return [f"betas takes two numbers, not {count}{where}"]
 
 
 def _each_augmentation_once(settings: FinetuneSettings) -> list[str]:
     """Find a kind of augmentation that is there twice."""
     kinds = [item.partition(":")[0] for item in settings.augment]
-    repeated = sorted({kind for kind in kinds if kinds.count(kind) > 1})
+    repeated = {kind for kind in kinds if kinds.count(kind) > 1}
     if not repeated:
         return []
-    return [f"--augment lists {', '.join(repeated)} twice{settings.where('augment')}"]
+    listed = ", ".join(sorted(repeated))
+    where = settings.where("augment")
+    return [f"--augment lists {listed} twice{where}"]
 
 
 @dataclass(kw_only=True)
@@ -371,17 +386,22 @@ class FinetuneSettings(Prescribed, SideBySide):
     @property
     def trainings(self) -> int:
         """The number of trainings of each model."""
-        return 1 if self.ensemble is None else self.ensemble.trainings
+        if self.ensemble is None:
+            return 1
+        return self.ensemble.trainings
 
     @property
     def several(self) -> bool:
         """Whether more than one training is asked for."""
-        return len(self.model) * self.trainings > 1
+        trainings = len(self.model) * self.trainings
+        return trainings > 1
 
     @property
     def outputs(self) -> int | None:
         """The number of models one training writes: its snapshots, or members; None: one."""
-        return None if self.ensemble is None else self.ensemble.models()
+        if self.ensemble is None:
+            return None
+        return self.ensemble.models()
 
     def has_default(self, name: str) -> bool:
         """Return whether nobody has given an option."""
@@ -399,7 +419,8 @@ class FinetuneSettings(Prescribed, SideBySide):
 
     def settle(self) -> None:
         """Fill in three epochs unless said otherwise."""
-        if not self.given("epochs") and not self.given("steps"):
+        is_said = self.given("epochs") or self.given("steps")
+        if not is_said:
             self.epochs = 3
 
     def inapplicable(self) -> dict[str, str]:
@@ -409,7 +430,9 @@ class FinetuneSettings(Prescribed, SideBySide):
         snapshot is chosen, nor an average over part of a training.
         """
         unused = super().inapplicable()
-        of_the_other_optimizer = ("betas", "eps") if self.optimizer == "sgd" else ("momentum",)
+        of_the_other_optimizer = ["momentum"]
+        if self.optimizer == "sgd":
+            of_the_other_optimizer = ["betas", "eps"]
         unused |= dict.fromkeys(of_the_other_optimizer, "optimizer")
         if self.loss == "contrastive":
             unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
@@ -425,7 +448,8 @@ class FinetuneSettings(Prescribed, SideBySide):
 
     def trackers(self) -> dict[str, str | None]:
         """Return where each tracker of ``--track`` has its runs."""
-        return dict(map(parse_tracker, self.track))
+        pairs = map(parse_tracker, self.track)
+        return dict(pairs)
 
     def effective(self) -> dict[str, tuple[Any, str]]:
         """Return every value that a recipe may decide, as JSON has it, and where it came from."""
@@ -440,7 +464,10 @@ class FinetuneSettings(Prescribed, SideBySide):
     @classmethod
     def further_help(cls) -> dict[str, list[tuple[str, str]]]:
         """Return the kinds of ``--ensemble``."""
-        return {"Ensemble": [(f"      {shape}", text) for shape, text in ensemble_help()]}
+        rows = []
+        for shape, text in ensemble_help():
+            rows.append((f"      {shape}", text))
+        return {"Ensemble": rows}
 
 
 def recipe_options() -> Iterator[Option]:

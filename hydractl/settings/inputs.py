@@ -64,10 +64,14 @@ def _texts(settings: Common, option: Option) -> list[str]:
 
 def _paths(text: str, *, members: bool) -> Iterator[str]:
     """Yield the paths in a value that are there: of ``NAME=PATH``, ``SCHEME:PATH``, ``PATH?options`` and ``A+B``."""
-    unnamed = text.partition("=")[2]
-    without_schemes = [text.partition(":")[2], unnamed.partition(":")[2]]
-    pieces = [text, unnamed, *without_schemes]
-    pieces += [piece.partition("?")[0] for piece in pieces]
+    _, _, unnamed = text.partition("=")
+    _, _, without_scheme = text.partition(":")
+    _, _, unnamed_without_scheme = unnamed.partition(":")
+    with_options = [text, unnamed, without_scheme, unnamed_without_scheme]
+    pieces = [*with_options]
+    for piece in with_options:
+        without_options, _, _ = piece.partition("?")
+        pieces.append(without_options)
     of_members: list[str] = []
     if members:
         for piece in pieces:

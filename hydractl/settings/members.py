@@ -118,7 +118,9 @@ class FuseSettings(Batched):
 
     def inapplicable(self) -> dict[str, str]:
         """Return what one model alone has no use for: it is joined with none."""
-        return {"merge": "cascade"} if self.only_cascades else {}
+        if self.only_cascades:
+            return {"merge": "cascade"}
+        return {}
 
     def settle(self) -> None:
         """Leave data alone that every verb was given, where no cascade needs them."""

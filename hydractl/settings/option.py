@@ -104,7 +104,8 @@ class Option:
     @property
     def key(self) -> str:
         """The name in YAML and, in capitals after ``HYDRACTL_``, in the environment."""
-        return self.flag[2:].replace("-", "_")
+        without_dashes = self.flag[2:]
+        return without_dashes.replace("-", "_")
 
     @property
     def label(self) -> str:
@@ -120,7 +121,9 @@ class Option:
 
     def fresh_default(self) -> Any:
         """The built-in value, a list of its own where it is a list."""
-        return list(self.default) if isinstance(self.default, list) else self.default
+        if isinstance(self.default, list):
+            return list(self.default)
+        return self.default
 
     def placeholder(self) -> str:
         """The value as written in the help text; empty for a switch."""
@@ -251,11 +254,14 @@ class Option:
         if self.type is str:
             return _take_text(value)
         if self.reads is not None:
-            return value if isinstance(value, self.type) else self.reads(_take_text(value))
+            if isinstance(value, self.type):
+                return value
+            return self.reads(_take_text(value))
         if self.word is not None and value == self.word:
             return value
-        accepted = int if self.type is int else (int, float)
-        if isinstance(value, bool) or not isinstance(value, accepted):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(self._number_rule())
+        if self.type is int and not isinstance(value, int):
             raise ValueError(self._number_rule())
         if not math.isfinite(value):
             raise ValueError("must be a finite number")
@@ -265,21 +271,26 @@ class Option:
 
     def complaints(self, value: Any) -> list[str]:
         """List the problems of a typed value; each a sentence that starts after the name of the option."""
-        return [refusal.sentence() for refusal in self.refusals(value)]
+        refusals = self.refusals(value)
+        return [refusal.sentence() for refusal in refusals]
 
     def refusals(self, value: Any) -> list[Refusal]:
         """List the rules that a typed value breaks; None, which is "not given", breaks none."""
         if value is None:
             return []
-        found = []
-        for item in value if self.many else [value]:
+        items = [value]
+        if self.many:
+            items = value
+        refusals = []
+        for item in items:
             refusal = self._refusal(item)
             if refusal is not None:
-                found.append(refusal)
+                refusals.append(refusal)
         may_not_repeat = self.many and self.split and not self.repeats
         if may_not_repeat and len(set(value)) < len(value):
-            found.append(Refusal(f"lists something twice: {','.join(str(item) for item in value)}"))
-        return found
+            listed = ",".join(map(str, value))
+            refusals.append(Refusal(f"lists something twice: {listed}"))
+        return refusals
 
     def _refusal(self, value: Any) -> Refusal | None:
         """Return the first rule that one value breaks; None where it keeps them all."""
@@ -369,7 +380,9 @@ def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
         wanted = f"{', '.join(endings[:-1])} or {endings[-1]}"
 
     def check(name: str) -> None:
-        compared = name.lower() if any_case else name
+        compared = name
+        if any_case:
+            compared = name.lower()
         if not compared.endswith(endings):
             raise ValueError(f"must end in {wanted}, not {name!r}")
 
@@ -391,15 +404,20 @@ def options_of(settings_type: type) -> tuple[Option, ...]:
 
 def _read_declarations(settings_type: type) -> Iterator[Option]:
     hints = typing.get_type_hints(settings_type)
-    declared = {f.name: f.metadata["option"] for f in fields(settings_type) if "option" in f.metadata}
+    declared = {}
+    for declaration in fields(settings_type):
+        if "option" in declaration.metadata:
+            declared[declaration.name] = declaration.metadata["option"]
     of_the_verb = [name for name in declared if name in settings_type.__annotations__]
     lacking = getattr(settings_type, "lacks", ())
-    for name in dict.fromkeys(of_the_verb + list(declared)):
+    for name in dict.fromkeys([*of_the_verb, *declared]):
         if name in lacking:
             continue
+        item = declared[name]
         value_type, many = _value_type(hints[name])
-        flag = declared[name].flag or "--" + name.replace("_", "-")
-        yield replace(declared[name], name=name, flag=flag, type=value_type, many=many)
+        words = name.replace("_", "-")
+        flag = item.flag or f"--{words}"
+        yield replace(item, name=name, flag=flag, type=value_type, many=many)
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:

@@ -27,9 +27,14 @@ def parse_part(text: str) -> tuple[int, int]:
         ValueError: it is no such text, or there are fewer parts.
     """
     match = _PART.fullmatch(text)
-    if match is None or int(match[1]) > int(match[2]):
+    part = 0
+    parts = 0
+    if match is not None:
+        part = int(match[1])
+        parts = int(match[2])
+    if match is None or part > parts:
         raise ValueError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
-    return int(match[1]), int(match[2])
+    return part, parts
 
 
 def _inputs_once(settings: PredictSettings) -> list[str]:

@@ -197,18 +197,23 @@ class Dropping(Batched):
 
 def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
     """Find more weights than data sets, or fewer."""
-    if not settings.val_weights or len(settings.val_weights) == len(settings.val):
+    weights = len(settings.val_weights)
+    sets = len(settings.val)
+    if not weights or weights == sets:
         return []
     where = settings.where("val_weights")
-    return [f"--val-weights{where} has {len(settings.val_weights)} for {len(settings.val)} --val"]
+    return [f"--val-weights{where} has {weights} for {sets} --val"]
 
 
 def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
     """Find data sets without a partner where they are measured in pairs."""
-    if not settings.paired or 1 < len(settings.val) == len(settings.ood_val):
+    if not settings.paired:
         return []
-    counts = f"{len(settings.ood_val)} and {len(settings.val)}"
-    return [f"--paired needs as many --ood-val as --val, two or more, not {counts}"]
+    val_sets = len(settings.val)
+    ood_sets = len(settings.ood_val)
+    if 1 < val_sets == ood_sets:
+        return []
+    return [f"--paired needs as many --ood-val as --val, two or more, not {ood_sets} and {val_sets}"]
 
 
 def _an_end(settings: CircuitSettings) -> list[str]:
@@ -239,16 +244,21 @@ def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
 
 def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
     """Find several objectives, which make several files, with one standard output."""
-    if settings.output != "-" or len(settings.objective) < 2:
+    circuits = len(settings.objective)
+    if settings.output != "-" or circuits < 2:
         return []
-    return [f"--output - takes one --objective, not {len(settings.objective)}{settings.where('objective')}"]
+    where = settings.where("objective")
+    return [f"--output - takes one --objective, not {circuits}{where}"]
 
 
 def _a_mask_of_another_base(settings: CircuitSettings) -> list[str]:
     """Find a permission for files of other weights where no such file is read."""
-    if not settings.allow_other_base or settings.given("start_mask") or settings.given("share_from"):
+    if not settings.allow_other_base:
         return []
-    return [f"--allow-other-base{settings.where('allow_other_base')} needs --start-mask or --share-from"]
+    if settings.given("start_mask") or settings.given("share_from"):
+        return []
+    where = settings.where("allow_other_base")
+    return [f"--allow-other-base{where} needs --start-mask or --share-from"]
 
 
 def _a_journal_to_resume(settings: CircuitSettings) -> list[str]:
@@ -382,7 +392,10 @@ class CircuitSettings(Dropping):
 
     def settle(self) -> None:
         """Settle the objective: Headmap's own score is the loss."""
-        if self.algorithm == "headmap" and self.objective == ["avg"] and not self._rank("objective"):
+        if self.algorithm != "headmap":
+            return
+        is_default = self.objective == ["avg"] and not self._rank("objective")
+        if is_default:
             self.objective = ["nll"]
 
     def inapplicable(self) -> dict[str, str]:
@@ -394,13 +407,16 @@ class CircuitSettings(Dropping):
 
 def _how_many_heads(settings: PruneSettings) -> list[str]:
     """Find scores without a number of heads, or two numbers."""
-    if settings.given("scores") or (settings.given("method") and settings.method not in DECIDE):
+    by_method = settings.given("method") and settings.method not in DECIDE
+    if settings.given("scores") or by_method:
         return settings.exactly_one("keep", "remove", "max_drop")
     if not settings.given("circuit"):
         return []
     problems = settings.at_most_one("keep", "remove", "max_drop")
-    if settings.given("sample_from") and not (settings.given("keep") or settings.given("remove")):
-        problems.append(f"--sample-from{settings.where('sample_from')} needs one of --keep, --remove")
+    has_count = settings.given("keep") or settings.given("remove")
+    if settings.given("sample_from") and not has_count:
+        where = settings.where("sample_from")
+        problems.append(f"--sample-from{where} needs one of --keep, --remove")
     return problems
 
 
@@ -412,7 +428,9 @@ def _accuracy_for_max_drop(settings: PruneSettings) -> list[str]:
     if settings.given("share_sites"):
         problems.append(f"--max-drop cannot be given with {settings.called('share_sites')}")
     if settings.given("scores") or (settings.given("method") and settings.method not in NEED_DATA):
-        chosen_by = "--scores" if settings.scores else f"--method {settings.method}"
+        chosen_by = f"--method {settings.method}"
+        if settings.scores:
+            chosen_by = "--scores"
         problems += settings.needs("val", f"--max-drop with {chosen_by}")
     if settings.given("circuit") and settings.allow_other_base:
         problems += settings.needs("val", "--max-drop with --allow-other-base")
@@ -542,7 +560,9 @@ class PruneSettings(Dropping):
     @property
     def scores_weights_alone(self) -> bool:
         """Whether the criterion knows single weights only."""
-        return self.method in OF_WEIGHTS and self.method not in CRITERIA.names
+        if self.method not in OF_WEIGHTS:
+            return False
+        return self.method not in CRITERIA.names
 
     def inapplicable(self) -> dict[str, str]:
         """Return the options that the source of the decision leaves nothing to say for."""
@@ -568,7 +588,10 @@ class PruneSettings(Dropping):
 
 def _without_effect(method: str | None) -> list[str]:
     """List the options that mean nothing for a criterion: those of others, and of data that it does not read."""
-    unused = [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]
+    unused = []
+    for name, criterion in OWN_OPTIONS.items():
+        if method not in (None, criterion):
+            unused.append(name)
     if method is not None and method not in NEED_DATA:
         unused.append("max_length")
     return unused

@@ -278,17 +278,27 @@ VERBS: dict[str, Verb] = {
 
 def module_of(verb: str) -> str:
     """Return the name of the module that has the function of a verb."""
-    return VERBS[verb].module or f"hydractl.verbs.{verb.replace('-', '_')}"
+    declared = VERBS[verb].module
+    if declared:
+        return declared
+    name = verb.replace("-", "_")
+    return f"hydractl.verbs.{name}"
 
 
 def settings_of(verb: str) -> str:
     """Return where the settings class of a verb is, as ``MODULE:NAME``."""
-    return VERBS[verb].settings or f"{module_of(verb)}:Settings"
+    declared = VERBS[verb].settings
+    if declared:
+        return declared
+    return f"{module_of(verb)}:Settings"
 
 
 def function_of(verb: str) -> str:
     """Return what a verb is called in Python."""
-    return VERBS[verb].function or verb.replace("-", "_")
+    declared = VERBS[verb].function
+    if declared:
+        return declared
+    return verb.replace("-", "_")
 
 
 def verb_called(function: str) -> str | None:

@@ -25,7 +25,8 @@ def _a_document_to_write(settings: ReportSettings) -> list[str]:
     """Find an output for a document that is there already."""
     if settings.output is None or settings.over is not None:
         return []
-    return [f"--output{settings.where('output')} needs --over: only means are a new document"]
+    where = settings.where("output")
+    return [f"--output{where} needs --over: only means are a new document"]
 
 
 @dataclass(kw_only=True)

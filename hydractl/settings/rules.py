@@ -45,7 +45,8 @@ def together(name: str, other: str) -> Rule:
     """Return the rule that two options are given together, or neither of them."""
 
     def rule(settings: Common) -> list[str]:
-        return settings.goes_with(name, other) + settings.goes_with(other, name)
+        problems = settings.goes_with(name, other)
+        return problems + settings.goes_with(other, name)
 
     return rule
 

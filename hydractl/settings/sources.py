@@ -42,12 +42,13 @@ class _Gathered:
 
     def read(self, item: Option, given: _Given) -> None:
         """Take in a text that somebody gave for an option."""
-        self.sources[item.name] = given.source
-        self.ranks[item.name] = given.rank
+        name = item.name
+        self.sources[name] = given.source
+        self.ranks[name] = given.rank
         try:
-            self.values[item.name] = item.parse(given.raw)
+            self.values[name] = item.parse(given.raw)
         except ValueError as error:
-            self.unread.add(item.name)
+            self.unread.add(name)
             self.problems.append(f"{item.label} {error} ({given.source})")
 
     def take(self, item: Option, value: object) -> None:
@@ -74,8 +75,14 @@ class _Gathered:
         Raises:
             UsageError: listing every problem.
         """
-        settings = settings_type(**self.values, sources=self.sources, ranks=self.ranks, unread=frozenset(self.unread))
-        raise_problems(settings_type.verb, self.problems + settings.problems())
+        settings = settings_type(
+            **self.values,
+            sources=self.sources,
+            ranks=self.ranks,
+            unread=frozenset(self.unread),
+        )
+        problems = self.problems + settings.problems()
+        raise_problems(settings_type.verb, problems)
         return settings
 
 
@@ -94,7 +101,9 @@ def merge(
         UsageError: listing every problem of all sources at once.
     """
     flag = flags.get("config")
-    named = flag if isinstance(flag, str) and flag else environ.get(_CONFIG)
+    named = environ.get(_CONFIG)
+    if isinstance(flag, str) and flag:
+        named = flag
     config = find_config(folder, named or None)
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
@@ -169,16 +178,23 @@ def with_sources(text: str, settings: Common) -> str:
         source = settings.sources.get(item.name, "default")
         if source == "flag" or source.startswith("default"):
             continue
-        for value in _shown_values(item, getattr(settings, item.name)):
-            place = re.search(rf"(?<!\S){re.escape(value)}(?![\w./?&=-])", text)
-            if place is not None:
-                text = f"{text[: place.end()]} (from {source}){text[place.end() :]}"
+        values = getattr(settings, item.name)
+        for value in _shown_values(item, values):
+            pattern = rf"(?<!\S){re.escape(value)}(?![\w./?&=-])"
+            place = re.search(pattern, text)
+            if place is None:
+                continue
+            before = text[: place.end()]
+            behind = text[place.end() :]
+            text = f"{before} (from {source}){behind}"
     return text
 
 
 def _shown_values(item: Option, value: Any) -> list[str]:
     """Return the values of an option as messages show them, each behind its flag; a MODEL stands alone."""
-    values = value if isinstance(value, list) else [value]
+    values = [value]
+    if isinstance(value, list):
+        values = value
     texts = [text for text in values if isinstance(text, str)]
     if item.name == "model":
         return texts
@@ -260,7 +276,9 @@ def _flags(item: Option, value: Any) -> list[str]:
         if value:
             return [item.flag]
         return [f"--no-{item.flag[2:]}"]
-    parts = value if item.many else [value]
+    parts = [value]
+    if item.many:
+        parts = value
     texts = [_value_text(part) for part in parts]
     if item.split and texts:
         texts = [",".join(texts)]

@@ -140,24 +140,30 @@ class StudySettings(SideBySide):
         One set has OOD samples of one kind: a second one is then made of the samples of ``--val``.
         """
         sets = self.ood_val_sets()
-        if len(sets) == 1 and sets[0].spec != self._made:
+        if len(sets) != 1:
+            return sets
+        (only,) = sets
+        if only.spec != self._made:
             sets.append(OodSet(AUTO, None, self._made))
         return sets
 
     def chooses_by_made_samples_alone(self) -> bool:
         """Return whether all OOD validation samples are made of those of ``--val``."""
-        return all(ood_set.spec == self._made for ood_set in self.ood_val_sets())
+        specs = [ood_set.spec for ood_set in self.ood_val_sets()]
+        return all(spec == self._made for spec in specs)
 
     @property
     def _made(self) -> str:
-        return with_setting(str(self.val), f"ood={AUTO}")
+        validation = str(self.val)
+        return with_setting(validation, f"ood={AUTO}")
 
     def seconds(self) -> float | None:
         """Return the ``--time`` in seconds."""
         if self.time is None:
             return None
-        number, unit = self.time[:-1], self.time[-1]
-        return float(number) * _UNITS[unit]
+        number = float(self.time[:-1])
+        unit = self.time[-1]
+        return number * _UNITS[unit]
 
     def common(self, settings_type: type[Common], names: Collection[str]) -> dict[str, str | list[str]]:
         """Return what somebody gave to those of these options that another verb has too, as its flags take it."""

@@ -207,21 +207,30 @@ class Door:
 
     def verbs_with(self, name: str) -> list[str]:
         """Return the verbs that have an option."""
-        return [verb for verb in SETTINGS if name in self.names(verb)]
+        verbs = []
+        for verb in SETTINGS:
+            if name in self.names(verb):
+                verbs.append(verb)
+        return verbs
 
 
 def _as_flag(name: str, value: str) -> str:
-    return f"--{name} {value}".rstrip()
+    flag = f"--{name} {value}"
+    return flag.rstrip()
 
 
 def _as_key(name: str, value: str) -> str:
-    key = name.replace("-", "_")
-    return repr(f"{key}: {value}" if value else key)
+    text = name.replace("-", "_")
+    if value:
+        text = f"{text}: {value}"
+    return repr(text)
 
 
 def _as_variable(name: str, value: str) -> str:
     variable = f"HYDRACTL_{name.replace('-', '_').upper()}"
-    return f"{variable}={value}" if value else variable
+    if value:
+        return f"{variable}={value}"
+    return variable
 
 
 def _as_command(verb: str) -> str:
@@ -300,7 +309,10 @@ def about_key_of_file(key: str) -> str:
 
 
 def _did_you_mean_flag(name: str, names: Sequence[str]) -> str:
-    return _did_you_mean(_as_flag(near, "") for near in nearest(name, names, {}))
+    flags = []
+    for near in nearest(name, names, {}):
+        flags.append(_as_flag(near, ""))
+    return _did_you_mean(flags)
 
 
 def _renamed(name: str, verb: str | None) -> Renamed | None:
@@ -315,7 +327,9 @@ def _renamed(name: str, verb: str | None) -> Renamed | None:
 
 def is_current(renamed: Renamed) -> bool:
     """Return whether a verb has the new name, and the old one no longer."""
-    if renamed.holder not in SETTINGS or renamed.new not in COMMAND_LINE.names(renamed.holder):
+    if renamed.holder not in SETTINGS:
+        return False
+    if renamed.new not in COMMAND_LINE.names(renamed.holder):
         return False
     return renamed.old not in COMMAND_LINE.names(renamed.verb)
 
@@ -395,8 +409,10 @@ def _did_you_mean(names: Iterable[str]) -> str:
 
 def _listed(verbs: Sequence[str]) -> str:
     """Return verbs as a list in words; of many, the first ones."""
-    if len(verbs) > _MOST_NAMES:
-        return f"{', '.join(verbs[:_MOST_NAMES])} and others"
     if len(verbs) == 1:
         return verbs[0]
-    return f"{', '.join(verbs[:-1])} or {verbs[-1]}"
+    if len(verbs) > _MOST_NAMES:
+        first_ones = ", ".join(verbs[:_MOST_NAMES])
+        return f"{first_ones} and others"
+    *others, last = verbs
+    return f"{', '.join(others)} or {last}"

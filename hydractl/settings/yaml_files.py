@@ -54,17 +54,22 @@ class Contents:
 
     def unknown(self, key: str, line: int, verb: str | None = None) -> None:
         """Complain about a key that no option of a verb has, or at the top of the file no option at all."""
+        place = f"{self.name} line {line}"
         if verb is None:
-            self.problems.append(f"{self.name} line {line}: unknown key {key!r}{about_key_of_file(key)}")
+            about = about_key_of_file(key)
+            self.problems.append(f"{place}: unknown key {key!r}{about}")
         else:
             meant = about_option(key, verb, YAML_FILE)
-            self.problems.append(f"{self.name} line {line}: unknown key {key!r} of {verb}{meant}")
+            self.problems.append(f"{place}: unknown key {key!r} of {verb}{meant}")
 
 
 def _keys_of(settings_type: type[Common]) -> list[str]:
     """Return the keys of the options of a verb that may stand in a YAML file."""
-    keys = [declared.key for declared in options_of(settings_type)]
-    return [key for key in keys if key not in YAML_FILE.lacks]
+    keys = []
+    for declared in options_of(settings_type):
+        if declared.key not in YAML_FILE.lacks:
+            keys.append(declared.key)
+    return keys
 
 
 def find_config(folder: Path | None, named: str | None) -> Contents:
@@ -115,7 +120,8 @@ def _verb_values(node: Node, verb: str, config: Contents) -> dict[str, Raw]:
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes in the package, sorted."""
-    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
+    files = RECIPES.glob("*.yaml")
+    return sorted(file.stem for file in files)
 
 
 def recipe_about(name: str) -> str:
@@ -203,7 +209,8 @@ def _is_null(node: Node) -> bool:
 
 
 def _line_of(node: Node) -> int:
-    return int(node.start_mark.line) + 1
+    line = node.start_mark.line
+    return int(line) + 1
 
 
 def _compose(path: Path, name: str, hint: str) -> Node | None:
@@ -225,7 +232,9 @@ def _composed(source: str | TextIO, name: str) -> Node | None:
         return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f" line {mark.line + 1}" if mark is not None else ""
+        line = ""
+        if mark is not None:
+            line = f" line {mark.line + 1}"
         parts = [part for part in (error.context, error.problem) if part]
         raise UsageError(f"{name}{line}: {', '.join(parts)}") from None
     except yaml.reader.ReaderError as error:

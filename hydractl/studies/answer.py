@@ -110,7 +110,8 @@ class _Decided:
     @property
     def telling(self) -> tuple[int, ...]:
         """The indices of the OOD validation sets with a vote."""
-        indices = [self.evidence.sets.index(name) for name in self.choice.telling]
+        sets = self.evidence.sets
+        indices = [sets.index(name) for name in self.choice.telling]
         return tuple(indices)
 
     def mean(self, place: int) -> float:
@@ -255,7 +256,7 @@ class Study:
         scores_of_single = self._results[SINGLE].measured.scores
         return [score for score in scores_of_single if score in fixed]
 
-    def choice_document(self) -> dict[str, Any]:
+    def choice_document(self) -> dict[str, object]:
         """Return the JSON document of the choice (``hydractl.study-choice/2``), from validation data alone."""
         choice = self._decided.choice
         taken = self.candidates[choice.chosen]
@@ -275,7 +276,7 @@ class Study:
             "candidates": [self._candidate_document(place) for place in places],
         }
 
-    def _candidate_document(self, place: int) -> dict[str, Any]:
+    def _candidate_document(self, place: int) -> dict[str, object]:
         """Return the entry of a candidate in the document of the choice."""
         candidate = self.candidates[place]
         mean_auroc = None
@@ -320,7 +321,9 @@ class Study:
         # Step down the ladder.
         rungs = self.ladder
         figures = [self._figures(self._tests[rung.row], rung) for rung in rungs]
-        steps = [self._judged(upper, lower) for upper, lower in itertools.pairwise(figures)]
+        steps = []
+        for upper, lower in itertools.pairwise(figures):
+            steps.append(self._judged(upper, lower))
         ends = end_of([step[AUROC] for step in steps])
         final_rung = rungs[ends]
 
@@ -421,8 +424,9 @@ class Study:
     def _figures(self, measured: MeasuredRow, rung: Rung) -> Resampled:
         """Return the metrics of the verdict on the test data and on their resamples."""
         title = f"intervals of {rung.row}, {rung.score}"
-        with self._log.progress(title, self._rounds, "resamples") as progress:
-            return measured.resampled(rung.score, self._rounds, self._seed, advance=progress.advance)
+        rounds = self._rounds
+        with self._log.progress(title, rounds, "resamples") as progress:
+            return measured.resampled(rung.score, rounds, self._seed, advance=progress.advance)
 
     def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
         """Return the findings for the differences of some figures to others, by metric."""
@@ -687,7 +691,7 @@ def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
     return records
 
 
-def _detection(block: Mapping[str, Any]) -> dict[str, Any]:
+def _detection(block: Mapping[str, object]) -> dict[str, object]:
     """Return the entries of a block of metrics that depend on the OOD score."""
     keys = ("ood", "near_avg", "far_avg", "ood_avg", "ood_score")
     return {key: block[key] for key in keys}

@@ -60,7 +60,7 @@ class MeasuredRow:
             outside[name] = _with_score_alone(samples, score)
         return inside, outside
 
-    def block(self, score: str) -> dict[str, Any]:
+    def block(self, score: str) -> dict[str, object]:
         """Return every metric under this score, as in a row of an eval."""
         inside, outside = self._under(score)
         metrics = row_blocks(inside, outside, self.groups)

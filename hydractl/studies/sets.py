@@ -54,7 +54,7 @@ class StudySets:
         Args:
             before: the fingerprints of that time, as read from a file; anything but a mapping counts as none.
         """
-        fingerprints_before: Mapping[str, Any] = {}
+        fingerprints_before: Mapping[str, object] = {}
         if isinstance(before, Mapping):
             fingerprints_before = before
         lines = []

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.errors import UsageError
@@ -109,7 +109,7 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
         measured = measure_rows(options, rows, costs, device, log)
 
         # Write the answer.
-        conventions: dict[str, Any] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
+        conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
         conventions["rounds_measured"] = settings.rounds
         conventions["rounds_warmup"] = settings.warmup
         if data is not None:
@@ -119,7 +119,8 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
         files = []
         if output is not None:
             files.append(write_json(output, document))
-    unmet = unmet_of_bench(document["results"], settings.requirements(), compared)
+    results = [result.to_json() for result in measured.results]
+    unmet = unmet_of_bench(results, settings.requirements(), compared)
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
@@ -145,7 +146,7 @@ def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None
 
 def _plan(
     settings: BenchSettings, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the answer of a dry run: the cost of each row, and how often models will be called."""
     results = []
     for row, cost in zip(rows, costs, strict=True):

@@ -136,7 +136,8 @@ class Child:
 
     def stop(self) -> None:
         """Ask it to save and to end."""
-        if self._process.poll() is None:
+        is_running = self._process.poll() is None
+        if is_running:
             self._process.send_signal(signal.SIGTERM)
 
 

@@ -306,7 +306,7 @@ def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:
         log.warn(doubt)
 
 
-def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettings) -> Path:
+def _write_answer(output: Output, document: dict[str, object], settings: EvalSettings) -> Path:
     """Write the answer; with ``--resume``, leave the same answer where it is there already.
 
     Raises:

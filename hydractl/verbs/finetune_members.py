@@ -108,13 +108,18 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     done, plans = _checked(members, log, check, answer)
     devices = settings.places[: len(members)]
     if settings.dry_run:
-        places = ["slurm"] if settings.slurm else devices
+        places = devices
+        if settings.slurm:
+            places = ["slurm"]
         return _dry_run(members, plans, done, places)
 
     # Train those that were not finished before.
     for name in done:
         log.info(f"{name}: finished before, nothing to do")
-    commands = {member.name: member.argv for member in members if member.name not in done}
+    commands = {}
+    for member in members:
+        if member.name not in done:
+            commands[member.name] = member.argv
     folder = members[0].files.paths[0].parent
     with Interruptions() as signals:
         ended = run_side_by_side(commands, devices, settings.slurm, folder, log, signals)
@@ -230,7 +235,9 @@ def _checked(
         if model in plan_by_model and not is_resumed and not may_be_finished:
             plans[member.name] = _plan_with_files(plan_by_model[model], member.files)
             continue
-        log_of_check = Log() if plan_by_model else log
+        log_of_check = log
+        if plan_by_model:
+            log_of_check = Log()
         plan, fingerprint = check(settings, log_of_check)
         plans[member.name] = plan
         plan_by_model[model] = plan
@@ -344,7 +351,10 @@ def _raise_failures(
         Interrupted: a signal came before all had ended.
         HydraError: some failed; it names all of them, and has the hint and the exit code of the first.
     """
-    failed = {name: end for name, end in ended.items() if end.code != 0}
+    failed = {}
+    for name, end in ended.items():
+        if end.code != 0:
+            failed[name] = end
     finished_names = []
     for member in members:
         has_succeeded = member.name in ended and member.name not in failed

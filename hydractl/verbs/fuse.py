@@ -75,9 +75,13 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     """Fuse several models, after everything that their headers tell has been checked."""
     # What is fused, as far as the headers tell.
-    default = "hydra.st" if settings.merge else "hydra.unmerged.st"
+    default = "hydra.unmerged.st"
+    if settings.merge:
+        default = "hydra.st"
     path = file_path(settings.output or default)
-    parts = MERGEABLE if settings.merge == AUTO else settings.merge
+    parts: Sequence[str] = settings.merge
+    if settings.merge == AUTO:
+        parts = MERGEABLE
     outline = plan_fusion(sources, parts, headers_only=True)
     check_outputs([path], force=settings.force)
     if settings.dry_run:

@@ -174,7 +174,10 @@ def _sites_of_circuit(document: Mapping[str, object]) -> list[KeptSite]:
         at_start = _kept_at_start(document, path, count)
         kept = None
         if isinstance(at_start, list):
-            kept = [head for head in at_start if type(head) is not int or (path, head) not in removed]
+            kept = []
+            for head in at_start:
+                if type(head) is not int or (path, head) not in removed:
+                    kept.append(head)
         sites.append(KeptSite(site=path, heads=count, kept=kept))
     return sites
 
@@ -255,7 +258,10 @@ _MADE_WITH = (
 
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     """Return what a safetensors file holds, by its header."""
-    weights = [tensor for name, tensor in header.tensors.items() if not name.startswith(BESIDE)]
+    weights = []
+    for name, tensor in header.tensors.items():
+        if not name.startswith(BESIDE):
+            weights.append(tensor)
     info = InfoAnswer(
         schema=INFO_SCHEMA,
         file=str(path),
@@ -283,7 +289,9 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     """Add what a model says of itself: what it is, its heads, what it was fitted to, has seen and comes from."""
     members = [_kept_sites(mask) for mask in description.masks]
     results = _stored_results(description)
-    seen = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
+    seen = []
+    for entry in description.seen:
+        seen.append(f"{entry['n']} samples ({entry['as']}) by {entry['by']}")
     info = replace(
         info,
         content=_model_facts(description),
@@ -297,7 +305,9 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     info = replace(info, head_maps=members)
     if not _few_enough(description.masks):
         return replace(info, note=f"{len(members)} members of many heads, too many to be compared")
-    overlap = [_overlap(first, second) for first, second in combinations(_masks(info), 2)]
+    overlap = []
+    for first, second in combinations(_masks(info), 2):
+        overlap.append(_overlap(first, second))
     return replace(info, overlap=overlap)
 
 

@@ -201,7 +201,9 @@ def _submitted(commands: Mapping[str, Sequence[str]], options: Mapping[str, str]
     minutes = values.pop("time")
     parameters = {}
     for key, value in values.items():
-        parameter = key if key in _OPTIONS_OF_ANY_CLUSTER else f"slurm_{key}"
+        parameter = key
+        if key not in _OPTIONS_OF_ANY_CLUSTER:
+            parameter = f"slurm_{key}"
         parameters[parameter] = value
 
     run_folder = _own_folder(folder)

@@ -108,9 +108,8 @@ def _kind_entries() -> list[ListedEntry]:
 
 
 def _outcome(answer: ListAnswer) -> Outcome:
-    document: dict[str, Any] = {"schema": "hydractl.list/1"}
-    document.update(answer.to_json())
-    return Outcome(document)
+    document = answer.to_json()
+    return Outcome({"schema": "hydractl.list/1", **document})
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -156,7 +155,9 @@ def _scores(pattern: str) -> Iterator[ListedEntry]:
     """Yield the OOD scores: those of logits, then those of features."""
     for name, score in SCORES.items():
         about = _without_label(score.convention)
-        needs = "several members" if score.of_several else ""
+        needs = ""
+        if score.of_several:
+            needs = "several members"
         yield ListedEntry(name=name, about=about, needs=needs)
     # One of them trains a network, so torch comes with it.
     feature_scores: Any = pkgutil.resolve_name("hydractl.metrics.feature_scores.scores:FEATURE_SCORES")
@@ -172,7 +173,8 @@ def _without_label(convention: str) -> str:
 
 
 def _metric_names() -> list[str]:
-    return [entry.name for entry in _metrics("")]
+    entries = _metrics("")
+    return [entry.name for entry in entries]
 
 
 def _metrics(pattern: str) -> Iterator[ListedEntry]:

@@ -26,7 +26,7 @@ from hydractl.model.source import Source, pruned
 from hydractl.settings.pruning import PruneSettings
 from hydractl.verbs.score import drawn_samples, model_batches
 
-Choice = tuple[HeadMask, dict[str, Any], list[Entry]]
+Choice = tuple[HeadMask, dict[str, object], list[Entry]]
 """A mask, what the provenance says of its choice, and the samples that the choice depends on."""
 
 
@@ -120,7 +120,9 @@ def choose_within(
     def correct_by_budget() -> Iterable[int]:
         """Yield how many samples are right at each budget, and add the choice for it to ``choices``."""
         for budget in budgets:
-            log_of_choice = log if len(choices) < 2 else Log()
+            log_of_choice = log
+            if len(choices) >= 2:
+                log_of_choice = Log()
             choice = choose(budget, log_of_choice)
             choices.append(choice)
             mask, _, _ = choice
@@ -132,13 +134,15 @@ def choose_within(
     assert settings.max_drop is not None
     steps, counts_read = steps_within(correct_by_budget(), len(indices), settings.max_drop)
     mask, details, seen = choices[steps]
-    measured_on = "val" if settings.val else "data"
+    measured_on = "data"
+    if settings.val:
+        measured_on = "val"
     accuracy_details = _provenance(settings.max_drop, measured_on, len(indices), counts_read)
     measured_samples = entry("prune", "val", dataset, indices)
     return mask, {**details, **accuracy_details}, merged(seen, [measured_samples])
 
 
-def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:
+def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, object]:
     """Return what the provenance says of the accuracy that decided."""
     measured = {"on": measured_on, "n": samples, "correct": list(correct)}
     return {"max_drop": max_drop, "measured": measured}

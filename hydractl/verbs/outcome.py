@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 
 @dataclass
@@ -22,9 +21,9 @@ class Outcome:
             all, and only then are ``document``, ``files`` and ``unmet`` complete. None where there are none.
     """
 
-    document: dict[str, Any]
+    document: dict[str, object]
     files: list[Path] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
     print_document: bool = False
     silent: bool = False
-    lines: Iterator[dict[str, Any]] | None = None
+    lines: Iterator[dict[str, object]] | None = None

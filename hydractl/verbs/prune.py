@@ -119,7 +119,8 @@ def _name_of_decision(settings: PruneSettings) -> str:
 def mask_name(path: Path) -> Path:
     """Return the path of the mask of a checkpoint: ``a.mask.json`` for ``a.st``."""
     stem = re.sub(r"\.(st|safetensors)$", "", path.name)
-    return path.with_name(f"{stem}.mask.json")
+    name = f"{stem}.mask.json"
+    return path.with_name(name)
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def _most_removable(source: Source, settings: PruneSettings) -> int:
 
 
 def _choice_of_budget(
-    source: Source, settings: PruneSettings, documents: Mapping[str, Any], log: Log, scores: HeadScores | None = None
+    source: Source, settings: PruneSettings, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
 ) -> Choice:
     """Return the choice of a known budget.
 
@@ -201,7 +202,7 @@ def _choice_of_budget(
         fixed = shared_sites(source.sites, other, settings.share_sites)
 
     # The heads that a mask, a circuit or scores keep.
-    decision: dict[str, Any] = {}
+    decision: dict[str, object] = {}
     seen_by_scores: Sequence[Entry] = ()
     if settings.mask:
         document = documents[settings.mask]
@@ -218,7 +219,7 @@ def _choice_of_budget(
         mask, decision, seen_by_scores = _from_scores(source, settings, fixed, log, scores)
 
     # What the provenance says of it.
-    details: dict[str, Any] = {
+    details: dict[str, object] = {
         "keep": settings.keep,
         "remove": settings.remove,
         "share_sites": settings.share_sites,
@@ -235,7 +236,7 @@ def _choice_of_budget(
 
 def _from_scores(
     source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
-) -> tuple[HeadMask, dict[str, Any], Sequence[Entry]]:
+) -> tuple[HeadMask, dict[str, object], Sequence[Entry]]:
     """Return the mask that scores decide, what the provenance says of them, and the samples that they were taken on.
 
     The scores are those of a file, known ones or ones measured now.
@@ -245,11 +246,14 @@ def _from_scores(
     """
     if settings.scores:
         scores = _read_scores(settings.scores, source, settings, log)
-        origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
+        origin = {}
+        for key in ("method", "source"):
+            if key in scores.info:
+                origin[key] = scores.info[key]
     else:
         scores = known or _score(source, settings, log)
         origin = scores.info["source"]["settings"]
-    details: dict[str, Any] = {"scores": origin}
+    details: dict[str, object] = {"scores": origin}
     seen = checked(scores.info.get("seen"), settings.scores or "scores")
 
     # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
@@ -423,7 +427,7 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
 
 def _from_circuit(
     document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
-) -> tuple[HeadMask, dict[str, Any]]:
+) -> tuple[HeadMask, dict[str, object]]:
     """Return the mask that a circuit decides, and what the provenance says of the circuit.
 
     Args:
@@ -447,8 +451,11 @@ def _from_circuit(
     fixed_here = _at_sites_of(present, fixed)
     count = _count_removals(ranking, before, present, settings)
 
-    search = {key: document[key] for key in ("objective", "algorithm") if key in document}
-    details: dict[str, Any] = {"circuit": search}
+    search = {}
+    for key in ("objective", "algorithm"):
+        if key in document:
+            search[key] = document[key]
+    details: dict[str, object] = {"circuit": search}
     if settings.sample_from is not None:
         order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         details["sample_from"] = settings.sample_from

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -57,7 +56,10 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
     change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
     output = settings.output or f"{source.name}.{change}.st"
     as_folder = output.endswith("/")
-    path = Path(output) if as_folder else file_path(output)
+    if as_folder:
+        path = Path(output)
+    else:
+        path = file_path(output)
     plan = _plan(source, settings)
     answer = PruneWeightsAnswer(
         schema="hydractl.prune/1",
@@ -126,7 +128,7 @@ def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output,
         f"{plan.count} of {plan.total} parameters are removed: mult-adds, time and bytes stay, as zeros are stored and "
         "multiplied like other numbers"
     )
-    details: dict[str, Any] = {"method": settings.method, "weights": plan.share}
+    details: dict[str, object] = {"method": settings.method, "weights": plan.share}
     details.update(measured_on)
     details.update(asked_classes(source, settings.tower))
     sparse = {"share": plan.share, "params_nonzero": nonzero_parameters(tensors)}
@@ -147,7 +149,7 @@ def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output,
 
 def _choose(
     source: Source, settings: PruneSettings, plan: _Plan, log: Log
-) -> tuple[dict[str, Tensor], dict[str, Any], list[Entry]]:
+) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
     """Choose the weights to remove.
 
     Returns:
@@ -162,7 +164,7 @@ def _choose(
     weights = {name: source.tensors.read(name) for name in plan.names}
     _check_zeros(weights, source, plan, log)
 
-    measured_on: dict[str, Any] = {}
+    measured_on: dict[str, object] = {}
     used: list[Entry] = []
     model = None
     calibration = Calibration(lambda: iter(()), 0, settings.seed, log)

@@ -93,7 +93,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
 
     # The model and the samples, or what stands in for them where nothing runs.
     model: Any
-    measured_on: dict[str, Any] = {}
+    measured_on: dict[str, object] = {}
     used: list[Entry] = []
     if criterion.needs_data:
         source, model, calibration, measured_on, used = with_data(source, settings, criterion_options, log)
@@ -107,7 +107,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         if site.path in paths:
             indices.append(index)
     sequential = settings.order == "sequential" and criterion.needs_data
-    info: dict[str, Any] = {"arch": source.description.arch, "method": criterion.name}
+    info: dict[str, object] = {"arch": source.description.arch, "method": criterion.name}
     if isinstance(criterion, Decider):
         decision = criterion.decide(model, calibration, indices)
         scores = decision.scores
@@ -119,7 +119,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         scores = criterion.score(model, calibration, indices)
 
     # How they were made.
-    details: dict[str, Any] = {"method": criterion.name, "order": None, "keep": None, "remove": None}
+    details: dict[str, object] = {"method": criterion.name, "order": None, "keep": None, "remove": None}
     if criterion.needs_data:
         details["order"] = settings.order
     if sequential:
@@ -168,8 +168,8 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
 
 
 def with_data(
-    source: Source, settings: Scoring, criterion_options: Mapping[str, Any], log: Log
-) -> tuple[Source, HydraModel, Calibration, dict[str, Any], list[Entry]]:
+    source: Source, settings: Scoring, criterion_options: Mapping[str, object], log: Log
+) -> tuple[Source, HydraModel, Calibration, dict[str, object], list[Entry]]:
     """Build the model and draw its calibration samples: ``--samples`` labelled ones, by ``--seed``, each once.
 
     Args:

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydractl.circuit.plan import SearchPlan
 from hydractl.circuit.scope import SearchOptions, scope_of
@@ -539,7 +538,7 @@ def _claimed(asked: StudySettings, sets: StudySets, source: Source, folder: Path
         OutputError: the folder holds something else, or a study of other settings or data; lists the differences.
     """
     path = folder / "plan.json"
-    decisive: dict[str, Any] = {"model": source.sha256}
+    decisive: dict[str, object] = {"model": source.sha256}
     for name in _DECISIVE:
         decisive[name] = getattr(asked, name)
     _make_folder(folder, path)
@@ -571,7 +570,7 @@ def _make_folder(folder: Path, plan: Path) -> None:
                 raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
 
 
-def _scale_of_before(path: Path, decisive: Mapping[str, Any], sets: StudySets) -> Scale:
+def _scale_of_before(path: Path, decisive: Mapping[str, object], sets: StudySets) -> Scale:
     """Return the scale of a study that was begun before, after a check that it is the study asked for now.
 
     Args:
@@ -606,7 +605,9 @@ def _scale_of_before(path: Path, decisive: Mapping[str, Any], sets: StudySets) -
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
 
 
-def _begin(path: Path, decisive: Mapping[str, Any], sets: StudySets, source: Source, folder: Path, log: Log) -> Scale:
+def _begin(
+    path: Path, decisive: Mapping[str, object], sets: StudySets, source: Source, folder: Path, log: Log
+) -> Scale:
     """Decide the scale of a new study, say how long it takes, and write its plan to ``path``; return the scale."""
     settings = sets.settings
     scale, seconds = _fitting(settings, source, folder, log)
@@ -835,7 +836,8 @@ def _settings_of(step: Step) -> Common:
     A step gives every option that it needs, so neither variables of the environment nor hydra.yaml count.
     """
     environment = {"HYDRACTL_CONFIG": os.devnull}
-    return merge(SETTINGS[step.verb], step.given, environment, Path())
+    settings_type = SETTINGS[step.verb]
+    return merge(settings_type, step.given, environment, Path())
 
 
 def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Log) -> Outcome:
@@ -919,7 +921,7 @@ def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
     return steps_to_best
 
 
-def _latency(path: Path) -> list[dict[str, Any]]:
+def _latency(path: Path) -> list[dict[str, object]]:
     """Return the time of the row to use as ratios to the single model's, one for each batch size, from a bench."""
     ratios = []
     for row in read_json_file(str(path))["results"]:
