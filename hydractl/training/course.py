@@ -157,7 +157,9 @@ def rate_share(step: int, total: int, warmup: int, shape: str, floor: float = 1e
         return (step + 1) / warmup
     if shape == "constant":
         return 1.0
-    progress = (step - warmup) / max(1, total - warmup)
+    steps_behind_warmup = max(1, total - warmup)
+    progress = (step - warmup) / steps_behind_warmup
     if shape == "linear":
         return 1.0 - progress
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    cosine = math.cos(math.pi * progress)
+    return floor + (1 - floor) * 0.5 * (1 + cosine)

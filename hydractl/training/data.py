@@ -245,7 +245,8 @@ class Augmentation:
         """Return one image as it is in an epoch, ``[C, H, W]``."""
         text = f"hydractl.augment/1 {self._seed} {epoch} {number}"
         digest = hashlib.sha256(text.encode()).digest()
-        seed = int.from_bytes(digest[:8], "big") >> 1
+        first_bytes = digest[:8]
+        seed = int.from_bytes(first_bytes, "big") >> 1
         # Of the CPU alone: torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(seed)
         in_colours = in_mode(image, self._mode)
@@ -326,11 +327,15 @@ class Reader:
             augment = self._changes.collate(epoch)
 
         def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
-            numbers = [number for number, _ in samples]
+            numbers = []
+            plain_samples = []
+            for number, sample in samples:
+                numbers.append(number)
+                plain_samples.append(sample)
             if augment is not None:
                 inputs = augment(samples)
             else:
-                inputs = preprocess([sample for _, sample in samples])
+                inputs = preprocess(plain_samples)
             return inputs, self._targets(numbers)
 
         numbered = Numbered(self._samples)

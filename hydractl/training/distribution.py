@@ -75,12 +75,15 @@ def whole(tensor: Tensor) -> Tensor:
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """Undo :func:`whole`: where ``like`` is divided among processes, return the shard of this one."""
-    if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or tensor.shape != like.shape:
+    if not isinstance(like, DTensor):
+        return tensor
+    if isinstance(tensor, DTensor) or tensor.shape != like.shape:
         return tensor
     if not tensor.numel():
         return torch.zeros_like(like)
+    on_device = tensor.to(like.device)
     # Every process has the whole tensor: none is sent one.
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processes) -> float:

@@ -273,18 +273,21 @@ class Training:
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
         """One update from the batches of this process, shares of all its samples. Returns the mean loss before it."""
+        team = self.context.team
+        clip = self.options.optimizer.clip
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad(set_to_none=True)
-        value = backward(self._shared_loss, self.loss.calls(batches, shares), self.context.team)
-        if self.context.team.size > 1:
+        calls = self.loss.calls(batches, shares)
+        value = backward(self._shared_loss, calls, team)
+        if team.size > 1:
             value = self._agreed(value)
         self._check_loss(value)
         for parameter, kept in self._kept_weights:
             if parameter.grad is not None:
                 parameter.grad.mul_(kept)
-        if self.options.optimizer.clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.optimizer.clip)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), clip)
         self.optimizer.step()
         self.loss.after_step()
         return value
@@ -478,7 +481,8 @@ class Training:
         if progress["best"] is not None:
             best_weights = {}
             for name, tensor in saved.part("best.").items():
-                best_weights[name] = placed(tensor, self.parameters[name]).to(self.device)
+                shard_of_process = placed(tensor, self.parameters[name])
+                best_weights[name] = shard_of_process.to(self.device)
             self.best = (progress["best"], best_weights)
         self.course.load(saved)
         self.order.set_state(saved.tensors["order"])
@@ -536,17 +540,24 @@ def validate(
     count = 0
     for inputs, labels in batches():
         before_batch()
-        log_p = model(inputs)[: len(labels)]
-        answers = log_p.argmax(-1)
-        correct += int((answers == labels).sum())
-        loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
-        count += len(labels)
+        labelled = len(labels)
+        log_p = model(inputs)[:labelled]
+        is_correct = log_p.argmax(-1) == labels
+        loss_of_batch = F.nll_loss(log_p.double(), labels, reduction="sum")
+        correct += int(is_correct.sum())
+        loss += float(loss_of_batch)
+        count += labelled
     if team.size > 1:
         # As text: a sum that is not finite is passed on as well.
         parts = team.gather([correct, loss.hex(), count])
-        correct = sum(part[0] for part in parts)
-        loss = sum(float.fromhex(part[1]) for part in parts)
-        count = sum(part[2] for part in parts)
+        correct = 0
+        count = 0
+        losses = []
+        for correct_of_process, loss_as_text, count_of_process in parts:
+            correct += correct_of_process
+            count += count_of_process
+            losses.append(float.fromhex(loss_as_text))
+        loss = sum(losses)
     if not math.isfinite(loss):
         raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
     return {"val_accuracy": correct / count, "val_nll": loss / count}

@@ -234,7 +234,10 @@ def _in_parts(part: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
     """Sum ``part(0)``, ``part(rows)``, ...; several keep nothing for their gradients and compute it again."""
     if count <= rows:
         return part(0)
-    parts = [checkpoint(part, start, use_reentrant=False) for start in range(0, count, rows)]
+    parts = []
+    for start in range(0, count, rows):
+        loss_of_part = checkpoint(part, start, use_reentrant=False)
+        parts.append(loss_of_part)
     return torch.stack(parts).sum()
 
 
