@@ -25,7 +25,15 @@ from hydractl.files.verb_answers import (
 )
 from hydractl.report.rich_parts import UNKNOWN, table
 from hydractl.report.study_figures import StudyTable, study_tables
-from hydractl.report.texts import bytes_text, count_text, duration_text, input_text, number, params_text
+from hydractl.report.texts import (
+    bytes_text,
+    count_text,
+    duration_text,
+    input_text,
+    number,
+    params_text,
+    program_words,
+)
 
 # --- trainings --------------------------------------------------------------------------------------------------------
 
@@ -310,6 +318,10 @@ def study_table(answer: FinishedStudy, width: int) -> RenderableType:
     for timing in answer.latency:
         ratio = f"{timing.ratio:.2f} times the single model's"
         parts.append(Text(f"time of best.st, batches of {timing.batch_size}: {ratio}"))
+    if answer.next:
+        parts += [Text(""), Text("what now: predict, export, serve, watch, recalibrate")]
+        program = program_words()
+        parts += [Text(_typed([*program, *step.command], width)) for step in answer.next]
     return Group(*parts)
 
 
