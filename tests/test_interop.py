@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import urllib.error
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.calibration import CalibrationDisplay
 from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
@@ -143,3 +145,35 @@ def test_the_library_loads_a_pruned_folder(folder: Path, tmp_path: Path, variant
     else:
         found = [one["score"] for one in with_transformers(where, sample)]
     assert sorted(found) == pytest.approx(expected, abs=1e-5)
+
+
+def test_ray_data_says_of_every_row_what_a_single_process_says(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="pip install 'ray[data]'")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from examples.interop.ray_data import predictions, same_answers
+
+    model = str(tmp_path / "cal.st")
+    hydractl.calibrate(folder / "h.st", val=folder / "data.npz", threshold="id:0.1", device="cpu", output=model)
+    pixels = np.load(folder / "data.npz")["x"]
+    ids = [f"photo {number}" for number in range(len(pixels))]
+    shards = []
+    for start, stop in ((0, 30), (30, 37), (37, 80)):  # no multiple of the batch size
+        images = []
+        for image in pixels[start:stop]:
+            content = io.BytesIO()
+            Image.fromarray(image).save(content, "PNG")
+            images.append(content.getvalue())
+        shard = str(tmp_path / f"shard{start:02}.parquet")
+        parquet.write_table(pyarrow.table({"id": ids[start:stop], "image": images}), shard)
+        shards.append(shard)
+
+    single = []
+    for shard in shards:
+        single += hydractl.predict(model, data=shard, batch_size=16, device="cpu").rows
+    single = [{**row, "id": sample} for row, sample in zip(single, ids, strict=True)]
+    rows = list(predictions(model, shards, actors=2, batch_size=16))
+    assert [row["id"] for row in rows] == ids
+    assert same_answers(rows, single)
+    moved = [*rows[:5], {**rows[5], "ood_score": rows[5]["ood_score"] + 1e-3}, *rows[6:]]
+    assert not same_answers(moved, single) and not same_answers(rows[1:], single)

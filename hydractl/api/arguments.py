@@ -303,6 +303,9 @@ class PredictArguments(InBatches, total=False):
     top: int
     members: bool
     part: str | None
+    parts: int | None
+    devices: str | Sequence[str]
+    slurm: str | Sequence[str]
     report: Path | None
     resume: bool
     require: str | Sequence[str]

@@ -34,12 +34,10 @@ class ArrayImages(Dataset):
 
     Args:
         spec, where, ids: see :class:`Dataset`.
-        images: by place uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB): an array, or its file.
+        images: by place uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB): in memory, or in their file.
     """
 
-    def __init__(
-        self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]]
-    ) -> None:
+    def __init__(self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | NpzRows) -> None:
         super().__init__(spec, where, ids)
         self.images = images
 

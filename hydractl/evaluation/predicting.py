@@ -342,16 +342,24 @@ class PredictionTally:
     def add(self, window: Window) -> None:
         """Count the samples of one window."""
         self.predicted += len(window.rows)
-        self._skipped += len(window.skipped)
-        skipped_ids = list(window.skipped)
-        room = _MOST_IDS - len(self._skipped_ids)
-        self._skipped_ids += skipped_ids[:room]
+        self.skip(len(window.skipped), list(window.skipped))
         for row in window.rows:
             self._flagged += row.get("is_ood", False)
             self._confidence += row["confidence"]
             self._classes[row["predicted"]] += 1
             if self.watch is not None:
                 self.watch.add(row["ood_score"], row.get("is_ood"), row["predicted"], row["confidence"])
+
+    def skip(self, count: int, ids: Sequence[str]) -> None:
+        """Count samples that could not be read.
+
+        Args:
+            count: how many.
+            ids: theirs, or the first of them.
+        """
+        self._skipped += count
+        room = _MOST_IDS - len(self._skipped_ids)
+        self._skipped_ids += ids[:room]
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
         """Return the summary.

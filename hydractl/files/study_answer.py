@@ -10,6 +10,7 @@ from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetr
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, Sized, described, inline, needed
 
+Purpose = Literal["predict", "export", "serve", "watch", "recalibrate"]
 Word = Literal["better", "slightly better", "worse", "slightly worse", "no difference", "cannot tell"]
 
 STUDY_SCHEMA: Literal["hydractl.study/2"] = "hydractl.study/2"
@@ -158,6 +159,14 @@ class StudiedModelRecord(Record, form="StudiedModel"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NextCommandRecord(Record, form="NextCommand"):
+    """A command that goes on from `best.st`."""
+
+    purpose: Purpose = needed("What it is for.")
+    command: Sequence[str] = needed("Its words, without `hydractl`.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyAnswer(Record, form="Study"):
     """What `hydractl study` found."""
 
@@ -171,4 +180,5 @@ class StudyAnswer(Record, form="Study"):
     baseline: TestedRecord = needed("The single model as it is on the test data, with MSP and no temperature.")
     rows: Annotated[Sequence[StudyRowRecord], Sized(1)] = needed("All rows, the single model first.")
     steps: Sequence[Sequence[str]] = needed("The commands in order, without `hydractl`.")
+    next: Sequence[NextCommandRecord] | None = described("What to do with `best.st`, on the data of the study.")
     warnings: Sequence[str] | None = described("What makes the result less than it seems.")

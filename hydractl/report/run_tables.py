@@ -25,7 +25,15 @@ from hydractl.files.verb_answers import (
 )
 from hydractl.report.rich_parts import UNKNOWN, table
 from hydractl.report.study_figures import StudyTable, study_tables
-from hydractl.report.texts import bytes_text, count_text, duration_text, input_text, number, params_text
+from hydractl.report.texts import (
+    bytes_text,
+    count_text,
+    duration_text,
+    input_text,
+    number,
+    params_text,
+    program_words,
+)
 
 # --- trainings --------------------------------------------------------------------------------------------------------
 
@@ -355,6 +363,11 @@ def study_table(answer: FinishedStudy, width: int) -> RenderableType:
         ratio = f"{timing.ratio:.2f} times the single model's"
         line = f"time of best.st, batches of {timing.batch_size}: {ratio}"
         parts.append(Text(line))
+    if answer.next:
+        parts += [Text(""), Text("what now: predict, export, serve, watch, recalibrate")]
+        program = program_words()
+        for step in answer.next:
+            parts.append(Text(_typed([*program, *step.command], width)))
     return Group(*parts)
 
 

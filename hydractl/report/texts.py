@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -25,6 +28,22 @@ def number(value: float | int | None, digits: int = 4) -> str:
     if abs(value) < 100:
         return f"{value:.{digits}f}"
     return f"{value:.1f}"
+
+
+def program_words() -> list[str]:
+    """Return the words that start this program in a shell: ``hydractl`` where that is found and is this installation.
+
+    Else they name the interpreter, from the working directory where it lies below it.
+    """
+    folder = os.path.realpath(os.path.dirname(sys.executable))  # the interpreter itself may be a link out of it
+    program = shutil.which("hydractl")
+    if program is not None and os.path.dirname(os.path.realpath(program)) == folder:
+        return ["hydractl"]
+    interpreter = Path(sys.executable)
+    here = Path.cwd()
+    if interpreter.is_relative_to(here):
+        interpreter = interpreter.relative_to(here)
+    return [str(interpreter), "-m", "hydractl"]
 
 
 def count_text(value: float | None) -> str:

@@ -402,14 +402,14 @@ def _jobs_end(settings: SideBySide) -> list[str]:
 
 @dataclass(kw_only=True)
 class SideBySide(Batched):
-    """Options of verbs whose trainings or steps are commands of their own, so that several can run at a time."""
+    """Options of verbs whose trainings, steps or parts are commands of their own, so that several can run at a time."""
 
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("device", "devices"),)
     rules: ClassVar[tuple[Rule, ...]] = (_jobs_end,)
 
     devices: list[str] = run_option(
-        "Devices that share the work, one training or step at a time on each; 0 is cuda:0, and a device may be listed "
-        "twice [default: --device, one after another]",
+        "Devices that share the work, one training, step or part at a time on each; 0 is cuda:0, and a device may be "
+        "listed twice [default: --device, one after another]",
         [],
         metavar="DEVICE[,DEVICE...]",
         pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
@@ -418,8 +418,8 @@ class SideBySide(Batched):
         repeats=True,
     )
     slurm: list[str] = run_option(
-        "Run each training or step as a job of a Slurm cluster and wait for them: time (minutes, needed), partition, "
-        "gpus_per_node, cpus_per_task and others of sbatch [default: on this machine]",
+        "Run each training, step or part as a job of a Slurm cluster and wait for them: time (minutes, needed), "
+        "partition, gpus_per_node, cpus_per_task and others of sbatch [default: on this machine]",
         [],
         metavar="KEY=VALUE[,KEY=VALUE...]",
         pattern=r"[a-z_]+=[^=,]+",

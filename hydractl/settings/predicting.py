@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.expressions.conditions import parse_requirement
-from hydractl.settings.common import Batched, Requiring, Rule, file_option
+from hydractl.settings.common import Requiring, Rule, SideBySide, file_option
 from hydractl.settings.measuring import Measured
 from hydractl.settings.option import ends_in, option
 
@@ -66,8 +66,27 @@ def _file_to_resume(settings: PredictSettings) -> list[str]:
     return ["--resume needs --output: what was printed is not kept"]
 
 
+def _parts_side_by_side(settings: PredictSettings) -> list[str]:
+    """Find what cannot be divided into commands of their own, and parts without a place for them."""
+    if not settings.devices and not settings.slurm:
+        if settings.parts is None:
+            return []
+        return [
+            f"--parts{settings.where('parts')} needs --devices or --slurm; --part 1/{settings.parts} is one of them"
+        ]
+    by = "--slurm" if settings.slurm else "--devices"
+    problems = []
+    if settings.output is None or settings.output == "-":
+        problems.append(f"predict with {by} needs --output: the lines of several processes would mix")
+    if settings.part is not None:
+        problems.append(f"give only one of --part{settings.where('part')}, {by}")
+    if "-" in settings.inputs:
+        problems.append(f"standard input is one process's alone, not for {by}")
+    return problems
+
+
 @dataclass(kw_only=True)
-class PredictSettings(Requiring, Measured, Batched):
+class PredictSettings(Requiring, Measured, SideBySide):
     """Options of ``predict``; ``model`` is the MODEL and its INPUTs."""
 
     verb: ClassVar[str] = "predict"
@@ -78,9 +97,11 @@ class PredictSettings(Requiring, Measured, Batched):
         "a text, in each line"
     )
     rules: ClassVar[tuple[Rule, ...]] = (
+        *SideBySide.rules,
         _inputs_once,
         _lines_or_report_on_stdout,
         _file_to_resume,
+        _parts_side_by_side,
     )
     lacks: ClassVar[tuple[str, ...]] = ("tower",)
 
@@ -105,6 +126,12 @@ class PredictSettings(Requiring, Measured, Batched):
         metavar="I/N",
         check=parse_part,
     )
+    parts: int | None = predict_option(
+        "Divide the inputs into N parts, each a process or a job of its own, and join their lines [default: one for "
+        "each of --devices; of --slurm 1]",
+        at_least=1,
+        at_most=999_999,
+    )
     report: str | None = predict_option(
         "Write the summary, which is else only printed: how many samples are flagged, with an interval",
         metavar="FILE.json",
@@ -121,6 +148,13 @@ class PredictSettings(Requiring, Measured, Batched):
         check=parse_requirement,
         often=True,
     )
+
+    @property
+    def parts_in_all(self) -> int:
+        """How many parts the inputs are divided into, with ``--devices`` or ``--slurm``."""
+        if self.parts is not None:
+            return self.parts
+        return 1 if self.slurm else len(self.devices)
 
     @property
     def inputs(self) -> list[str]:

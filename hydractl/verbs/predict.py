@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -12,7 +13,8 @@ from typing import Any
 
 from hydractl.data import Dataset
 from hydractl.data.base import report_skipped
-from hydractl.data.joined import open_inputs
+from hydractl.data.joined import STANDARD_INPUT, open_inputs
+from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, Interrupted, UsageError, install_hint
 from hydractl.evaluation.predicting import (
     LineForm,
@@ -25,7 +27,7 @@ from hydractl.evaluation.predicting import (
 )
 from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, unfinished_path
+from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, windows_in
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     PREDICT_SCHEMA,
@@ -43,10 +45,19 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, split_model
 from hydractl.report.watch_words import watch_lines
 from hydractl.settings.predicting import PredictSettings, parse_part
+from hydractl.verbs.jobs import check_places
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.predict_parts import (
+    PredictionParts,
+    refuse_other_division,
+    unfinished_of_rank,
+    unfinished_of_team,
+)
 from hydractl.verbs.requirements import check_known, unmet_in
 
+_PATIENCE_S = 86_400.0
+"""How long a rank waits for one whose part takes longer, in seconds; that one has died is noticed at once."""
 _THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
 _REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
 
@@ -98,38 +109,117 @@ class _Plan:
 
 
 def run(settings: PredictSettings, log: Log) -> Outcome:
-    """Predict every input: into a file, or line by line for whoever reads the outcome."""
+    """Predict every input: into a file, or line by line for whoever reads the outcome.
+
+    Under ``torchrun`` all ranks predict into one file, and rank 0 answers.
+    """
+    if settings.devices or settings.slurm:
+        return _predict_side_by_side(settings, log)
+    if alone():
+        return _predict(settings, log, Processes())
+    settings = _settings_of_rank(settings)
+    with processes(_PATIENCE_S) as team:
+        return _predict(settings, log, team)
+
+
+def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
+    """Return the settings of one of several processes that ``torchrun`` started.
+
+    Raises:
+        UsageError: for what cannot be shared.
+    """
+    if settings.output is None or settings.output == "-":
+        raise UsageError("predict by several processes needs --output", hint="their lines would mix on standard output")
+    if settings.part is not None:
+        raise UsageError("--part has no effect under torchrun", hint="each process predicts a part of all inputs")
+    if STANDARD_INPUT in settings.inputs:
+        raise UsageError("standard input is one process's alone", hint="give the inputs as arguments, or start one")
+    if settings.device.startswith("cuda:"):
+        hint = "--device cuda gives each process its own"
+        raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
+    settings = replace(settings, device=local_device(settings.device))
+    if restarted():
+        settings = replace(settings, resume=True)
+    return settings
+
+
+def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
+    """Predict with all processes of a team."""
     resolve_device(settings.device)
+    path, report = _files(settings)
+    plan = _plan_of(settings, Part(team.rank + 1, team.size))
+    _check_requirements(plan, settings)
+    _say_what_is_missing(plan, team.quieted(log))
+    if settings.dry_run:
+        if team.rank:
+            return Outcome({}, silent=True)
+        return _dry_run(plan, path, report, settings)
+    announce_reading([plan.source], team.quieted(log))
+    if path is None:
+        outcome = Outcome({})
+        outcome.lines = _lines(plan, report, outcome, settings, log)
+        return outcome
+    try:
+        return _into_file(plan, path, report, settings, log, team)
+    except KeyboardInterrupt:
+        raise Interrupted(hint="add --resume to the same command to go on") from None
+
+
+def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
+    """Predict parts by commands of their own, on devices or as jobs, and join their lines."""
+    if not alone():
+        hint = "start it without torchrun: --devices 0,1,2 predicts a part on each"
+        raise UsageError("--devices and --slurm are not for torchrun", hint=hint)
+    check_places(settings.places, settings.slurm)
+    path, report = _files(settings)
+    assert path is not None  # a rule of the settings
+    plan = _plan_of(settings, Part(1, 1))
+    _check_requirements(plan, settings)
+    _say_what_is_missing(plan, log)
+    if settings.dry_run:
+        return _dry_run(plan, path, report, settings)
+    with ExitStack() as stack:
+        output = stack.enter_context(Output(path, force=settings.force))
+        report_output = _claimed(report, settings, stack)
+        fingerprint = _fingerprint(plan, settings)
+        del fingerprint["device"]  # that of a job is known on its node alone
+        parts = PredictionParts(output.target, fingerprint, settings.parts_in_all, resume=settings.resume, log=log)
+        parts.run(settings, log)
+        tally = _tally(plan)
+        rows = _counted(parts.windows(tally), tally.add)
+        write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
+        parts.remove()
+        answer = _finished(plan, tally, path, report_output, settings, log)
+    files = [file for file in (path, report) if file is not None]
+    return Outcome(answer.to_json(), files=files, unmet=_unmet(answer, settings))
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
+    """Return the file of the predictions, None where they are printed, and that of the summary.
+
+    Raises:
+        OutputError: one of them names a folder.
+        UsageError: Parquet cannot be written.
+    """
     path = None
     if settings.output is not None and settings.output != "-":
         path = file_path(settings.output)
     report = None if settings.report is None else file_path(settings.report)
     if path is not None and path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow"))
-    plan = _plan_of(settings)
-    _check_requirements(plan, settings)
-    if plan.chosen.threshold is None:
-        log.info(f"{plan.source.name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
-    if plan.chosen.reference is not None and plan.reference is None:
-        log.info(f"{plan.source.name}: its reference was predicted with other classes, so nothing is compared with it")
-    if settings.dry_run:
-        return _dry_run(plan, path, report, settings)
-    announce_reading([plan.source], log)
-    if path is None:
-        outcome = Outcome({})
-        outcome.lines = _lines(plan, report, outcome, settings, log)
-        return outcome
-    try:
-        return _into_file(plan, path, report, settings, log)
-    except KeyboardInterrupt:
-        raise Interrupted(hint="add --resume to the same command to go on") from None
+    return path, report
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
+    """Open the checkpoint and the inputs, and check what can be checked before anything runs.
 
-
-def _plan_of(settings: PredictSettings) -> _Plan:
-    """Open the checkpoint and the inputs, and check what can be checked before anything runs."""
+    Args:
+        settings: of the command.
+        part: what this process predicts, where ``--part`` does not say it.
+    """
     source = _source(settings)
     description = source.description
     chosen = Chosen.of(description.extra)
@@ -142,7 +232,6 @@ def _plan_of(settings: PredictSettings) -> _Plan:
         seed=settings.seed,
         on_bad=settings.on_bad,
     )
-    part = Part(1, 1)
     if settings.part is not None:
         part = Part(*parse_part(settings.part))
     samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
@@ -201,6 +290,15 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
             )
 
 
+def _say_what_is_missing(plan: _Plan, log: Log) -> None:
+    """Say before it begins what the checkpoint cannot tell of its inputs."""
+    name = plan.source.name
+    if plan.chosen.threshold is None:
+        log.info(f"{name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
+    if plan.chosen.reference is not None and plan.reference is None:
+        log.info(f"{name}: its reference was predicted with other classes, so nothing is compared with it")
+
+
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +338,7 @@ def _lines(
         for window in _windows(plan, plan.samples.start, settings, log):
             tally.add(window)
             yield from window.rows
-        if plan.samples and not tally.predicted:
+        if plan.samples and not tally.predicted and settings.part is None:
             raise _nothing_readable(plan)
         answer = _finished(plan, tally, None, report_output, settings, log)
     outcome.document = answer.to_json()
@@ -248,31 +346,51 @@ def _lines(
     outcome.unmet = _unmet(answer, settings)
 
 
-def _into_file(plan: _Plan, path: Path, report: Path | None, settings: PredictSettings, log: Log) -> Outcome:
-    """Predict into a file, by way of the file of an unfinished run."""
+def _into_file(
+    plan: _Plan, path: Path, report: Path | None, settings: PredictSettings, log: Log, team: Processes
+) -> Outcome:
+    """Predict into a file, by way of the file of an unfinished run; of a team each process has such a file."""
     with ExitStack() as stack:
-        output = stack.enter_context(Output(path, force=settings.force))
-        report_output = _claimed(report, settings, stack)
-        unfinished_at = unfinished_path(output.target)
+        target = Path(os.path.realpath(path))
+        if settings.resume:
+            refuse_other_division(target, team.size)
+        output = report_output = None
+        if team.rank == 0:
+            output = stack.enter_context(Output(path, force=settings.force))
+            report_output = _claimed(report, settings, stack)
+        team.gather(None)  # nobody begins before the output is claimed
+
+        unfinished_at = unfinished_of_rank(target, team.rank, team.size)
+        rank_log = team.quieted(log)
         if settings.resume and not unfinished_at.exists():
-            log.info(f"nothing to resume: {path} is begun")
+            rank_log.info(f"nothing to resume: {path} is begun")
         elif unfinished_at.exists() and not settings.resume:
-            log.info(f"an unfinished {unfinished_at} is begun anew; --resume would have gone on with it")
+            rank_log.info(f"an unfinished {unfinished_at} is begun anew; --resume would have gone on with it")
         unfinished = UnfinishedPredictions(unfinished_at, _fingerprint(plan, settings), resume=settings.resume)
         stack.callback(unfinished.close)
         start = plan.samples.start
         if unfinished.stop is not None:
             start = unfinished.stop
-            log.info(f"{unfinished_at} is resumed: {plan.samples.stop - start:,} of {len(plan.samples):,} are left")
-        for window in _windows(plan, start, settings, log):
+            rank_log.info(
+                f"{unfinished_at} is resumed: {plan.samples.stop - start:,} of {len(plan.samples):,} are left"
+            )
+        for window in _windows(plan, start, settings, rank_log):
             unfinished.append(window)
-        if plan.samples and not unfinished.predicted:
-            unfinished.remove()
+        unfinished.close()  # so that it is whole for rank 0
+        predicted = sum(team.gather(unfinished.predicted))
+        if output is None:
+            report_skipped(plan.dataset, log)
+            return Outcome({}, silent=True)
+
+        # A single process, or the first one of a team, joins what there is.
+        files_of_team = unfinished_of_team(target, team.size)
+        if not predicted and len(plan.dataset) and settings.part is None:
+            _remove(files_of_team)
             raise _nothing_readable(plan)
         tally = _tally(plan)
-        rows = _counted(unfinished.windows(), tally.add)
+        rows = _counted(windows_in(files_of_team), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
-        unfinished.remove()
+        _remove(files_of_team)
         answer = _finished(plan, tally, path, report_output, settings, log)
     files = [file for file in (path, report) if file is not None]
     return Outcome(answer.to_json(), files=files, unmet=_unmet(answer, settings))
@@ -284,11 +402,16 @@ def _tally(plan: _Plan) -> PredictionTally:
     return PredictionTally(watch=None if reference is None else WatchOfAll(reference))
 
 
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
 def _nothing_readable(plan: _Plan) -> InputError:
     """Return the error of inputs that are all left out, with the first reasons."""
     skipped = plan.dataset.skipped or {}
     reasons = [skipped[row] for row in sorted(skipped)]
-    return InputError(f"not one of the {len(plan.samples)} inputs can be read", problems=reasons[:10])
+    return InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
 
 
 def _counted(windows: Iterator[Window], count: Callable[[Window], None]) -> Iterator[dict[str, Any]]:

@@ -35,6 +35,7 @@ from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
 from hydractl.settings.verbs import SETTINGS, options_of_verb
 from hydractl.studies.answer import SCHEMA, Study
+from hydractl.studies.next_commands import next_commands
 from hydractl.studies.rows import (
     DEFAULT,
     MAKERS,
@@ -286,6 +287,12 @@ class StudyPlan:
             feature_options = self._feature_options(row)
             feature_options.pop("ood_score", None)  # it asks for all scores, and here one is chosen
             options.update(feature_options)
+        return options
+
+    def recalibration(self, row: Row, score: str) -> dict[str, Value]:
+        """Return the options that calibrate ``best.st`` anew, as :meth:`best` calibrates the row it comes from."""
+        options = self._calibration_options(row, score)
+        options.pop("features", None)  # they are of the row, and best.st is another file
         return options
 
     def card(self, row: Row, score: str, note: str) -> Step:
@@ -870,11 +877,9 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     threshold = _stored_threshold(folder / "best.st")
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
-    outcome = _write(plan, answer, steps)
-    some_inputs = parse_ood_set(settings.ood[0])
-    words = ["hydractl", "predict", str(folder / "best.st"), some_inputs.spec]
-    log.info(f"what now: {shlex.join(words)} predicts inputs and flags those that best.st was not made for")
-    return outcome
+    calibration = plan.recalibration(study.row(study.used.row), study.used.score)
+    answer = replace(answer, next=next_commands(settings, folder, calibration))
+    return _write(plan, answer, steps)
 
 
 def _stored_threshold(model: Path) -> ThresholdRecord | None:

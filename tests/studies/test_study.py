@@ -6,7 +6,6 @@ import html
 import io
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -15,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,8 @@ from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import open_source
 from hydractl.report.terminal import render
+from hydractl.report.texts import program_words
+from hydractl.settings.registry import VERBS
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
 from hydractl.studies.steps import Step
@@ -274,16 +276,57 @@ def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path)
     assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")} == before
 
 
-def test_the_command_that_it_ends_with_predicts(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert study("--no-quiet") == 0
-    told = re.search(r"what now: hydractl (predict .*) predicts inputs", capsys.readouterr().err)
-    assert told is not None
-    assert main([*shlex.split(told[1]), "-q"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    flagged = [row["is_ood"] for row in rows]
+def printed_commands(table: str) -> list[list[str]]:
+    """The commands that a study prints at its end, as a shell takes them apart."""
+    _, _, commands = table.partition("what now: predict, export, serve, watch, recalibrate\n")
+    joined = commands.replace("\\\n", "")
+    return [shlex.split(line) for line in joined.splitlines()]
+
+
+def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study() == 0
+    commands = printed_commands(capsys.readouterr().out)
+    document = json.loads(Path("runs/study.json").read_text())
+    assert commands == [["hydractl", *step["command"]] for step in document["next"]]
+    purposes = [step["purpose"] for step in document["next"]]
+    assert purposes == ["predict", "export", "serve", "watch", "recalibrate"]
+    predict, export, serve, watch, recalibrate = [words[1:] for words in commands]
+
+    assert main([*predict, "-q"]) == 0
+    rows = [json.loads(line) for line in Path("runs/predictions.jsonl").read_text().splitlines()]
     measured = json.loads((copy / "runs/best.json").read_text())["models"][0]["threshold"]["ood_flagged"]["noise"]
-    assert len(rows) == 20
-    assert sum(flagged) / 20 == measured
+    assert len(rows) == 24 + 20
+    assert sum(row["is_ood"] for row in rows[24:]) / 20 == measured
+
+    assert main([*recalibrate, "-q"]) == 0
+    again = open_source("runs/recalibrated.st").description.extra
+    before = open_source("runs/best.st").description.extra
+    assert again["threshold"]["score"] == before["threshold"]["score"]
+    assert again["threshold"]["value"] == pytest.approx(before["threshold"]["value"], rel=1e-4)
+
+    if find_spec("onnxruntime") is not None and document["use"]["score"] not in ON_FEATURES:
+        assert main([*export, "-q"]) == 0
+        assert Path("runs/best.onnx").exists()
+    assert Path(serve[1]).exists() and Path(watch[1]).exists()
+    if "serve" in VERBS:
+        assert main([*watch, "-q"]) == 0
+
+
+def test_commands_name_the_interpreter_where_hydractl_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scripts = tmp_path / ".venv/bin"
+    scripts.mkdir(parents=True)
+    monkeypatch.setattr("sys.executable", str(scripts / "python"))
+    program = scripts / "hydractl"
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", os.defpath)
+    assert program_words() == [".venv/bin/python", "-m", "hydractl"]
+    monkeypatch.setenv("PATH", str(scripts))
+    assert program_words() == ["hydractl"]
+    monkeypatch.setattr("sys.executable", "/elsewhere/bin/python")  # hydractl is found, but of another installation
+    assert program_words() == ["/elsewhere/bin/python", "-m", "hydractl"]
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,7 @@ _BEGIN_ANEW = "leave --resume out to begin anew"
 
 
 class UnfinishedPredictions:
-    """The file of an unfinished run, for reading what there is and appending to it.
+    """The file of an unfinished run, for appending to it.
 
     Whoever opens it holds the lock of the output that it belongs to.
 
@@ -58,14 +58,6 @@ class UnfinishedPredictions:
                 self._file.close()
                 raise
 
-    def windows(self) -> Iterator[Window]:
-        """Yield the windows that are there, in order."""
-        with storing(self.path), open(self.path, "rb", opener=open_own) as lines:
-            next(lines, None)  # the header
-            for line in lines:
-                record = json.loads(line)
-                yield Window(record["stop"], record["rows"], record["skipped"])
-
     def append(self, window: Window) -> None:
         """Write one window.
 
@@ -78,13 +70,8 @@ class UnfinishedPredictions:
         self.predicted += len(window.rows)
 
     def close(self) -> None:
-        """Close the file, which stays."""
+        """Close the file, which stays; closing again is safe."""
         self._file.close()
-
-    def remove(self) -> None:
-        """Close and remove the file, when its predictions are where they belong."""
-        self._file.close()
-        self.path.unlink(missing_ok=True)
 
     def _append(self, record: Mapping[str, Any]) -> None:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
@@ -131,6 +118,16 @@ class UnfinishedPredictions:
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
+
+
+def windows_in(paths: Iterable[Path]) -> Iterator[Window]:
+    """Yield the windows of whole unfinished files, one file after another."""
+    for path in paths:
+        with storing(path), open(path, "rb", opener=open_own) as lines:
+            next(lines, None)  # the header
+            for line in lines:
+                record = json.loads(line)
+                yield Window(record["stop"], record["rows"], record["skipped"])
 
 
 def unfinished_path(target: Path) -> Path:

@@ -1,0 +1,54 @@
+"""The commands after a study: from ``best.st`` to flagged inputs, an exported file, a service, a watch over both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hydractl.expressions.data_sets import parse_ood_set
+from hydractl.files.study_answer import NextCommandRecord
+from hydractl.settings.studying import StudySettings
+from hydractl.settings.verbs import SETTINGS
+from hydractl.studies.steps import Step, Value
+
+_PORT = "8000"
+_HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
+"""The options of a study that say how a model runs, which what follows it is given too."""
+
+
+def next_commands(settings: StudySettings, folder: Path, calibration: Mapping[str, Value]) -> list[NextCommandRecord]:
+    """Return the five commands that ``best.st`` is for, on the data of the study: whoever uses them names others.
+
+    Args:
+        settings: of the study.
+        folder: where ``best.st`` is, and the files of the commands will be.
+        calibration: the options of ``calibrate`` that ``best.st`` was written with.
+    """
+    best = str(folder / "best.st")
+    predictions = folder / "predictions.jsonl"
+    outside = parse_ood_set(settings.ood[0])
+    predict = Step(
+        verb="predict",
+        models=(best, str(settings.test), outside.spec),
+        options=settings.common(SETTINGS["predict"], _HOW_IT_RUNS),
+        outputs=(predictions,),
+    )
+    export = Step(
+        verb="export",
+        models=(best,),
+        options=settings.common(SETTINGS["export"], ("max_length",)),
+        outputs=(folder / "best.onnx",),
+    )
+    recalibrate = Step(
+        verb="calibrate",
+        models=(best,),
+        options={**settings.common(SETTINGS["calibrate"], _HOW_IT_RUNS), **calibration},
+        outputs=(folder / "recalibrated.st",),
+    )
+    return [
+        NextCommandRecord(purpose="predict", command=predict.argv()),
+        NextCommandRecord(purpose="export", command=export.argv()),
+        NextCommandRecord(purpose="serve", command=["serve", best, "--port", _PORT]),
+        NextCommandRecord(purpose="watch", command=["report", str(predictions)]),
+        NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()),
+    ]
