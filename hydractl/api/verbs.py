@@ -415,7 +415,8 @@ def make_report(
     """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
 
     Args:
-        documents: a result, or the file of one; several of :func:`evaluate` with ``over``.
+        documents: a result, or the file of one; several of :func:`evaluate` with ``over``, or the files that
+            :func:`predict` wrote as ``report``, in the order of their inputs.
 
     Returns:
         The document that was reported on, of several the one of their means; ``files`` has what was written.
@@ -430,7 +431,12 @@ def make_report(
         else:
             names.append(os.fspath(document))
     outcome = run("report", names, options)
-    kinds: dict[str, type[Document]] = {"models": Evaluation, "results": Benchmark, "verdict": Study}
+    kinds: dict[str, type[Document]] = {
+        "models": Evaluation,
+        "results": Benchmark,
+        "verdict": Study,
+        "files": Document,
+    }
     kind = next(kinds[key] for key in kinds if key in outcome.document)
     return kind(outcome.document, outcome.files)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hydractl.files.model_records import DataSetRecord
-from hydractl.files.records import Count, Interval, Number, Record, described, needed
+from hydractl.files.records import SCHEMA_TEXT, Count, Interval, Number, Record, described, needed
 
 Verdict = Literal["alarm", "no shift", "cannot tell", "too few to tell"]
 
@@ -84,3 +84,34 @@ class WatchedRecord(Record, form="Watched"):
         """How many windows raise an alarm; all inputs count as one more."""
         verdicts = [window.verdict for window in (*self.windows, self.whole)]
         return verdicts.count("alarm")
+
+
+TRAFFIC_SCHEMA: Literal["hydractl.traffic/1"] = "hydractl.traffic/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficFileRecord(Record, form="TrafficFile"):
+    """The inputs of one run of `hydractl predict`."""
+
+    name: str = needed("Name of the file that says it, without its ending.")
+    model: str = needed("SHA-256 of the model that predicted.")
+    n: Count = needed("Number of inputs.")
+    watched: WatchedRecord = needed("The inputs beside the reference of that model.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficAnswer(Record):
+    """The inputs of several runs of `hydractl predict`, one after another in the order that they were given in."""
+
+    schema: Literal["hydractl.traffic/1"] = needed(SCHEMA_TEXT, TRAFFIC_SCHEMA)
+    files: Sequence[TrafficFileRecord] = needed("The runs.")
+    warnings: Sequence[str] | None = described("What makes them hard to compare.")
+
+    def requirable(self) -> dict[str, float | None]:
+        """Return the figures that ``--require`` may name."""
+        alarms = sum(file.watched.alarms for file in self.files)
+        return {"n": sum(file.n for file in self.files), "alarms": alarms}
+
+
+TRAFFIC_KEYS = ("n", "alarms")
+"""The keys of :meth:`TrafficAnswer.requirable`."""

@@ -42,6 +42,7 @@ from hydractl.files.verb_answers import (
     PushAnswer,
     PushedFile,
 )
+from hydractl.files.watching_records import TRAFFIC_SCHEMA, TrafficAnswer
 from hydractl.report.eval_terminal import eval_table
 from hydractl.report.fuse_words import cascade_words, data_words
 from hydractl.report.rich_parts import HeatMap, KeptMap
@@ -58,6 +59,7 @@ from hydractl.report.run_tables import (
     study_table,
 )
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
+from hydractl.report.traffic import traffic_table
 
 Fact = tuple[str, str]
 """A name and its value."""
@@ -611,6 +613,7 @@ _ANSWERS: Mapping[str, _Drawing[Any]] = {
     "hydractl.eval/2": _Drawing(EvalAnswer, eval_table),
     "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibrated),
     "hydractl.predict/1": _Drawing(PredictAnswer, _predictions),
+    TRAFFIC_SCHEMA: _Drawing(TrafficAnswer, traffic_table),
     "hydractl.bench/1": _Drawing(BenchAnswer, bench_table),
     _PRUNE: _Drawing(PruneAnswer, _prune),
     _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),

@@ -14,13 +14,6 @@ from hydractl.settings.rules import needs
 report_option = partial(option, "Reporting")
 
 
-def _several_documents_over_something(settings: ReportSettings) -> list[str]:
-    """Find several documents, and nothing said of what to take means over."""
-    if len(settings.model) < 2 or settings.over is not None:
-        return []
-    return ["several documents need --over: means over seeds or over data sets"]
-
-
 def _a_document_to_write(settings: ReportSettings) -> list[str]:
     """Find an output for a document that is there already."""
     if settings.output is None or settings.over is not None:
@@ -35,14 +28,16 @@ class ReportSettings(Requiring, Common):
 
     verb: ClassVar[str] = "report"
     many_models: ClassVar[bool] = True
-    models_help: ClassVar[str] = "A document that eval, bench or study wrote; several of eval with --over; - is stdin"
+    models_help: ClassVar[str] = (
+        "A document that eval, bench or study wrote, or the summaries of predict, in their order; several of eval with "
+        "--over; - is stdin"
+    )
     lacks: ClassVar[tuple[str, ...]] = (
         *("data", "limit", "max_length", "labels", "prompt", "tower", "arch"),
         *("device", "workers", "seed"),
     )
     rules: ClassVar[tuple[Rule, ...]] = (
         needs("card_model", "card"),
-        _several_documents_over_something,
         _a_document_to_write,
     )
 
@@ -54,7 +49,8 @@ class ReportSettings(Requiring, Common):
         writes=True,
     )
     plots: str | None = report_option(
-        "Write the plots of that report as .png files into a folder; of a bench one picture, .png or .svg",
+        "Write the plots of that report as .png files into a folder; of a bench, or of predictions over time, one "
+        "picture, .png or .svg",
         metavar="DIR|FILE",
         often=True,
         writes=True,
@@ -97,5 +93,5 @@ class ReportSettings(Requiring, Common):
 
     def _model_problems(self) -> list[str]:
         if not self.model and "model" not in self.unread:
-            return ["report needs a document that eval, bench or study wrote"]
+            return ["report needs a document that eval, bench, study or predict wrote"]
         return []

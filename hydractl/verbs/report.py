@@ -1,4 +1,4 @@
-"""``hydractl report``: show, draw and check documents that ``eval``, ``bench`` and ``study`` wrote."""
+"""``hydractl report``: show, draw and check documents that ``eval``, ``bench``, ``study`` and ``predict`` wrote."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.files.bench_answer import BENCH_SCHEMA, BenchAnswer
-from hydractl.files.documents import Bench, check_document
+from hydractl.files.documents import Bench, Predictions, check_document
 from hydractl.files.eval_answer import EVAL_SCHEMA, EvalAnswer
+from hydractl.files.predict_answer import PREDICT_SCHEMA, PredictAnswer
 from hydractl.files.study_answer import STUDY_SCHEMA
+from hydractl.files.watching_records import TRAFFIC_KEYS, TrafficAnswer, TrafficFileRecord
 from hydractl.jsonio import read_json_file, shown
 from hydractl.log import Log
 from hydractl.report.bench_picture import draw_bench
 from hydractl.report.eval_document import StudyForm, eval_of
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_runs import means
+from hydractl.report.traffic import draw_traffic
 from hydractl.settings.reporting import ReportSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in, unmet_of_bench
@@ -41,6 +44,10 @@ def run(settings: ReportSettings, log: Log) -> Outcome:
         documents[path] = read_json_file(path)
     for path, document in documents.items():
         schemas.add(_schema_of(document, path))
+    if schemas == {PREDICT_SCHEMA}:
+        return _report_on_traffic(documents, settings, log)
+    if len(documents) > 1 and settings.over is None:
+        raise UsageError("several documents need --over: means over seeds or over data sets")
     if schemas == {EVAL_SCHEMA}:
         return _report_on_evals(documents, settings, log)
     if len(documents) > 1:
@@ -62,12 +69,12 @@ def _schema_of(document: Any, path: str) -> str:
     if isinstance(document, dict):
         schema = document.get("schema")
         schema_shown = shown(schema)
-    if schema == EVAL_SCHEMA or schema in _REPORTS_ON_OTHERS:
+    known = (EVAL_SCHEMA, *_REPORTS_ON_OTHERS, PREDICT_SCHEMA)
+    if schema in known:
         return str(schema)
-    other_schemas = ", ".join(_REPORTS_ON_OTHERS)
     raise InputError(
-        f"{_origin(path)} is no document of eval, bench or study (schema {schema_shown})",
-        hint=f"these have the schemas {EVAL_SCHEMA}, {other_schemas}",
+        f"{_origin(path)} is no document of eval, bench, study or predict (schema {schema_shown})",
+        hint=f"these have the schemas {', '.join(known)}",
     )
 
 
@@ -131,7 +138,7 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
     _refuse("bench", path, settings, _ONLY_FOR_EVALS, hint=None)
     plot = None
     if settings.plots is not None:
-        plot = _plot_path(settings.plots)
+        plot = _plot_path(settings.plots, "a bench")
 
     names: list[str] = []
     compared: set[str] = set()
@@ -154,15 +161,15 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
     return Outcome(document, files=[picture], unmet=unmet)
 
 
-def _plot_path(plots: str) -> Path:
-    """Return the file that ``--plots`` of a bench names.
+def _plot_path(plots: str, drawn: str) -> Path:
+    """Return the file that ``--plots`` of one picture names; ``drawn`` says of what.
 
     Raises:
         UsageError: it is no picture.
     """
     plot = file_path(plots)
     if plot.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"--plots of a bench is one picture, .png or .svg, and not {plot}", hint="--plots bench.svg")
+        raise UsageError(f"--plots of {drawn} is one picture, .png or .svg, and not {plot}", hint="--plots picture.svg")
     return plot
 
 
@@ -174,6 +181,59 @@ def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outc
     rows = [(row["name"], row) for row in document["rows"]]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     return Outcome(document, unmet=unmet)
+
+
+# --- predictions over time --------------------------------------------------------------------------------------------
+
+
+def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log) -> Outcome:
+    """Show the inputs of one or several runs of predict beside the references of their models, and draw them."""
+    plot = None
+    if settings.plots is not None:
+        plot = _plot_path(settings.plots, "predictions")
+    files = []
+    for path, document in documents.items():
+        _refuse("predict", path, settings, _ONLY_FOR_EVALS, hint=None)
+        files.append(_traffic_file(document, path))
+    warnings = []
+    models = {file.model for file in files}
+    if len(models) > 1:
+        warnings.append(f"these are predictions of {len(models)} models, each beside its own reference")
+    answer = TrafficAnswer(files=files, warnings=warnings or None)
+    for warning in warnings:
+        log.warn(warning)
+    requirements = settings.requirements()
+    check_known(requirements, [_TRAFFIC], TRAFFIC_KEYS, skip_first=False)
+    unmet = unmet_in([(_TRAFFIC, answer.requirable())], requirements, skip_first=False)
+
+    if plot is None:
+        return Outcome(answer.to_json(), unmet=unmet)
+    if settings.dry_run:
+        check_outputs([plot], force=settings.force)
+        return Outcome(answer.to_json(), unmet=unmet)
+    with Output(plot, force=settings.force) as output:
+        picture = write_with(output, partial(draw_traffic, answer, form=plot.suffix.lower()))
+    return Outcome(answer.to_json(), files=[picture], unmet=unmet)
+
+
+def _traffic_file(document: Any, path: str) -> TrafficFileRecord:
+    """Return one run of predict.
+
+    Raises:
+        InputError: it is no such document, or one of a model that held no reference.
+    """
+    check_document(document, _origin(path), Predictions)
+    answer = PredictAnswer.from_json(document)
+    if answer.watched is None:
+        raise InputError(
+            f"{_origin(path)} compares nothing: {answer.model.name} held no reference",
+            hint="hydractl calibrate MODEL --reference SPEC adds one; then predict again",
+        )
+    return TrafficFileRecord(name=Path(path).stem, model=answer.model.sha256, n=answer.n, watched=answer.watched)
+
+
+_TRAFFIC = "traffic"
+"""The name of all inputs in requirements."""
 
 
 def _refuse(verb: str, path: str, settings: ReportSettings, names: tuple[str, ...], hint: str | None) -> None:

@@ -237,13 +237,16 @@ class StudyPlan:
     def best(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the row to use as ``best.st``, with its temperature, threshold and score.
 
+        Nothing is fitted to the test data, so they are the reference that ``predict`` compares inputs with.
+
         Args:
             row: the row to use.
             score: its OOD score.
             note: kept in the file; empty for none.
         """
         options = self._calibration_options(row, score)
-        options["reuse"] = [str(self.predictions(row, "choose"))]
+        options["reference"] = str(self.settings.test)
+        options["reuse"] = [str(self.predictions(row, "choose")), str(self.predictions(row, "test"))]
         options["force"] = True
         if note:
             options["note"] = note
@@ -252,7 +255,7 @@ class StudyPlan:
             [f"best={row.model}"],
             options,
             outputs=["best.st"],
-            needs=[self.choosing(row)],
+            needs=[self.choosing(row), self.testing(row)],
         )
 
     def best_figures(self, row: Row, score: str) -> Step:
@@ -874,7 +877,14 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     steps = in_order([*measuring, *plan.ends(study)])
     last_steps = [step for step in steps if step not in measuring]
     _run_steps(last_steps, len(steps), len(measuring), plan, log)
-    threshold = _stored_threshold(folder / "best.st")
+    chosen = _chosen_for(folder / "best.st")
+    threshold = None
+    if chosen.get("threshold") is not None:
+        threshold = ThresholdRecord.from_json(chosen["threshold"])
+    if chosen.get("reference") is None:
+        log.info(
+            "best.st holds no reference to compare inputs with; hydractl calibrate best.st --reference SPEC adds it"
+        )
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
     calibration = plan.recalibration(study.row(study.used.row), study.used.score)
@@ -882,13 +892,10 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     return _write(plan, answer, steps)
 
 
-def _stored_threshold(model: Path) -> ThresholdRecord | None:
-    """Return the threshold that a checkpoint holds, None where it has none."""
+def _chosen_for(model: Path) -> Mapping[str, Any]:
+    """Return what was chosen for a checkpoint, as its description holds it."""
     (source,) = open_sources([str(model)])
-    threshold = source.description.extra.get("threshold")
-    if threshold is None:
-        return None
-    return ThresholdRecord.from_json(threshold)
+    return source.description.extra
 
 
 def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:

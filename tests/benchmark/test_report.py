@@ -109,7 +109,7 @@ def test_another_document_is_refused(damage: Any, message: str) -> None:
 
 
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
-    with pytest.raises(InputError, match="bench.json is no document of eval, bench or study \\(schema none\\)"):
+    with pytest.raises(InputError, match="bench.json is no document of eval, .*predict \\(schema none\\)"):
         again([1])
     plan = bench.run(BenchSettings(model=[PICO], dry_run=True, device="cpu"), Log()).document
     with pytest.raises(InputError) as caught:
@@ -132,7 +132,7 @@ def test_what_is_of_an_eval_is_refused(options: dict[str, str], message: str) ->
 
 
 def test_a_document_of_another_verb_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="bench.json is no document of eval, bench or study .*hydractl.mask/1"):
+    with pytest.raises(InputError, match="bench.json is no document of eval, .*hydractl.mask/1"):
         again({"schema": "hydractl.mask/1"})
 
 
