@@ -196,8 +196,8 @@ MUTATIONS = (
     Mutation(
         "losses in 16 bits",
         "hydractl/training/losses.py",
-        "return F.cross_entropy(_at_least_float32(logits), labels,",
-        "return F.cross_entropy(logits, labels,",
+        "logits = self.model.member_logits(inputs)[0]\n        logits = _at_least_float32(logits)\n",
+        "logits = self.model.member_logits(inputs)[0]\n",
         "tests/training/test_losses.py",
     ),
     Mutation(
@@ -310,8 +310,8 @@ MUTATIONS = (
     Mutation(
         "the rounding of a mixture",
         "hydractl/data/pseudo_ood.py",
-        "return ((total + 1) // 2).astype(np.uint8)",
-        "return (total // 2).astype(np.uint8)",
+        "mean = (total + 1) // 2",
+        "mean = total // 2",
         "tests/data/test_pseudo_ood.py",
     ),
     Mutation(

@@ -307,8 +307,10 @@ def report_skipped(dataset: Dataset, log: Log) -> None:
         return
     ids = []
     for i in sorted(dataset.skipped):
-        ids.append(dataset.ids[i])
-        log.detail(f"skipped {dataset.ids[i]}: {dataset.skipped[i]}")
+        sample_id = dataset.ids[i]
+        reason = dataset.skipped[i]
+        ids.append(sample_id)
+        log.detail(f"skipped {sample_id}: {reason}")
     count = len(ids)
     verb = "is" if count == 1 else "are"
     listed = ", ".join(ids[:_MOST_SAID])

@@ -205,7 +205,8 @@ def _photo_patches() -> Images:
     for i in range(_PHOTO_PATCHES):
         round_number, photo_number = divmod(i, len(grey_photos))
         photo = grey_photos[photo_number]
-        scale = _PHOTO_SCALES[round_number % len(_PHOTO_SCALES)]
+        scale_number = round_number % len(_PHOTO_SCALES)
+        scale = _PHOTO_SCALES[scale_number]
         side = _SIDE * scale
         height, width = photo.shape
         top = int(random.randint(0, height - side + 1))
@@ -221,8 +222,10 @@ def _photo_patches() -> Images:
 
 def _to_grey(counts: npt.NDArray[Any]) -> Images:
     """Turn counts of white pixels in blocks, 0..16, into grey levels 0..255, any shape."""
-    levels = np.asarray(counts) * (255 / _MOST_WHITE)
-    return np.rint(levels).astype(np.uint8)
+    step = 255 / _MOST_WHITE
+    levels = np.asarray(counts) * step
+    nearest = np.rint(levels)
+    return nearest.astype(np.uint8)
 
 
 def _glyph_images(characters: str, variants: int, seed: int) -> Images:

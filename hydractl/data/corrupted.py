@@ -73,7 +73,8 @@ class CorruptedImages(Dataset):
             self._photographs_fingerprint = bytes.fromhex(frost.fingerprint())
         self.labels = clean.labels
         self.label_names = clean.label_names
-        self.skipped = None if clean.skipped is None else {}
+        if clean.skipped is not None:
+            self.skipped = {}
 
     def _sample(self, i: int) -> Image.Image:
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
@@ -104,9 +105,10 @@ def _reduced(image: Image.Image) -> Image.Image:
     shorter = min(image.size)
     if shorter <= LARGE_SIDE:
         return image
-    width = max(1, round(image.width * LARGE_SIDE / shorter))
-    height = max(1, round(image.height * LARGE_SIDE / shorter))
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+    width = round(image.width * LARGE_SIDE / shorter)
+    height = round(image.height * LARGE_SIDE / shorter)
+    size = (max(1, width), max(1, height))
+    return image.resize(size, Image.Resampling.BILINEAR)
 
 
 def grey_or_rgb(image: Image.Image) -> Image.Image:
@@ -176,12 +178,14 @@ def _check_corruption(where: str, name: str, severity: str) -> None:
         known = ", ".join(CORRUPTIONS)
         raise UsageError(f"{where}: unknown corruption {name!r}{guess}", hint=f"there are: {known}")
     if severity not in map(str, SEVERITIES):
-        raise UsageError(f"{where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
+        least, *_, most = SEVERITIES
+        raise UsageError(f"{where}: severity {severity} is not in {least} .. {most}")
 
 
 def _random(name: str, severity: int, index: int) -> np.random.RandomState:
     """Return a generator for one sample; RandomState's stream never changes between numpy versions."""
     text = f"hydractl.corruption {name} {severity} {index}"
     digest = hashlib.sha256(text.encode()).digest()
-    seeds = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine
-    return np.random.RandomState(seeds.astype(np.uint32))
+    little_endian = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine
+    seeds = little_endian.astype(np.uint32)
+    return np.random.RandomState(seeds)

@@ -223,7 +223,10 @@ def _grey_values(x: Pixels) -> Pixels:
     if x.shape[2] == 1:
         return x
     red, green, blue = np.split(x, 3, axis=2)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
+    weighted_red = 0.299 * red
+    weighted_green = 0.587 * green
+    weighted_blue = 0.114 * blue
+    return weighted_red + weighted_green + weighted_blue
 
 
 @_corruption(
@@ -259,12 +262,15 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
 
 def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
     """Enlarge a photograph until it has at least so many pixels in both directions; return a larger one as it is."""
-    factor = max(1.0, width / photograph.width, height / photograph.height)
+    horizontal = width / photograph.width
+    vertical = height / photograph.height
+    factor = max(1.0, horizontal, vertical)
     if factor == 1:
         return photograph
     larger_width = math.ceil(photograph.width * factor)
     larger_height = math.ceil(photograph.height * factor)
-    return photograph.resize((larger_width, larger_height), Image.Resampling.BILINEAR)
+    larger_size = (larger_width, larger_height)
+    return photograph.resize(larger_size, Image.Resampling.BILINEAR)
 
 
 @_corruption(
@@ -333,7 +339,9 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
         shifts = ndimage.gaussian_filter(shifts, (0, sigma, sigma), mode="reflect", truncate=3)
     right, down = shifts * (side * strength)
     rows, columns = _grid(height, width)
-    return warped(x, rows + down, columns + right, mode="reflect")
+    shown_rows = rows + down
+    shown_columns = columns + right
+    return warped(x, shown_rows, shown_columns, mode="reflect")
 
 
 def _affinely_moved(x: Pixels, most: float, random: _Random) -> Pixels:
@@ -361,7 +369,8 @@ def _affinely_moved(x: Pixels, most: float, random: _Random) -> Pixels:
 
 def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
     """Return the row and the column of each pixel, float64 ``[height, width]`` each."""
-    rows, columns = np.mgrid[:height, :width].astype(np.float64)
+    grid = np.mgrid[:height, :width]
+    rows, columns = grid.astype(np.float64)
     return rows, columns
 
 
@@ -372,9 +381,10 @@ def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
 def pixelate(x: Pixels, share: float, random: _Random) -> Pixels:
     """Reduce the image to a share of its sides and enlarge it again, by boxes."""
     image = to_image(x)
-    small_width = max(1, int(image.width * share))
-    small_height = max(1, int(image.height * share))
-    small = image.resize((small_width, small_height), Image.Resampling.BOX)
+    width = int(image.width * share)
+    height = int(image.height * share)
+    small_size = (max(1, width), max(1, height))
+    small = image.resize(small_size, Image.Resampling.BOX)
     enlarged = small.resize(image.size, Image.Resampling.BOX)
     return to_pixels(enlarged)
 
@@ -421,7 +431,9 @@ def _middle(x: Pixels, height: int, width: int) -> Pixels:
     full_height, full_width, _ = x.shape
     top = (full_height - height) // 2
     left = (full_width - width) // 2
-    return x[top : top + height, left : left + width]
+    rows = slice(top, top + height)
+    columns = slice(left, left + width)
+    return x[rows, columns]
 
 
 def warped(x: Pixels, rows: Pixels, columns: Pixels, mode: str) -> Pixels:
@@ -461,10 +473,14 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
     direction = math.radians(angle)
     down = _nearest_integers(distances * math.sin(direction))
     right = _nearest_integers(distances * math.cos(direction))
+    every_row = np.arange(height)
+    every_column = np.arange(width)
+    last_row = height - 1
+    last_column = width - 1
     blurred = np.zeros_like(x)
     for i, weight in enumerate(weights):
-        rows = np.clip(np.arange(height) + down[i], 0, height - 1)
-        columns = np.clip(np.arange(width) + right[i], 0, width - 1)
+        rows = np.clip(every_row + down[i], 0, last_row)
+        columns = np.clip(every_column + right[i], 0, last_column)
         shifted = x[rows][:, columns]
         blurred += weight * shifted
     return blurred
@@ -474,12 +490,14 @@ def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
     """Return the weights of a normal distribution at some distances from its mean; their sum is 1."""
     exponents = -(distances**2) / (2 * sigma**2)
     weights = np.exp(exponents)
-    return weights / weights.sum()
+    total = weights.sum()
+    return weights / total
 
 
 def _nearest_integers(values: npt.NDArray[Any]) -> npt.NDArray[np.int_]:
     """Round to the nearest integers, halves downwards."""
-    return np.ceil(values - 0.5).astype(int)
+    nearest = np.ceil(values - 0.5)
+    return nearest.astype(int)
 
 
 def plasma(height: int, width: int, decay: float, random: np.random.RandomState) -> Pixels:
@@ -517,7 +535,8 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
 
     def noisy_mean(total_of_four: Pixels) -> Pixels:
         noise = random.uniform(-1, 1, size=total_of_four.shape)
-        return total_of_four / 4 + amplitude * noise
+        mean = total_of_four / 4
+        return mean + amplitude * noise
 
     half = step // 2
     corners = field[::step, ::step]

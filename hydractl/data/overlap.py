@@ -65,16 +65,20 @@ class SharedSamples:
     @property
     def is_many(self) -> bool:
         """Whether it is more than a handful of either set."""
-        if is_more_than_a_handful(self.of_first, len(self.first.dataset)):
+        total_of_first = len(self.first.dataset)
+        total_of_second = len(self.second.dataset)
+        if is_more_than_a_handful(self.of_first, total_of_first):
             return True
-        return is_more_than_a_handful(self.of_second, len(self.second.dataset))
+        return is_more_than_a_handful(self.of_second, total_of_second)
 
     @property
     def is_most(self) -> bool:
         """Whether it is more than half of either set."""
-        half_of_first = len(self.first.dataset) / 2
-        half_of_second = len(self.second.dataset) / 2
-        return self.of_first > half_of_first or self.of_second > half_of_second
+        total_of_first = len(self.first.dataset)
+        total_of_second = len(self.second.dataset)
+        if self.of_first > total_of_first / 2:
+            return True
+        return self.of_second > total_of_second / 2
 
     def __str__(self) -> str:
         first = self.first.option

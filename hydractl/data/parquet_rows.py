@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 _ROWS_OF_A_GROUP = 10_000
 """Rows that are written together; so many are in memory."""
 
 
 def write_predictions_parquet(
-    handle: IO[bytes], rows: Iterable[Mapping[str, Any]], fields: Sequence[str], *, named_classes: bool
+    handle: IO[bytes], rows: Iterable[Mapping[str, object]], fields: Sequence[str], *, named_classes: bool
 ) -> None:
     """Write rows whose columns have the same types whatever the first rows hold.
 
@@ -44,7 +44,7 @@ def write_predictions_parquet(
             writer.write_table(table)
 
 
-def _in_groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+def _in_groups(rows: Iterable[Mapping[str, object]]) -> Iterator[list[Mapping[str, object]]]:
     """Yield rows in lists; the last one may be shorter."""
     left = iter(rows)
     while group := list(itertools.islice(left, _ROWS_OF_A_GROUP)):

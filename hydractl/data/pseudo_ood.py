@@ -64,7 +64,8 @@ def _noise(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     channels = pixels.shape[2:]
     flat = pixels.reshape(-1, *channels)  # [H, W, C] -> [H * W, C]: the channels of a pixel stay together
     order = random.permutation(len(flat))
-    return flat[order].reshape(pixels.shape)
+    shuffled = flat[order]
+    return shuffled.reshape(pixels.shape)
 
 
 def _rotate(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
@@ -111,7 +112,8 @@ def _moved(items: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
 def _mixture(pixels: npt.NDArray[Any], other: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     """Return the mean of two images of one size, rounded up."""
     total = pixels.astype(np.uint16) + other  # 16 bits, which hold 255 + 255
-    return ((total + 1) // 2).astype(np.uint8)
+    mean = (total + 1) // 2
+    return mean.astype(np.uint8)
 
 
 class PseudoOodKind(NamedTuple):
@@ -190,16 +192,19 @@ class PseudoOod(Dataset):
 
     def _digest(self, purpose: str, i: int) -> bytes:
         """Return the SHA-256 that a sample has for one purpose, by which something is drawn for it."""
-        text = f"hydractl.ood {purpose} {self.seed} {self.clean.ids[i]}"
+        clean_id = self.clean.ids[i]
+        text = f"hydractl.ood {purpose} {self.seed} {clean_id}"
         text_bytes = text.encode("utf-8", "backslashreplace")
-        return hashlib.sha256(text_bytes).digest()
+        hashed = hashlib.sha256(text_bytes)
+        return hashed.digest()
 
     def _drawn(self, i: int) -> tuple[PseudoOodKind, int | None, _Random]:
         """Return the kind of a sample, the index of its second sample if it needs one, and its generator."""
         name = self._name_of_kind(i)
         kind = PSEUDO_OOD_KINDS[name]
-        seeds = np.frombuffer(self._digest(name, i), dtype="<u4")  # [8], the same numbers on every machine
-        random = _Random(seeds.astype(np.uint32))
+        digest = self._digest(name, i)
+        little_endian = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine
+        random = _Random(little_endian.astype(np.uint32))
         if not kind.two:
             return kind, None, random
         candidates = self._second_samples(i)

@@ -16,7 +16,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from hydractl.data.base import TEXT_SUFFIXES, Dataset, Spec, parse_spec
 from hydractl.data.files import read_image_list, read_image_lists, split_line
@@ -261,9 +260,13 @@ class FoundSuite:
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, str | list[str]]:
         """Return the suite as recorded in artefacts, without its data sets."""
-        return {"name": self.name, "left_out": self.left_out, "notes": self.notes}
+        return {
+            "name": self.name,
+            "left_out": self.left_out,
+            "notes": self.notes,
+        }
 
 
 def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> FoundSuite:
@@ -525,7 +528,9 @@ def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | N
     names = " or ".join(lists)
     why = f"no {names}"
     for below in _BELOW:
-        base = os.path.join(folder, below) if below else folder
+        base = folder
+        if below:
+            base = os.path.join(folder, below)
         images_folder = os.path.join(base, below_root)
         for name in lists:
             path = os.path.join(base, *name.split("/"))

@@ -73,7 +73,8 @@ class Texts(Dataset):
 
     def lengths(self) -> list[int]:
         """Return the number of characters of each sample, both texts of a pair together."""
-        return list(map(characters, self.texts))
+        lengths = map(characters, self.texts)
+        return list(lengths)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -100,7 +101,11 @@ class Columns:
     def needed(self, available: Sequence[str]) -> list[str]:
         """Return the columns to read, among those that exist."""
         wanted = {self.text, self.text_b, self.label}
-        return [name for name in available if name in wanted]
+        names = []
+        for name in available:
+            if name in wanted:
+                names.append(name)
+        return names
 
 
 def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -> Columns:
@@ -378,9 +383,12 @@ def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLab
     are_integers = plain and all(INTEGER.fullmatch(text) for text in labelled)
     if not are_integers:
         return raw_labels(labels, ids, hint=hint)
-    integers = []
+    integers: list[int | None] = []
     for text in labels:
-        integers.append(None if text is None else int(text))
+        integer = None
+        if text is not None:
+            integer = int(text)
+        integers.append(integer)
     return raw_labels(integers, ids, hint=hint, texts=labels)
 
 

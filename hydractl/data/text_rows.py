@@ -36,7 +36,7 @@ class TextRow:
     """
 
     place: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     problem: str = ""
 
 

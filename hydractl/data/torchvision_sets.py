@@ -61,7 +61,8 @@ class TorchvisionImages(Dataset):
     def _content(self, i: int) -> Iterable[bytes]:
         image = self._sample(i)
         header = f"{image.mode} {image.size}\n"
-        return [header.encode(), image.tobytes()]
+        content = image.tobytes()
+        return [header.encode(), content]
 
 
 def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
@@ -114,7 +115,7 @@ def _open(spec: Spec, name: str, split: str) -> Any:
 
     set_class = getattr(datasets, name)
     parameters = inspect.signature(set_class.__init__).parameters
-    settings: dict[str, Any] = {}
+    settings: dict[str, bool | str] = {}
     if "train" in parameters:
         if split not in ("train", "test"):
             raise UsageError(f"{spec.where}: {name} has the splits train and test", hint=f"torchvision:{name}/test")
