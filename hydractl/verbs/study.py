@@ -878,9 +878,10 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     last_steps = [step for step in steps if step not in measuring]
     _run_steps(last_steps, len(steps), len(measuring), plan, log)
     chosen = _chosen_for(folder / "best.st")
+    stored_threshold = chosen.get("threshold")
     threshold = None
-    if chosen.get("threshold") is not None:
-        threshold = ThresholdRecord.from_json(chosen["threshold"])
+    if isinstance(stored_threshold, Mapping):
+        threshold = ThresholdRecord.from_json(stored_threshold)
     if chosen.get("reference") is None:
         log.info(
             "best.st holds no reference to compare inputs with; hydractl calibrate best.st --reference SPEC adds it"
@@ -892,7 +893,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     return _write(plan, answer, steps)
 
 
-def _chosen_for(model: Path) -> Mapping[str, Any]:
+def _chosen_for(model: Path) -> Mapping[str, object]:
     """Return what was chosen for a checkpoint, as its description holds it."""
     (source,) = open_sources([str(model)])
     return source.description.extra
