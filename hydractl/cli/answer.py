@@ -201,7 +201,11 @@ def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
         if key:
             lines.append(f"{space}{key}:")
             below += 1
-        items = enumerate(value) if isinstance(value, list) else value.items()
+        items: Iterable[tuple[object, object]]
+        if isinstance(value, list):
+            items = enumerate(value)
+        else:
+            items = value.items()
         for name, item in items:
             lines += plain_lines(item, str(name), below)
         return lines
@@ -227,5 +231,7 @@ def _scalar(value: object) -> str:
     if value is None or value == {}:
         return "none"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        if value:
+            return "yes"
+        return "no"
     return clean(str(value))

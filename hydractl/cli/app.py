@@ -59,7 +59,9 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
     """The request on the command line; None if it was only for help or the version."""
-    first = arguments[0] if arguments else ""
+    first = ""
+    if arguments:
+        first = arguments[0]
     if _COMPLETING in os.environ or first in _COMPLETION:
         _complete(arguments)
         return None

@@ -15,8 +15,9 @@ FILE_HASH = "SHA-256 of its file; a list where several run one after another."
 def _heads_gone(kept: Sequence[Sequence[int]], before: Mapping[str, Any]) -> str | None:
     """Return that a head is kept of which the site has not so many."""
     heads = before.get("heads", MOST_HEADS)
-    if any(head >= heads for of_member in kept for head in of_member):
-        return "names a head that is not there"
+    for of_member in kept:
+        if any(head >= heads for head in of_member):
+            return "names a head that is not there"
     return None
 
 

@@ -125,7 +125,10 @@ def _training(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRe
         return None
     last = history[-1]
     # Of snapshots none is chosen: the weights are those at the end. An average is of no epoch.
-    kept = last["epoch"] if "cycle" in settings else settings.get("kept_epoch")
+    if "cycle" in settings:
+        kept = last["epoch"]
+    else:
+        kept = settings.get("kept_epoch")
     if "averaged" in settings:
         if kept is not None:
             return None

@@ -162,6 +162,9 @@ def _bars_of_model(
 
 def _reach(places: Sequence[float], half: float) -> tuple[list[float], list[float]]:
     """Return both ends of a short line across each place."""
-    left = [place - half for place in places]
-    right = [place + half for place in places]
+    left = []
+    right = []
+    for place in places:
+        left.append(place - half)
+        right.append(place + half)
     return left, right

@@ -285,7 +285,9 @@ def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
                 return size
             break
     data = answer.test.get(name)
-    return data.n if data is not None else None
+    if data is not None:
+        return data.n
+    return None
 
 
 def _interval_words(answer: EvalAnswer) -> str:

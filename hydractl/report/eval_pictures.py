@@ -156,13 +156,18 @@ def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
     n = sum(curve.n)
 
     def diagram(axes: Axes) -> None:
-        confidences = [filled_bin.confidence for filled_bin in filled]
-        accuracies = [filled_bin.accuracy for filled_bin in filled]
-        intervals = [filled_bin.ends for filled_bin in filled]
+        confidences = []
+        accuracies = []
+        intervals = []
+        for filled_bin in filled:
+            confidences.append(filled_bin.confidence)
+            accuracies.append(filled_bin.accuracy)
+            intervals.append(filled_bin.ends)
         axes.plot([0, 1], [0, 1], **GUIDE)
         whiskers(axes, confidences, intervals, 0)
         axes.plot(confidences, accuracies, **point_look(0), **UNCLIPPED)
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"confidence: mean highest p of a bin (n = {n})")
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        axes.set_xlabel(f"confidence: mean highest p of a bin (n = {n})")
         axes.set_ylabel("accuracy of the bin\nwith 95 % Wilson interval")
 
     def counts(axes: Axes) -> None:

@@ -95,7 +95,8 @@ def means(answers: Answers, over: str) -> EvalAnswer:
 
 def _set_names(answers: Answers) -> list[str]:
     """Return the test sets of all answers, in order."""
-    return each_once(answer.test for answer in answers.values())
+    tests = [answer.test for answer in answers.values()]
+    return each_once(tests)
 
 
 def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:

@@ -147,7 +147,8 @@ def set_columns(name: str) -> list[Column]:
 
 def ood_names(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD sets of all rows, in order."""
-    return each_once(row.detection.ood for row in rows)
+    sets_of_rows = [row.detection.ood for row in rows]
+    return each_once(sets_of_rows)
 
 
 def each_once(lists: Iterable[Iterable[str]]) -> list[str]:
@@ -342,7 +343,10 @@ def _headings(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
 
 
 def _plain_headings(*labels: str) -> list[tuple[str, str]]:
-    return [(label, "") for label in labels]
+    headings = []
+    for label in labels:
+        headings.append((label, ""))
+    return headings
 
 
 def _numbers(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:

@@ -198,7 +198,9 @@ class _Note:
     def __init__(self, answer: EvalAnswer, with_intervals: bool) -> None:
         rows = answer.models
         level = tables.level_text(answer)
-        intervals = f"{level} interval" if level else "interval"
+        intervals = "interval"
+        if level:
+            intervals = f"{level} interval"
         self.marks = ""
         if len(rows) > 1:
             self.marks = "bold: best of the column, underlined: second best"

@@ -31,7 +31,9 @@ def averaging_words(answer: FuseAnswer) -> str | None:
     if not max(averaging.distance):
         return f"--merge auto averages {parts}, which are equal in all members: nothing changes"
     if averaging.done:
-        advice = "" if answer.on_data is not None else "; --val SPEC measures it on data"
+        advice = ""
+        if answer.on_data is None:
+            advice = "; --val SPEC measures it on data"
         return f"--merge auto averages {parts}: {_effect(averaging, 'moves')}{advice}"
     kept_whole = count_text(answer.cost.fused.params)
     averaged = count_text(averaging.parameters)

@@ -190,7 +190,9 @@ def _recipe(settings: Mapping[str, RecipeSetting]) -> RenderableType:
 
 def _setting(value: object) -> str:
     if isinstance(value, bool):
-        return "on" if value else "off"
+        if value:
+            return "on"
+        return "off"
     if isinstance(value, float):
         return f"{value:g}"
     if value is None or value == []:
@@ -255,8 +257,12 @@ def _times(rows: Sequence[BenchRow]) -> RenderableType:
 def _time_cells(row: BenchRow) -> list[str]:
     timing = row.timing
     low, high = timing.ratio_ci
-    noise = _NOISY if timing.noisy else " "
-    share = UNKNOWN if row.peak_share is None else f"{100 * row.peak_share:.0f} %"
+    noise = " "
+    if timing.noisy:
+        noise = _NOISY
+    share = UNKNOWN
+    if row.peak_share is not None:
+        share = f"{100 * row.peak_share:.0f} %"
     return [
         row.model,
         three_digits(timing.latency_ms.median),

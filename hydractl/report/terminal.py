@@ -72,7 +72,9 @@ _PRUNE_WEIGHTS = f"{_PRUNE} of weights"
 
 def render(document: Mapping[str, object], width: int) -> RenderableType | None:
     """Return what a person sees of a document, or None when there is no special form for it."""
-    drawings = _PLANS if document.get("dry_run") else _ANSWERS
+    drawings = _ANSWERS
+    if document.get("dry_run"):
+        drawings = _PLANS
     kind = str(document.get("schema"))
     if kind == _PRUNE and "weights" in document:
         kind = _PRUNE_WEIGHTS
@@ -282,7 +284,9 @@ def _fate(answer: PushAnswer, file: PushedFile) -> str:
     """Say what became, or would become, of a file that is pushed."""
     if answer.dry_run:
         return "would be uploaded"
-    return "uploaded" if file.path in (answer.uploaded or ()) else "there already"
+    if file.path in (answer.uploaded or ()):
+        return "uploaded"
+    return "there already"
 
 
 def _list(answer: ListAnswer, width: int) -> RenderableType:

@@ -112,7 +112,9 @@ class Option:
         """The name in messages: ``MODEL``, or the flag, or the key of what has none."""
         if self.name == "model":
             return "MODEL"
-        return self.key if self.flagless else self.flag
+        if self.flagless:
+            return self.key
+        return self.flag
 
     @property
     def variable(self) -> str:
@@ -170,7 +172,9 @@ class Option:
             return [self._parse_item(item) for item in self._items(raw)]
         if isinstance(raw, str):
             return self._parse_item(raw)
-        shape = "list" if isinstance(raw, list) else "mapping"
+        shape = "mapping"
+        if isinstance(raw, list):
+            shape = "list"
         raise ValueError(f"takes one value, not a {shape}")
 
     def _items(self, raw: str | list[str] | Mapping[str, str]) -> list[str]:
@@ -178,7 +182,10 @@ class Option:
             if not self.names:
                 raise ValueError("takes a list, not a mapping")
             return [f"{name}={value}" for name, value in raw.items()]
-        texts = [raw] if isinstance(raw, str) else list(raw)
+        if isinstance(raw, str):
+            texts = [raw]
+        else:
+            texts = list(raw)
         items = texts
         if self.split:
             items = []
@@ -365,7 +372,9 @@ def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
 def value_text(value: Any) -> str:
     """Return a value as one would write it after its flag."""
     if isinstance(value, bool):
-        return "on" if value else "off"
+        if value:
+            return "on"
+        return "off"
     if isinstance(value, list):
         return ",".join(value_text(item) for item in value)
     if isinstance(value, float):

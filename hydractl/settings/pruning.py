@@ -158,7 +158,9 @@ class ScoreSettings(Batched):
         """Settle the order: a head count makes the scores those of ``prune --method`` at this count."""
         if self.order:
             return
-        self.order = "sequential" if self.given("keep") or self.given("remove") else "one-shot"
+        self.order = "one-shot"
+        if self.given("keep") or self.given("remove"):
+            self.order = "sequential"
 
     def inapplicable(self) -> dict[str, str]:
         """Return head counts without sequential order or data, and the options of other criteria."""

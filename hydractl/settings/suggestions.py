@@ -357,7 +357,10 @@ def nearest(word: str, names: Sequence[str], synonyms: Mapping[str, Sequence[str
     sharing = _by_shared_words(word, names)
     if sharing:
         return sharing
-    shorter = [name for name in names if len(name) >= _SHORTEST_WORD and word.startswith(name)]
+    shorter = []
+    for name in names:
+        if len(name) >= _SHORTEST_WORD and word.startswith(name):
+            shorter.append(name)
     if shorter:
         return [max(shorter, key=len)]
     return difflib.get_close_matches(word, names, n=1, cutoff=_ALIKE)

@@ -513,7 +513,10 @@ class Study:
             return []
         lines = _search_text(others)
 
-        mi_of_ensembles = [validated.mean_mi for validated in others if validated.measured.members > 1]
+        mi_of_ensembles = []
+        for validated in others:
+            if validated.measured.members > 1:
+                mi_of_ensembles.append(validated.mean_mi)
         if mi_of_ensembles:
             highest_mi = max(mi_of_ensembles)
             if highest_mi < _LITTLE_MI:

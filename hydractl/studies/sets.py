@@ -416,7 +416,9 @@ def _check_fit(settings: StudySettings) -> None:
         _, counts = np.unique(dataset.labels, return_counts=True)
         largest_class = int(counts.max())
     if largest_class < 2:
-        source = "--val" if settings.train is None else "--train"
+        source = "--train"
+        if settings.train is None:
+            source = "--val"
         raise UsageError(
             f"OOD scores on features would be fitted to {len(dataset)} samples of {source}, no two of one class",
             hint="raise --limit or --fit-samples, or leave these scores out with --fit-samples 0",

@@ -82,7 +82,9 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
         path = file_path(settings.output or f"{rows[0].name}.bench.json")
     costs = with_ratios([row.cost() for row in rows])
     if settings.dry_run:
-        files_to_write = [] if path is None else [path]
+        files_to_write = []
+        if path is not None:
+            files_to_write.append(path)
         check_outputs(files_to_write, force=settings.force)
         return Outcome(_plan(settings, rows, costs, files_to_write))
 

@@ -132,7 +132,10 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     names = [model.name for model in models]
     _check_row_names("--ood-score", options.fit.scores.of_rows, names)
     _check_row_names("--temperature", options.fit.temperatures, names)
-    names_that_run = [model.name for model in models if model.reads is not None]
+    names_that_run = []
+    for model in models:
+        if model.reads is not None:
+            names_that_run.append(model.name)
     predictions = _paths_by_row(settings.predictions, names)
     features = _paths_by_row(settings.features, names_that_run)
 

@@ -8,7 +8,7 @@ behind many bad ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -26,8 +26,20 @@ from hydractl.model.source import Source, pruned
 from hydractl.settings.pruning import PruneSettings
 from hydractl.verbs.score import drawn_samples, model_batches
 
-Choice = tuple[HeadMask, dict[str, object], list[Entry]]
-"""A mask, what the provenance says of its choice, and the samples that the choice depends on."""
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """The heads that a model keeps.
+
+    Attributes:
+        mask: which they are.
+        details: what the provenance says of the choice, by key.
+        seen: the samples that model and choice depend on.
+    """
+
+    mask: HeadMask
+    details: Mapping[str, object]
+    seen: list[Entry]
 
 
 def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple[int, list[int]]:
@@ -100,8 +112,8 @@ def _correct_of_steps(steps: Sequence[Any], samples: Any) -> list[int] | None:
 
 
 def choose_within(
-    source: Source, settings: PruneSettings, budgets: Sequence[int], choose: Callable[[int, Log], Choice], log: Log
-) -> Choice:
+    source: Source, settings: PruneSettings, budgets: Sequence[int], choose: Callable[[int, Log], HeadChoice], log: Log
+) -> HeadChoice:
     """Return the choice of the largest budget up to which every one stays within ``--max-drop``.
 
     Accuracy is measured on ``--val`` or on the calibration samples.
@@ -115,7 +127,7 @@ def choose_within(
     """
     dataset, indices = _samples_to_measure_on(source, settings, log)
     source = named_by_data(source, settings.val or settings.data or "", settings.limit)
-    choices: list[Choice] = []
+    choices: list[HeadChoice] = []
 
     def correct_by_budget() -> Iterable[int]:
         """Yield how many samples are right at each budget, and add the choice for it to ``choices``."""
@@ -125,21 +137,24 @@ def choose_within(
                 log_of_choice = Log()
             choice = choose(budget, log_of_choice)
             choices.append(choice)
-            mask, _, _ = choice
-            correct = _count_correct(source, mask, dataset, indices, settings)
+            correct = _count_correct(source, choice.mask, dataset, indices, settings)
             accuracy = correct / len(indices)
             log.info(f"{budget} removed: accuracy {accuracy:.4f} of {len(indices)} samples")
             yield correct
 
     assert settings.max_drop is not None
     steps, counts_read = steps_within(correct_by_budget(), len(indices), settings.max_drop)
-    mask, details, seen = choices[steps]
+    choice = choices[steps]
     measured_on = "data"
     if settings.val:
         measured_on = "val"
-    accuracy_details = _provenance(settings.max_drop, measured_on, len(indices), counts_read)
+    measured = _provenance(settings.max_drop, measured_on, len(indices), counts_read)
     measured_samples = entry("prune", "val", dataset, indices)
-    return mask, {**details, **accuracy_details}, merged(seen, [measured_samples])
+    return HeadChoice(
+        mask=choice.mask,
+        details={**choice.details, **measured},
+        seen=merged(choice.seen, [measured_samples]),
+    )
 
 
 def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, object]:

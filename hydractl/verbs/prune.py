@@ -37,7 +37,7 @@ from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite_weights
 from hydractl.report.texts import signed_change
 from hydractl.settings.pruning import DECIDE, PruneSettings
-from hydractl.verbs.max_drop import Choice, choose_within, from_circuit
+from hydractl.verbs.max_drop import HeadChoice, choose_within, from_circuit
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.prune_weights import prune_weights
@@ -126,7 +126,7 @@ def mask_name(path: Path) -> Path:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
+def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
     """Return the mask of the pruned model, what decided it, and the samples that model and decision have seen.
 
     With ``--max-drop``, the budget is the largest one whose accuracy stays within the drop.
@@ -144,7 +144,7 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
     if settings.method and settings.order == "one-shot":
         scores = _score(source, settings, log)
 
-    def choose_for_budget(count: int, log: Log) -> Choice:
+    def choose_for_budget(count: int, log: Log) -> HeadChoice:
         with_budget = replace(settings, remove=count)
         return _choice_of_budget(source, with_budget, documents, log, scores)
 
@@ -164,8 +164,8 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
         budgets = range(len(ranking.removed) + 1)
         return choose_within(source, settings, budgets, choose_for_budget, log)
     count, measured = from_circuit(document, settings.circuit, settings.max_drop)
-    mask, details, seen = choose_for_budget(gone_at_start + count, log)
-    return mask, {**details, **measured}, seen
+    choice = choose_for_budget(gone_at_start + count, log)
+    return replace(choice, details={**choice.details, **measured})
 
 
 def _most_removable(source: Source, settings: PruneSettings) -> int:
@@ -182,7 +182,7 @@ def _most_removable(source: Source, settings: PruneSettings) -> int:
 
 def _choice_of_budget(
     source: Source, settings: PruneSettings, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
-) -> Choice:
+) -> HeadChoice:
     """Return the choice of a known budget.
 
     Args:
@@ -202,7 +202,7 @@ def _choice_of_budget(
         fixed = shared_sites(source.sites, other, settings.share_sites)
 
     # The heads that a mask, a circuit or scores keep.
-    decision: dict[str, object] = {}
+    decision: Mapping[str, object] = {}
     seen_by_scores: Sequence[Entry] = ()
     if settings.mask:
         document = documents[settings.mask]
@@ -216,7 +216,10 @@ def _choice_of_budget(
         mask, decision = _from_circuit(document, settings.circuit, source, settings, fixed)
         _same_base(document, settings.circuit, source, settings, log)
     else:
-        mask, decision, seen_by_scores = _from_scores(source, settings, fixed, log, scores)
+        by_scores = _from_scores(source, settings, fixed, log, scores)
+        mask = by_scores.mask
+        decision = by_scores.details
+        seen_by_scores = by_scores.seen
 
     # What the provenance says of it.
     details: dict[str, object] = {
@@ -231,12 +234,12 @@ def _choice_of_budget(
     details.update(decision)
     seen_by_files = [seen_in(document, path) for path, document in documents.items()]
     seen = merged(source.description.seen, *seen_by_files, seen_by_scores)
-    return mask, details, seen
+    return HeadChoice(mask, details, seen)
 
 
 def _from_scores(
     source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
-) -> tuple[HeadMask, dict[str, object], Sequence[Entry]]:
+) -> HeadChoice:
     """Return the mask that scores decide, what the provenance says of them, and the samples that they were taken on.
 
     The scores are those of a file, known ones or ones measured now.
@@ -268,7 +271,7 @@ def _from_scores(
     if settings.method in DECIDE:
         decided = scores.info[settings.method]["kept"]
         mask = _mask_of_decision(decided, present, fixed_here)
-        return whole.updated(mask), details, seen
+        return HeadChoice(whole.updated(mask), details, seen)
     details["scope"] = settings.scope
     if settings.scope == "global":
         count = total_budget(present, settings.keep, settings.remove)
@@ -278,7 +281,7 @@ def _from_scores(
         budget = site_budget(present, settings.keep, settings.remove)
         mask = select_per_site(scores, present, budget)
         mask = _with_shared_sites(mask, present, fixed_here)
-    return whole.updated(mask), details, seen
+    return HeadChoice(whole.updated(mask), details, seen)
 
 
 def _read_scores(path: str, source: Source, settings: PruneSettings, log: Log) -> HeadScores:
@@ -523,16 +526,17 @@ def _write(
     """
     # The heads that are kept.
     announce_reading([source], log)
-    mask, details, seen = choose(source, settings, log)
+    choice = choose(source, settings, log)
+    mask = choice.mask
     check_finite_weights(source.name, source.tensors)
     _warn_of_mask(source, settings, mask, log)
 
     # What the model, its mask and the answer say.
-    details = {**details, "layout": layout}
+    details = {**choice.details, "layout": layout}
     origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
     description, tensors = pruned(source, mask, layout)
-    description = replace(description, provenance=origin, seen=tuple(seen))
-    mask_document = mask.to_json(source.description.arch, origin, seen)
+    description = replace(description, provenance=origin, seen=tuple(choice.seen))
+    mask_document = mask.to_json(source.description.arch, origin, choice.seen)
     cost = _costs(source, mask)
     answer = PruneAnswer(
         schema=_SCHEMA,
@@ -653,7 +657,7 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
             removed += [(path_of_site, head) for head in heads[:count]]
         mask = whole.without(removed)
     else:
-        mask, _, _ = choose(source, settings, Log())
+        mask = choose(source, settings, Log()).mask
     plan = replace(plan, heads=mask.counts(), cost=_costs(source, mask))
     return Outcome(plan.to_json())
 

@@ -40,7 +40,9 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     source = only_one(opened, "score")
     path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
     if settings.dry_run:
-        outputs = [] if settings.to_stdout else [path]
+        outputs = []
+        if not settings.to_stdout:
+            outputs.append(path)
         check_outputs(outputs, force=settings.force)
         criterion_of(source, settings)
         return Outcome(

@@ -688,7 +688,10 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     steps = in_order(map(plan.choosing, plan.rows))
 
     # The searches, and from them the time that one sample takes in one block.
-    probes = [_probe(step, device) for step in steps if step.verb == "extract-circuit"]
+    probes = []
+    for step in steps:
+        if step.verb == "extract-circuit":
+            probes.append(_probe(step, device))
     search_seconds = sum(probe.seconds for probe in probes)
     if not probes:
         probes = [_probe(plan.shop.circuits, device)]  # a search that is not run, probed for the time of a block
