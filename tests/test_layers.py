@@ -25,6 +25,7 @@ ROOMS = (
         "verbs",
         "studies",
         "settings",
+        "serving",
         "circuit",
         "benchmark",
         "evaluation",
@@ -59,6 +60,10 @@ LIBRARIES = {
     "kmedoids": ["criteria/cahp/head_choice.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/plausibility.py", "evaluation/probes.py"],
     "submitit": ["verbs/jobs.py"],
+    "fastapi": ["serving/"],
+    "starlette": ["serving/"],
+    "uvicorn": ["serving/"],
+    "python_multipart": ["serving/"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "wandb": ["training/trackers.py"],
     "mlflow": ["training/trackers.py"],

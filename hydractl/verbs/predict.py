@@ -20,6 +20,7 @@ from hydractl.evaluation.predicting import (
     Predicting,
     PredictionTally,
     Window,
+    predicting_model_record,
     rows_of_part,
     window_size,
 )
@@ -32,7 +33,6 @@ from hydractl.files.predict_answer import (
     REQUIRABLE,
     PlannedPredictions,
     PredictAnswer,
-    PredictingModelRecord,
 )
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
@@ -40,12 +40,13 @@ from hydractl.model.loading import build_model, find_models, resolve_device
 from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, split_model
+from hydractl.settings.common import Common
 from hydractl.settings.predicting import PredictSettings, parse_part
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
-_THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
+THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
     plan = _plan_of(settings)
     _check_requirements(plan, settings)
     if plan.chosen.threshold is None:
-        log.info(f"{plan.source.name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
+        log.info(f"{plan.source.name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
     if settings.dry_run:
         return _dry_run(plan, path, report, settings)
     announce_reading([plan.source], log)
@@ -112,7 +113,7 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
 
 def _plan_of(settings: PredictSettings) -> _Plan:
     """Open the checkpoint and the inputs, and check what can be checked before anything runs."""
-    source = _source(settings)
+    source = single_source(settings)
     description = source.description
     chosen = Chosen.of(description.extra)
     texts = settings.inputs or [str(settings.data)]
@@ -132,8 +133,8 @@ def _plan_of(settings: PredictSettings) -> _Plan:
     return _Plan(source, chosen, dataset, samples, form)
 
 
-def _source(settings: PredictSettings) -> Source:
-    """Return the checkpoint of the MODEL.
+def single_source(settings: Common) -> Source:
+    """Return the checkpoint of the MODEL of a verb that predicts with one model.
 
     Raises:
         UsageError: it is no single model, or its classes have no names.
@@ -142,7 +143,7 @@ def _source(settings: PredictSettings) -> Source:
     text = settings.model[0]
     _, refs = split_model(text)
     if len(refs) > 1:
-        raise UsageError(f"predict runs one model, and {text} is several", hint="fuse them: hydractl fuse")
+        raise UsageError(f"{settings.verb} runs one model, and {text} is several", hint="fuse them: hydractl fuse")
     if is_predictions(refs[0]):
         raise UsageError(f"{text} is a predictions file", hint="give the model")
     (argument,) = find_models([text], model_options(settings))
@@ -174,7 +175,7 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
     for requirement in requirements:
         if requirement.key == "ood_share" and plan.chosen.threshold is None:
             raise UsageError(
-                f"--require {requirement.text} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT
+                f"--require {requirement.text} needs a threshold, and {name} holds none", hint=THRESHOLD_HINT
             )
 
 
@@ -305,27 +306,13 @@ def _finished(
     plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
 ) -> PredictAnswer:
     """Sum up, say it, and write it where that is asked for."""
-    answer = tally.answer(_model_record(plan), None if path is None else str(path))
+    answer = tally.answer(predicting_model_record(plan.source, plan.chosen), None if path is None else str(path))
     answer = replace(answer, part=settings.part)
     log.info(_words(answer))
     report_skipped(plan.dataset, log)
     if report is not None:
         write_json(report, answer.to_json())
     return answer
-
-
-def _model_record(plan: _Plan) -> PredictingModelRecord:
-    """Return what the summary says of the model."""
-    chosen = plan.chosen
-    return PredictingModelRecord(
-        name=plan.source.name,
-        sha256=plan.source.sha256,
-        members=len(plan.source.description.masks),
-        ood_score=chosen.score,
-        threshold=chosen.threshold,
-        temperature=None if chosen.calibration is None else chosen.calibration.to_json()["temperature"],
-        conformal=None if chosen.conformal is None else chosen.conformal.alpha,
-    )
 
 
 def _words(answer: PredictAnswer) -> str:
