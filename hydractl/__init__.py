@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         prune,
         push,
         score,
+        serve,
         study,
     )
 
@@ -77,6 +78,7 @@ __all__ = [
     "push",
     "save",
     "score",
+    "serve",
     "show_progress",
     "study",
 ]

@@ -90,6 +90,7 @@ _DISTRIBUTIONS = {
     "PIL": "pillow",
     "mlflow": "mlflow-skinny",
     "open_clip": "open_clip_torch",
+    "python_multipart": "python-multipart",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
@@ -97,6 +98,7 @@ _DISTRIBUTIONS = {
 
 EXTRAS = {
     "datasets": "hub",
+    "fastapi": "serve",
     "kmedoids": "cahp",
     "mlflow": "mlflow",
     "onnx": "deploy",
@@ -105,9 +107,12 @@ EXTRAS = {
     "onnxscript": "deploy",
     "pandas": "pandas",
     "pyarrow": "parquet",
+    "python_multipart": "serve",
     "sklearn": "demo",
+    "starlette": "serve",
     "submitit": "slurm",
     "tensorboard": "tensorboard",
+    "uvicorn": "serve",
     "wandb": "wandb",
 }
 """What is imported, and not everybody needs -> the extra of hydractl that brings it."""

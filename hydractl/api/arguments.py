@@ -72,12 +72,17 @@ Part: TypeAlias = Literal[
 class EveryVerb(TypedDict, total=False):
     """Arguments of every verb."""
 
-    force: bool
     config: Path | None
 
 
-class OpensModels(EveryVerb, total=False):
-    """Arguments of every verb that opens models and data: all but ``push`` and ``report``."""
+class WritesFiles(EveryVerb, total=False):
+    """Arguments of every verb that may write a file: all but ``serve``."""
+
+    force: bool
+
+
+class OpensModels(WritesFiles, total=False):
+    """Arguments of every verb that opens models and data: all but ``push``, ``report`` and ``serve``."""
 
     output: Path | None
     limit: int | None
@@ -311,6 +316,27 @@ class PredictArguments(InBatches, total=False):
     require: str | Sequence[str]
 
 
+class ServeArguments(EveryVerb, total=False):
+    """Arguments of :func:`hydractl.serve`."""
+
+    max_length: int | None
+    labels: str | Sequence[str] | None
+    prompt: str | Sequence[str]
+    arch: str | None
+    device: str
+    dtype: Dtype
+    batch_size: int
+    host: str
+    port: int
+    wait: float
+    queue: int
+    max_body: float
+    max_inputs: int
+    max_pixels: float
+    max_text: float
+    max_seconds: float
+
+
 class BenchArguments(OnModels, total=False):
     """Arguments of :func:`hydractl.bench`."""
 
@@ -328,7 +354,7 @@ class BenchArguments(OnModels, total=False):
     whole_last_block: bool
 
 
-class ReportArguments(EveryVerb, total=False):
+class ReportArguments(WritesFiles, total=False):
     """Arguments of :func:`hydractl.make_report`."""
 
     output: Path | None
@@ -363,7 +389,7 @@ class StudyArguments(SideBySide, total=False):
     timed: bool
 
 
-class PushArguments(EveryVerb, total=False):
+class PushArguments(WritesFiles, total=False):
     """Arguments of :func:`hydractl.push`."""
 
     card: Path | None

@@ -26,6 +26,7 @@ from hydractl.api.arguments import (
     PushArguments,
     ReportArguments,
     ScoreArguments,
+    ServeArguments,
     StudyArguments,
 )
 from hydractl.api.calling import arguments_of, data_in, run
@@ -65,6 +66,7 @@ ARGUMENTS: dict[str, type] = {
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
     "predict": PredictArguments,
+    "serve": ServeArguments,
     "bench": BenchArguments,
     "report": ReportArguments,
     "study": StudyArguments,
@@ -388,6 +390,24 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
         outcome = run("predict", refs, options)
     rows = list(outcome.lines) if outcome.lines is not None else []
     return Predictions(outcome.document, outcome.files, rows)
+
+
+@_documented("serve")
+def serve(model: ModelLike, **options: Unpack[ServeArguments]) -> Document:
+    """Answer over HTTP what :func:`predict` would, until Ctrl-C.
+
+    Args:
+        model: one checkpoint, best one of :func:`calibrate`, which holds a threshold.
+
+    Returns:
+        How many requests and inputs were answered.
+
+    Raises:
+        OutputError: another process uses the port.
+    """
+    with _held([model]) as refs:
+        outcome = run("serve", refs, options)
+    return Document(outcome.document)
 
 
 @_documented("bench")

@@ -58,11 +58,7 @@ class EncodedImages(Dataset):
         if not content:
             raise self.unreadable(i, self.nothing)
         try:
-            image = Image.open(io.BytesIO(content), formats=_formats())
-            image.load()
-            if not _is_readable(image.mode):
-                raise ValueError(f"Pillow converts no {image.mode} to RGB")
-            return image
+            return decoded_image(content)
         except MemoryError:
             raise
         except UnidentifiedImageError as error:
@@ -98,6 +94,37 @@ class FileImages(EncodedImages):
             return path.read_bytes()
         except OSError as error:
             raise self.unreadable(i, reason(error)) from error
+
+
+class TooManyPixels(ValueError):
+    """An image whose header tells of more pixels than are allowed."""
+
+
+def decoded_image(content: bytes, most_pixels: int | None = None) -> Image.Image:
+    """Return an encoded image in the mode it is stored in; of several frames the first.
+
+    Args:
+        content: the bytes of an image file.
+        most_pixels: how many pixels it may have, by its header, before it is decoded; None for Pillow's own limit.
+
+    Raises:
+        TooManyPixels: it has more.
+        UnidentifiedImageError: it is in none of the formats that are read.
+        Exception: whatever the decoders make of a damaged file, ``OSError``, ``SyntaxError``, ``ValueError`` and
+            others, and ``ValueError`` for a mode that has no colours.
+    """
+    try:
+        image = Image.open(io.BytesIO(content), formats=_formats())
+    except Image.DecompressionBombError as error:
+        if most_pixels is None:
+            raise
+        raise TooManyPixels from error
+    if most_pixels is not None and image.width * image.height > most_pixels:
+        raise TooManyPixels
+    image.load()
+    if not _is_readable(image.mode):
+        raise ValueError(f"Pillow converts no {image.mode} to RGB")
+    return image
 
 
 @lru_cache

@@ -21,8 +21,9 @@ from hydractl.files.predict_answer import (
 )
 from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.watching import WatchOfAll
-from hydractl.model.prediction import Prediction
+from hydractl.model.prediction import Chosen, Prediction
 from hydractl.model.runtime import HydraModel, move
+from hydractl.model.source import Source
 
 PredictionRow = dict[str, Any]
 """The fields of a sample's line, by their names."""
@@ -223,33 +224,9 @@ class Predicting:
             batch_rows: the samples, by their numbers in the data set.
             prediction: their prediction.
         """
-        names = prediction.labels
-        # Lists of numbers, once for the batch: taking them out of tensors one by one costs more than a small model.
-        columns: dict[str, Sequence[Any]] = {
-            "id": [self._dataset.ids[row] for row in batch_rows],
-            "label": [self._label(row) for row in batch_rows],
-            "predicted": [_class_name(index, names) for index in prediction.predicted.tolist()],
-            "confidence": prediction.confidence.tolist(),
-            "entropy": prediction.entropy.tolist(),
-            "mi": prediction.mi.tolist(),
-            "ood_score": [None] * len(batch_rows),
-        }
-        if prediction.ood_score is not None:
-            columns["ood_score"] = prediction.ood_score.tolist()
-        if prediction.is_ood is not None:
-            columns["is_ood"] = prediction.is_ood.tolist()
-        if prediction.sets is not None:
-            columns["set"] = _classes_in(prediction.sets, names)
-        if self._form.top:
-            columns["top"] = _most_probable(prediction.probabilities, self._form.top, names)
-        if self._form.members:
-            columns["members"] = _of_members(prediction.member_probabilities, names)
-
-        # One row a sample, from the columns.
-        rows = []
-        for values in zip(*columns.values(), strict=True):
-            rows.append(dict(zip(columns, values, strict=True)))
-        return rows
+        ids = [self._dataset.ids[row] for row in batch_rows]
+        true_labels = [self._label(row) for row in batch_rows]
+        return prediction_rows(prediction, ids, true_labels, self._form)
 
     def _label(self, sample: int) -> str | int | None:
         """Return the true label of a sample; None for a sample without a label."""
@@ -260,6 +237,46 @@ class Predicting:
         if index < 0:  # the data set is labelled, this sample is not
             return None
         return _class_name(index, self._model.labels)
+
+
+def prediction_rows(
+    prediction: Prediction, ids: Sequence[str], true_labels: Sequence[str | int | None], form: LineForm
+) -> list[PredictionRow]:
+    """Return the rows of some samples.
+
+    Args:
+        prediction: of the samples.
+        ids: of the samples.
+        true_labels: of the samples; None for one without a label.
+        form: the optional parts of the rows.
+    """
+    names = prediction.labels
+    # Lists of numbers, once for the batch: taking them out of tensors one by one costs more than a small model.
+    columns: dict[str, Sequence[Any]] = {
+        "id": ids,
+        "label": true_labels,
+        "predicted": [_class_name(index, names) for index in prediction.predicted.tolist()],
+        "confidence": prediction.confidence.tolist(),
+        "entropy": prediction.entropy.tolist(),
+        "mi": prediction.mi.tolist(),
+        "ood_score": [None] * len(ids),
+    }
+    if prediction.ood_score is not None:
+        columns["ood_score"] = prediction.ood_score.tolist()
+    if prediction.is_ood is not None:
+        columns["is_ood"] = prediction.is_ood.tolist()
+    if prediction.sets is not None:
+        columns["set"] = _classes_in(prediction.sets, names)
+    if form.top:
+        columns["top"] = _most_probable(prediction.probabilities, form.top, names)
+    if form.members:
+        columns["members"] = _of_members(prediction.member_probabilities, names)
+
+    # One row a sample, from the columns.
+    rows = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, values, strict=True)))
+    return rows
 
 
 def _class_name(index: int, names: Sequence[str] | None) -> str | int:
@@ -317,6 +334,27 @@ def _of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list
             members.append({"predicted": _class_name(index, names), "confidence": probability})
         listed.append(members)
     return listed
+
+
+def predicting_model_record(source: Source, chosen: Chosen) -> PredictingModelRecord:
+    """Return what is said of a model that predicts.
+
+    Args:
+        source: the model.
+        chosen: what it holds of a calibration.
+    """
+    temperature = None
+    if chosen.calibration is not None:
+        temperature = chosen.calibration.to_json()["temperature"]
+    return PredictingModelRecord(
+        name=source.name,
+        sha256=source.sha256,
+        members=len(source.description.masks),
+        ood_score=chosen.score,
+        threshold=chosen.threshold,
+        temperature=temperature,
+        conformal=None if chosen.conformal is None else chosen.conformal.alpha,
+    )
 
 
 # --- the summary ------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from hydractl.evaluation.predicting import (
     Predicting,
     PredictionTally,
     Window,
+    predicting_model_record,
     rows_of_part,
     window_size,
 )
@@ -34,7 +35,6 @@ from hydractl.files.predict_answer import (
     REQUIRABLE,
     PlannedPredictions,
     PredictAnswer,
-    PredictingModelRecord,
 )
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
@@ -44,6 +44,7 @@ from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, split_model
 from hydractl.report.watch_words import watch_lines
+from hydractl.settings.common import Common
 from hydractl.settings.predicting import PredictSettings, parse_part
 from hydractl.verbs.jobs import check_places
 from hydractl.verbs.opening import announce_reading, model_options
@@ -58,7 +59,7 @@ from hydractl.verbs.requirements import check_known, unmet_in
 
 _PATIENCE_S = 86_400.0
 """How long a rank waits for one whose part takes longer, in seconds; that one has died is noticed at once."""
-_THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
+THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
 _REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
 
 
@@ -220,7 +221,7 @@ def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
         settings: of the command.
         part: what this process predicts, where ``--part`` does not say it.
     """
-    source = _source(settings)
+    source = single_source(settings)
     description = source.description
     chosen = Chosen.of(description.extra)
     texts = settings.inputs or [str(settings.data)]
@@ -239,8 +240,8 @@ def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
     return _Plan(source, chosen, dataset, samples, form)
 
 
-def _source(settings: PredictSettings) -> Source:
-    """Return the checkpoint of the MODEL.
+def single_source(settings: Common) -> Source:
+    """Return the checkpoint of the MODEL of a verb that predicts with one model.
 
     Raises:
         UsageError: it is no single model, or its classes have no names.
@@ -249,7 +250,7 @@ def _source(settings: PredictSettings) -> Source:
     text = settings.model[0]
     _, refs = split_model(text)
     if len(refs) > 1:
-        raise UsageError(f"predict runs one model, and {text} is several", hint="fuse them: hydractl fuse")
+        raise UsageError(f"{settings.verb} runs one model, and {text} is several", hint="fuse them: hydractl fuse")
     if is_predictions(refs[0]):
         raise UsageError(f"{text} is a predictions file", hint="give the model")
     (argument,) = find_models([text], model_options(settings))
@@ -281,7 +282,7 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
     for requirement in requirements:
         if requirement.key == "ood_share" and plan.chosen.threshold is None:
             raise UsageError(
-                f"--require {requirement.text} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT
+                f"--require {requirement.text} needs a threshold, and {name} holds none", hint=THRESHOLD_HINT
             )
         if requirement.key == "alarms" and plan.reference is None:
             raise UsageError(
@@ -294,7 +295,7 @@ def _say_what_is_missing(plan: _Plan, log: Log) -> None:
     """Say before it begins what the checkpoint cannot tell of its inputs."""
     name = plan.source.name
     if plan.chosen.threshold is None:
-        log.info(f"{name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
+        log.info(f"{name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
     if plan.chosen.reference is not None and plan.reference is None:
         log.info(f"{name}: its reference was predicted with other classes, so nothing is compared with it")
 
@@ -457,7 +458,7 @@ def _finished(
     plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
 ) -> PredictAnswer:
     """Sum up, say it, and write it where that is asked for."""
-    answer = tally.answer(_model_record(plan), None if path is None else str(path))
+    answer = tally.answer(predicting_model_record(plan.source, plan.chosen), None if path is None else str(path))
     answer = replace(answer, part=settings.part)
     log.info(_words(answer))
     if answer.watched is not None:
@@ -468,20 +469,6 @@ def _finished(
     if report is not None:
         write_json(report, answer.to_json())
     return answer
-
-
-def _model_record(plan: _Plan) -> PredictingModelRecord:
-    """Return what the summary says of the model."""
-    chosen = plan.chosen
-    return PredictingModelRecord(
-        name=plan.source.name,
-        sha256=plan.source.sha256,
-        members=len(plan.source.description.masks),
-        ood_score=chosen.score,
-        threshold=chosen.threshold,
-        temperature=None if chosen.calibration is None else chosen.calibration.to_json()["temperature"],
-        conformal=None if chosen.conformal is None else chosen.conformal.alpha,
-    )
 
 
 def _words(answer: PredictAnswer) -> str:

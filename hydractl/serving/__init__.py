@@ -1,0 +1,1 @@
+"""A model that answers over HTTP: what ``hydractl serve`` runs."""

@@ -1,0 +1,162 @@
+"""Inputs of several requests in one forward pass: whatever waits, up to a size, after a few milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+InputT = TypeVar("InputT")
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass
+class _Waiting(Generic[InputT, AnswerT]):
+    """One input in the queue.
+
+    Attributes:
+        content: the input.
+        weight: how much of a batch it fills beside its place.
+        since: when it came, by the clock of the loop.
+        answer: to be set.
+    """
+
+    content: InputT
+    weight: int
+    since: float
+    answer: asyncio.Future[AnswerT] = field(repr=False)
+
+
+class Batcher(Generic[InputT, AnswerT]):
+    """Runs inputs in batches, one batch at a time, in a thread of its own.
+
+    A batch that fails is run again input by input, so that an error belongs to the input that causes it. Inputs whose
+    client no longer waits are left out.
+
+    Args:
+        run: from the inputs of a batch to an answer for each; it is called in one thread.
+        size: inputs of a batch at most.
+        weight: of all inputs of a batch, at most; an input that weighs more runs alone.
+        wait: seconds that the first input of a batch waits for others.
+    """
+
+    def __init__(
+        self, run: Callable[[Sequence[InputT]], Sequence[AnswerT]], size: int, weight: int, wait: float
+    ) -> None:
+        self._run = run
+        self._size = size
+        self._weight = weight
+        self._wait = wait
+        self._queue: deque[_Waiting[InputT, AnswerT]] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "hydractl-model")
+        self._loop_task: asyncio.Task[None] | None = None
+        self.batches = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many inputs wait for a batch."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> bool:
+        """Whether inputs are being answered."""
+        return self._loop_task is not None and not self._loop_task.done()
+
+    def start(self) -> None:
+        """Begin to answer; called in the loop."""
+        self._loop_task = asyncio.get_running_loop().create_task(self._answer_batches())
+
+    async def stop(self) -> None:
+        """End behind the batch that runs; nobody waits for an answer any more."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.wait([self._loop_task])
+        self._thread.shutdown(cancel_futures=True)
+
+    def submit(self, content: InputT, weight: int = 0) -> asyncio.Future[AnswerT]:
+        """Put one input into the queue; the future has its answer, or the error of running it alone."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AnswerT] = loop.create_future()
+        self._queue.append(_Waiting(content, weight, loop.time(), answer))
+        self._arrived.set()
+        return answer
+
+    async def _answer_batches(self) -> None:
+        """Run batch after batch, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._some_wait()
+            batch = self._next_batch()
+            if not batch:
+                continue
+            contents = [waiting.content for waiting in batch]
+            results = await loop.run_in_executor(self._thread, self._results, contents)
+            self.batches += 1
+            for waiting, result in zip(batch, results, strict=True):
+                if waiting.answer.done():  # its client has gone
+                    continue
+                if isinstance(result, _Failed):
+                    waiting.answer.set_exception(result.error)
+                else:
+                    waiting.answer.set_result(result)
+
+    async def _some_wait(self) -> None:
+        """Return when a batch is full, or its first input has waited long enough for others."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._arrived.clear()
+            while self._queue and self._queue[0].answer.done():
+                self._queue.popleft()
+            if not self._queue:
+                await self._arrived.wait()
+                continue
+            left = self._queue[0].since + self._wait - loop.time()
+            if left <= 0 or len(self._queue) >= self._size:
+                return
+            try:
+                async with asyncio.timeout(left):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return
+
+    def _next_batch(self) -> list[_Waiting[InputT, AnswerT]]:
+        """Take the next inputs out of the queue, in their order."""
+        batch: list[_Waiting[InputT, AnswerT]] = []
+        weight = 0
+        while self._queue and len(batch) < self._size:
+            waiting = self._queue[0]
+            if batch and weight + waiting.weight > self._weight:
+                break
+            self._queue.popleft()
+            if waiting.answer.done():
+                continue
+            batch.append(waiting)
+            weight += waiting.weight
+        return batch
+
+    def _results(self, contents: Sequence[InputT]) -> list[AnswerT | _Failed]:
+        """Run a batch, in the thread; where it fails, run each input alone."""
+        try:
+            return list(self._run(contents))
+        except Exception as error:
+            if len(contents) == 1:
+                return [_Failed(error)]
+        results: list[AnswerT | _Failed] = []
+        for content in contents:
+            results += self._results([content])
+        return results
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """What an input without an answer has instead.
+
+    Attributes:
+        error: of running it alone.
+    """
+
+    error: Exception

@@ -1,0 +1,156 @@
+"""The service at an address: a socket, a server that keeps to the limits, and an end that drops no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from hydractl.errors import OutputError, UsageError
+from hydractl.serving.application import application
+from hydractl.serving.service import ModelService
+
+MOST_CONNECTIONS = 512
+"""Connections at a time; a further one is closed at once."""
+
+_SECONDS_TO_END = 1
+"""How much longer than a request may take the server waits for the last ones when it ends."""
+
+
+class HttpServer:
+    """Serves one model at one address.
+
+    Attributes:
+        url: where it is.
+
+    Args:
+        service: the model.
+        host: the address.
+        port: of the address; 0 for a free one.
+
+    Raises:
+        OutputError: another process uses the port.
+        UsageError: this machine has no such address, or does not give the port.
+    """
+
+    def __init__(self, service: ModelService, host: str, port: int) -> None:
+        self._service = service
+        self._socket = _listening(host, port)
+        port_here = self._socket.getsockname()[1]
+        host_in_url = f"[{host}]" if ":" in host else host
+        self.url = f"http://{host_in_url}:{port_here}"
+        seconds = service.limits.max_seconds
+        config = uvicorn.Config(
+            application(service),
+            http=_protocol(seconds),
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(seconds) + _SECONDS_TO_END,
+        )
+        # Whatever there is to say of a request is in its answer.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        self._server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM, or :meth:`stop`; requests that have begun get their answers.
+
+        Raises:
+            KeyboardInterrupt: for SIGINT, and for SIGTERM where that raises it, behind the last answer.
+        """
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End; called in any thread."""
+        self._server.should_exit = True
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address, family=family, backlog=128)
+    except (socket.gaierror, UnicodeError):
+        raise UsageError(f"--host {host}: there is no such address") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OutputError(
+                f"port {port} of {host} is in use", hint="choose another one with --port; 0 is a free one"
+            ) from None
+        raise UsageError(f"--host {host} --port {port}: {error.strerror}") from None
+
+
+def _protocol(seconds: float) -> type[H11Protocol]:
+    """Return the server's protocol with a limit of time for everything that it has none for itself.
+
+    Args:
+        seconds: from the beginning of a connection, and from an answer, to the next whole head of a request; and for a
+            client to take its answer.
+    """
+
+    class LimitedProtocol(H11Protocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._limit: asyncio.TimerHandle | None = None
+            self._unread: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > MOST_CONNECTIONS:
+                transport.abort()
+                return
+            self._limit_idleness()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._lift_limit()
+            super().connection_lost(exc)  # which resumes writing
+
+        def pause_writing(self) -> None:
+            """Begin to count when the client does not take what was sent to it; the answer waits for it."""
+            super().pause_writing()
+            self._unread = self.loop.call_later(seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            """The client has taken enough of it."""
+            super().resume_writing()
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._limit_idleness()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._limit_idleness()
+
+        def _limit_idleness(self) -> None:
+            """Begin to count where no request is being answered; a request has a limit of its own."""
+            is_answering = self.cycle is not None and not self.cycle.response_complete
+            if is_answering:
+                self._lift_limit()
+            elif self._limit is None:
+                # abort, for close would wait for a client that does not read.
+                self._limit = self.loop.call_later(seconds, self.transport.abort)
+
+        def _lift_limit(self) -> None:
+            if self._limit is not None:
+                self._limit.cancel()
+                self._limit = None
+
+    return LimitedProtocol

@@ -1,0 +1,220 @@
+"""One loaded model that answers many requests at a time, without a word of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hydractl.errors import NonFiniteError
+from hydractl.evaluation.predicting import LineForm, PredictionRow, prediction_rows
+from hydractl.files.predict_answer import PredictingModelRecord
+from hydractl.log import Log
+from hydractl.model.runtime import HydraModel, move
+from hydractl.serving.batching import Batcher
+from hydractl.serving.inputs import PreparedInput, kind_of_inputs, refusal_of
+from hydractl.serving.limits import Refused, ServiceLimits
+from hydractl.serving.watching import AnsweredInputs, RequestCounts, TrafficWatch, metric
+
+_MOST_THREADS = 4
+"""Threads that decode images: each holds one image of the largest size at most."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One input of a batch.
+
+    Attributes:
+        prepared: the input.
+        form: the optional parts of its row.
+    """
+
+    prepared: PreparedInput
+    form: LineForm
+
+
+class ModelService:
+    """A model that answers requests.
+
+    Attributes:
+        record: what is said of the model.
+        limits: of a request.
+        counts: of requests.
+        answered: of inputs.
+
+    Args:
+        model: the model, with its weights.
+        record: what is said of it.
+        limits: of a request.
+        batch_size: inputs that run together, at most.
+        wait: seconds that an input waits for others.
+        log: hears of failures that are no client's fault.
+        watches: what is fed every answered input, beside the counts.
+    """
+
+    def __init__(
+        self,
+        model: HydraModel,
+        record: PredictingModelRecord,
+        limits: ServiceLimits,
+        batch_size: int,
+        wait: float,
+        log: Log,
+        watches: Sequence[TrafficWatch] = (),
+    ) -> None:
+        self.model = model
+        self.record = record
+        self.limits = limits
+        self.counts = RequestCounts()
+        self.answered = AnsweredInputs(record)
+        self.log = log
+        self.kind = kind_of_inputs(model, limits)
+        self._watches: list[TrafficWatch] = [self.answered, *watches]
+        self._decoders = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "hydractl-decode")
+        self._batcher: Batcher[_Asked, PredictionRow] = Batcher(self._rows, batch_size, limits.max_text, wait)
+        self._in_hand = 0
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Predict random inputs once: what a model lacks shows before anybody asks, and the first answer is no slower.
+
+        Raises:
+            InputError: the checkpoint lacks what its score was fitted to.
+        """
+        inputs = self.model.example_inputs(1)
+        try:
+            with torch.inference_mode():
+                self.model.predict(inputs)
+        except NonFiniteError:  # of random inputs this says nothing
+            self.log.detail("the model's outputs for random inputs are not finite")
+
+    def start(self) -> None:
+        """Begin to answer; called in the loop that the requests run in."""
+        self._batcher.start()
+
+    async def stop(self) -> None:
+        """End, behind the last answer."""
+        await self._batcher.stop()
+        self._decoders.shutdown(cancel_futures=True)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether inputs are being answered."""
+        return self._batcher.running
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Take one request in hand.
+
+        Raises:
+            Refused: there are as many as there may be.
+        """
+        if self._in_hand >= self.limits.max_requests:
+            raise Refused(503, "too many requests are waiting; ask again in a moment", retry=True)
+        self._in_hand += 1
+
+    def leave(self) -> None:
+        """Let go of one request."""
+        self._in_hand -= 1
+
+    async def rows_of(self, body: bytes, content_type: str, form: LineForm) -> list[PredictionRow]:
+        """Return the rows of all inputs of a body, in their order.
+
+        Raises:
+            Refused: the body, or one of its inputs, has no answer.
+        """
+        loop = asyncio.get_running_loop()
+        raw_inputs = await loop.run_in_executor(self._decoders, self.kind.inputs_of, body, content_type)
+        if not raw_inputs:
+            raise Refused(400, "the request has no input")
+        prepared = []
+        for position, raw in enumerate(raw_inputs):
+            prepared.append(loop.run_in_executor(self._decoders, self.kind.prepared, raw, position))
+        answers: list[asyncio.Future[PredictionRow]] = []
+        try:
+            for content in await asyncio.gather(*prepared):
+                answers.append(self._batcher.submit(_Asked(content, form), content.weight))
+            rows = []
+            for position, answer in enumerate(answers):
+                rows.append(await self._row(answer, position))
+        finally:
+            # Of a request that ends early nothing is computed any more.
+            for preparation in prepared:
+                _let_go(preparation)
+            for answer in answers:
+                _let_go(answer)
+        self._count(rows)
+        return rows
+
+    async def _row(self, answer: asyncio.Future[PredictionRow], position: int) -> PredictionRow:
+        """Return the row of one input, named by its position.
+
+        Raises:
+            Refused: the model has no answer for it.
+        """
+        try:
+            row = await answer
+        except Exception as error:
+            refusal = refusal_of(error, position)
+            if refusal.status == 500:
+                self.log.warn(f"the model failed at an input: {type(error).__name__}")
+            raise refusal from None
+        return {**row, "id": str(position)}
+
+    def _count(self, rows: Sequence[PredictionRow]) -> None:
+        for watch in self._watches:
+            watch.add(rows)
+
+    def _rows(self, batch: Sequence[_Asked]) -> list[PredictionRow]:
+        """Predict a batch; called in the thread of the model."""
+        contents = [asked.prepared.content for asked in batch]
+        inputs = move(self.kind.joined(contents), self.model.device, self.model.dtype)
+        with torch.inference_mode():
+            prediction = self.model.predict(inputs)
+        # Whoever asks for more than others in the same batch gets it, and nobody else.
+        rows_by_form: dict[LineForm, list[PredictionRow]] = {}
+        nothing = [""] * len(batch)
+        rows = []
+        for number, asked in enumerate(batch):
+            if asked.form not in rows_by_form:
+                rows_by_form[asked.form] = prediction_rows(prediction, nothing, [None] * len(batch), asked.form)
+            rows.append(rows_by_form[asked.form][number])
+        return rows
+
+    # --- what it tells of itself --------------------------------------------------------------------------------------
+
+    def about(self) -> dict[str, object]:
+        """Return what a client may want to know of the model, as JSON."""
+        return {
+            **self.record.to_json(),
+            "arch": self.model.description.arch,
+            "reads": self.model.description.reads,
+            "content_types": list(self.kind.content_types),
+            "classes": self.model.classes,
+            "labels": self.model.labels,
+            "limits": self.limits.to_json(),
+        }
+
+    def prometheus(self) -> str:
+        """Return all metrics in Prometheus' text format."""
+        lines = self.counts.prometheus()
+        lines += metric("requests_in_hand", "gauge", "Requests read, decoded or waiting now.", [({}, self._in_hand)])
+        lines += metric("queue_inputs", "gauge", "Inputs that wait for a batch.", [({}, self._batcher.waiting)])
+        lines += metric("batches_total", "counter", "Batches that were run.", [({}, self._batcher.batches)])
+        for watch in self._watches:
+            lines += watch.prometheus()
+        return "\n".join(lines) + "\n"
+
+
+def _let_go(future: asyncio.Future[Any]) -> None:
+    """Cancel what nobody waits for; an error that it ended with is no news."""
+    future.cancel()
+    if not future.cancelled() and future.done():
+        future.exception()

@@ -1,0 +1,79 @@
+"""``hydractl serve``: one model that answers over HTTP, with the rows of ``predict``."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib.util import find_spec
+
+from hydractl.errors import UsageError, install_hint
+from hydractl.evaluation.predicting import predicting_model_record
+from hydractl.files.verb_answers import ServeAnswer
+from hydractl.log import Log
+from hydractl.model.loading import build_model, resolve_device
+from hydractl.model.prediction import Chosen
+from hydractl.serving.limits import (
+    BYTES_OF_A_KILOBYTE,
+    BYTES_OF_A_MEBIBYTE,
+    PIXELS_OF_A_MEGAPIXEL,
+    ServiceLimits,
+)
+from hydractl.settings.serving import ServeSettings
+from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.predict import THRESHOLD_HINT, single_source
+
+_PACKAGES = ("fastapi", "uvicorn", "python_multipart")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def run(settings: ServeSettings, log: Log) -> Outcome:
+    """Serve one model until SIGINT or SIGTERM, which is the only end there is, and no failure."""
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise UsageError(f"serve needs {package}, which is not installed", hint=install_hint(package))
+    resolve_device(settings.device)
+    source = single_source(settings)
+    record = predicting_model_record(source, Chosen.of(source.description.extra))
+    limits = _limits(settings)
+    if settings.dry_run:
+        plan = ServeAnswer(model=record, limits=limits.to_json(), dry_run=True)
+        return Outcome(plan.to_json())
+
+    # Here, because a dry run does without them, and they may not be installed where this module is read.
+    from hydractl.serving.server import HttpServer
+    from hydractl.serving.service import ModelService
+
+    if record.threshold is None:
+        log.info(f"{source.name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
+    announce_reading([source], log)
+    model = build_model(source, settings.device, settings.dtype)
+    model.read_prompts(log, source.name)
+    service = ModelService(model, record, limits, settings.batch_size, settings.wait / 1000, log)
+    server = HttpServer(service, settings.host, settings.port)
+    service.warm_up()
+    if settings.host not in _LOOPBACK:
+        log.warn(f"whoever reaches {settings.host} can ask: there is no password and no encryption")
+    log.info(f"{source.name} is served at {server.url}; Ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):  # it comes behind the last answer
+        server.run()
+    answer = ServeAnswer(
+        model=record,
+        limits=limits.to_json(),
+        url=server.url,
+        requests=service.counts.requests,
+        inputs=service.answered.inputs,
+        flagged=service.answered.flagged,
+    )
+    return Outcome(answer.to_json())
+
+
+def _limits(settings: ServeSettings) -> ServiceLimits:
+    """Return the limits in bytes and pixels."""
+    return ServiceLimits(
+        max_body=round(settings.max_body * BYTES_OF_A_MEBIBYTE),
+        max_inputs=settings.max_inputs,
+        max_pixels=round(settings.max_pixels * PIXELS_OF_A_MEGAPIXEL),
+        max_text=round(settings.max_text * BYTES_OF_A_KILOBYTE),
+        max_seconds=settings.max_seconds,
+        max_requests=settings.queue,
+    )
