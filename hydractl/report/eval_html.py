@@ -104,7 +104,7 @@ def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
         name = shown_name(study.model.name)
         return f"Study of {name}"
     rows = answer.models
-    if len(rows) > 1:
+    if len(rows) != 1:
         return f"Evaluation of {len(rows)} models"
     name = shown_name(rows[0].name)
     return f"Evaluation of {name}"

@@ -102,11 +102,11 @@ def known_interval(interval: Interval | None) -> tuple[float, float] | None:
 
 def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[Column, ...]:
     """Return the columns of these metrics at one place; ``words`` go behind the name of each."""
-    made = []
+    of_metrics = []
     for metric in metrics:
         column_words = metric.words + words
-        made.append(Column(place, metric, column_words))
-    return tuple(made)
+        of_metrics.append(Column(place, metric, column_words))
+    return tuple(of_metrics)
 
 
 def _metric(metrics: Sequence[Metric], key: str) -> Metric:
