@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +19,9 @@ from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.families.base import MERGEABLE
 from hydractl.files.checkpoint import read_piece
+from hydractl.files.fuse_answer import AnswersRecord, AveragingLimits, AveragingRecord, OnDataRecord, SelfCheckRecord
 from hydractl.fusion.plan import PIECE, FusionPlan, plan_fusion
-from hydractl.fusion.selfcheck import EFFECT, self_check, to_three_digits
+from hydractl.fusion.selfcheck import self_check, to_three_digits
 from hydractl.log import Log
 from hydractl.metrics.samples import samples_of
 from hydractl.model.cost import parameters
@@ -60,8 +60,8 @@ class CheckedFusion:
     """
 
     plan: FusionPlan
-    check: dict[str, Any]
-    averaging: dict[str, Any] | None
+    check: SelfCheckRecord
+    averaging: AveragingRecord | None
 
 
 def plan_checked(
@@ -91,21 +91,23 @@ def plan_checked(
 
     # Describe the effect.
     member_distances = distances(plan, sources)
-    shifts_of_log_p = check.get("merge_log_p", [0.0])
+    shifts_of_log_p: Sequence[float] = [0.0]
+    if check.merge_log_p is not None:
+        shifts_of_log_p = check.merge_log_p
     is_harmful = max(member_distances) > APART or max(shifts_of_log_p) > MOVED
     kept_whole = is_auto and is_harmful
-    averaging: dict[str, Any] = {
-        "asked": "auto" if is_auto else list(merge),
-        "parts": list(plan.description.merge or ()),
-        "done": not kept_whole,
-        "harmful": is_harmful,
-        "distance": member_distances,
-        "limits": {"distance": APART, "log_p": MOVED},
-    }
-    for key in EFFECT:
-        if key in check:
-            averaging[key] = check[key]
-    averaging["parameters"] = parameters(plan.tensors)
+    averaging = AveragingRecord(
+        asked="auto" if is_auto else list(merge),
+        parts=list(plan.description.merge or ()),
+        done=not kept_whole,
+        harmful=is_harmful,
+        distance=member_distances,
+        limits=AveragingLimits(distance=APART, log_p=MOVED),
+        merge_max_abs=check.merge_max_abs,
+        merge_agreement=check.merge_agreement,
+        merge_log_p=check.merge_log_p,
+        parameters=parameters(plan.tensors),
+    )
 
     # Where ``auto`` finds it harmful, nothing is averaged.
     if kept_whole:
@@ -161,13 +163,8 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
 @torch.no_grad()
 def measure_on(
     dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: MembersRunOptions, log: Log
-) -> dict[str, Any]:
-    """Measure the effect of averaging on accuracy, on labelled data.
-
-    Returns:
-        ``data`` (fingerprint) and ``n``; ``before`` and ``after`` averaging, each with the accuracy of the ``members``
-        and of the ``ensemble``, whose prediction is the mean of their softmaxes, ``mi`` and ``disagreement``.
-    """
+) -> OnDataRecord:
+    """Measure the effect of averaging on accuracy, on labelled data."""
     fused = HydraModel(plan.description, plan.tensors, resolve_device(run.device), resolve_dtype(run.dtype))
     first = members[0].description
     if fused.classes is None and first.labels is not None:
@@ -195,26 +192,26 @@ def measure_on(
         totals_before = totals_after
 
     n = len(dataset)
-    return {
-        "data": dataset.fingerprint(),
-        "n": n,
-        "before": _measured(totals_before / n),
-        "after": _measured(totals_after / n),
-    }
+    return OnDataRecord(
+        data=dataset.fingerprint(),
+        n=n,
+        before=_answers(totals_before / n),
+        after=_answers(totals_after / n),
+    )
 
 
-def _measured(means: np.ndarray) -> dict[str, Any]:
+def _answers(means: np.ndarray) -> AnswersRecord:
     """Return the figures of a document from the means over samples of the numbers that :func:`_sums` adds up."""
     accuracies = means[:-3]
     ensemble_accuracy, mutual_information, differing_pairs = means[-3:]
     members = len(accuracies)
     pairs = max(1, math.comb(members, 2))
-    return {
-        "members": accuracies.tolist(),
-        "ensemble": ensemble_accuracy,
-        "mi": round(mutual_information, 6),
-        "disagreement": differing_pairs / pairs,
-    }
+    return AnswersRecord(
+        members=accuracies.tolist(),
+        ensemble=ensemble_accuracy,
+        mi=round(mutual_information, 6),
+        disagreement=differing_pairs / pairs,
+    )
 
 
 def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from hydractl.data.base import Dataset
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import TensorSource
 from hydractl.files.description import Description
+from hydractl.files.fuse_answer import FittedCascadeRecord
 from hydractl.fusion.averaging import MembersRunOptions
 from hydractl.log import Log
 from hydractl.metrics.cascade import fit_cheapest_cascade
@@ -43,7 +43,7 @@ def fit_cascade(
     options: CascadeOptions,
     run: MembersRunOptions,
     log: Log,
-) -> dict[str, Any]:
+) -> FittedCascadeRecord:
     """Fit the cascade of a fused model, and return it as its file holds it.
 
     Args:
@@ -53,11 +53,6 @@ def fit_cascade(
         options: those of the fit.
         run: how the members run.
         log: receives the progress.
-
-    Returns:
-        The fields of a :class:`hydractl.metrics.cascade.Cascade`; the ``loss`` that was allowed, and the ``losses`` on
-        the data; the ``share`` of samples that go on; the mult-adds of a sample: ``macs`` on average, ``first_macs`` of
-        the first member, ``rest_macs`` of the others; and the data of the fit.
 
     Raises:
         InputError: there are too few samples, or none may stop.
@@ -90,22 +85,28 @@ def fit_cascade(
     losses = {}
     for name, loss in fitted.losses.items():
         losses[name] = {"value": loss.value, "upper": loss.upper}
-    return {
-        "member": fitted.cascade.member,
-        "score": fitted.cascade.score,
-        "value": fitted.cascade.value,
-        "loss": options.cascade_loss,
-        "losses": losses,
-        "share": fitted.share,
-        "macs": first_macs + fitted.share * rest_macs,
-        "first_macs": first_macs,
-        "rest_macs": rest_macs,
-        "fitted_on": _about(dataset),
-        "fitted_on_ood": {name: _about(data) for name, data in outside.items()},
-    }
+    fitted_on_ood = {}
+    for name, data in outside.items():
+        fitted_on_ood[name] = _about(data)
+    # From an object: files have the keys in this order, not in that of the fields.
+    return FittedCascadeRecord.from_json(
+        {
+            "member": fitted.cascade.member,
+            "score": fitted.cascade.score,
+            "value": fitted.cascade.value,
+            "loss": options.cascade_loss,
+            "losses": losses,
+            "share": fitted.share,
+            "macs": first_macs + fitted.share * rest_macs,
+            "first_macs": first_macs,
+            "rest_macs": rest_macs,
+            "fitted_on": _about(dataset),
+            "fitted_on_ood": fitted_on_ood,
+        }
+    )
 
 
-def _about(data: Dataset) -> dict[str, Any]:
+def _about(data: Dataset) -> dict[str, str | int]:
     """Return the entry of a document for the data that something was fitted to."""
     return {
         "spec": data.spec,

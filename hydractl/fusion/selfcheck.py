@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.description import Description
+from hydractl.files.fuse_answer import SelfCheckRecord
 from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
@@ -25,9 +26,6 @@ from hydractl.model.stored import check_finite_weights
 BATCH = 4
 TOLERANCE = 1e-5
 """Largest allowed difference of logits, times max(1, largest logit), in float32."""
-
-EFFECT = ("merge_max_abs", "merge_agreement", "merge_log_p")
-"""The keys of the measures of how averaging affects each member."""
 
 # The keys of measures of answers, which bodies do not have: their features are no answers.
 _OF_ANSWERS = ("merge_agreement", "merge_log_p", "pool_max_abs", "mi", "disagreement")
@@ -94,16 +92,14 @@ class _Averages:
 @torch.no_grad()
 def self_check(
     plan: FusionPlan, sources: Sequence[Source], device: torch.device, seed: int, log: Log
-) -> dict[str, Any]:
+) -> SelfCheckRecord:
     """Compare the fused model with its members on random inputs.
 
     Every fused member is compared twice: with that member run alone with the averaged weights in place (the two must be
     equal but for rounding), and with the member as it was (the difference is the effect of averaging).
 
     Returns:
-        ``member_max_abs`` (rounding error of each member), the measures of :func:`moved_answers`, ``pool_max_abs`` (the
-        averaged prediction against the mean of softmaxes), the tolerance, and how much the fused members differ
-        (``mi``, ``disagreement``). For bodies, whose features are no answers, the measures of answers are left out.
+        What the file says of it. For bodies, whose features are no answers, the measures of answers are left out.
         Rounding errors are given as the power of ten they stay below, the rest to three digits, so that the file does
         not depend on how a machine orders its sums.
 
@@ -155,7 +151,7 @@ def self_check(
     pooled = log_mean_softmax(logits).double().exp()
     pool_error = float((pooled - mean_of_softmax).abs().max())
 
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "inputs": f"{BATCH} random inputs, seed {seed}",
         "max_abs_logit": to_three_digits(max_abs_logit),
         "member_max_abs": [_at_most(error) for error in runtime_errors],
@@ -172,7 +168,8 @@ def self_check(
         for key in _OF_ANSWERS:
             result.pop(key, None)
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
-    return result
+    # From an object: the disagreement of one member is null, and that of bodies is left out.
+    return SelfCheckRecord.from_json(result)
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:

@@ -101,13 +101,11 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
         device = resolve_device(settings.device)
         checked = plan_checked(sources, settings.merge, device, settings.seed, log)
         plan = checked.plan
-        measured = _Measured(SelfCheckRecord.from_json(checked.check))
-        if checked.averaging is not None:
-            measured = replace(measured, averaging=AveragingRecord.from_json(checked.averaging))
+        measured = _Measured(checked.check, checked.averaging)
         if validation is not None:
             run_options = settings.fill(MembersRunOptions)
             on_data = measure_on(validation.inside, plan, validation.named, run_options, log)
-            measured = replace(measured, on_data=OnDataRecord.from_json(on_data))
+            measured = replace(measured, on_data=on_data)
             if settings.cascade:
                 cascade = validation.fit(settings, plan.description, plan.tensors, log)
                 measured = replace(measured, cascade=cascade)
@@ -172,8 +170,7 @@ class _Validation:
         """Fit the cascade of a model and return what its file says of it."""
         options = settings.fill(CascadeOptions)
         run_options = settings.fill(MembersRunOptions)
-        cascade = fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
-        return FittedCascadeRecord.from_json(cascade)
+        return fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
 
     def with_seen(self, description: Description) -> Description:
         """Return the description with these samples among those that the model has seen."""

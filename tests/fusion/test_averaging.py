@@ -70,10 +70,10 @@ def test_auto_averages_what_survives_it(make: Callable[[int], Any], least: float
     sources[0] = prune_source(sources[0], mask_of(sources[0], [[0, 2], [1], [0, 1, 2]]))
     decided = plan_checked(sources, AUTO, torch.device("cpu"), 0, Log())
     told = decided.averaging
-    assert told is not None and told["done"] is averaged
+    assert told is not None and told.done is averaged
     assert decided.plan.description.merge == (ALL if averaged else [])
-    assert all(least <= distance <= most for distance in told["distance"])
-    assert max(decided.check["merge_log_p"]) == (max(told["merge_log_p"]) if averaged else 0)
+    assert all(least <= distance <= most for distance in told.distance)
+    assert max(decided.check.merge_log_p) == (max(told.merge_log_p) if averaged else 0)
     assert plan_checked(sources, ALL, torch.device("cpu"), 0, Log()).plan.description.merge == ALL
 
 

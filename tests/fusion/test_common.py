@@ -94,7 +94,7 @@ def test_the_whole_model_beside_a_pruned_one(variant: str) -> None:
     (whole, pruned), expected = of_one_checkpoint(variant, [[[0, 1, 2]] * 3, THIRD[0]])
     checked = plan_checked([whole, pruned], AUTO, torch.device("cpu"), 0, Log())
     plan = checked.plan
-    assert checked.averaging["done"] and max(checked.averaging["distance"]) == 0 and not plan.own
+    assert checked.averaging.done and max(checked.averaging.distance) == 0 and not plan.own
     assert parameters(plan.tensors) == sum(p.numel() for p in shared_stock(variant).parameters())
     mean = torch.stack(expected).double().softmax(-1).mean(0)
     close(HydraModel(plan.description, plan.tensors)(inputs(variant)).exp(), mean.float())

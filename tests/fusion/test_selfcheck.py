@@ -11,6 +11,7 @@ import torch
 
 from hydractl.errors import HydraError
 from hydractl.files.checkpoint import DictTensors
+from hydractl.files.fuse_answer import SelfCheckRecord
 from hydractl.fusion.plan import FusedTensors, plan_fusion
 from hydractl.fusion.selfcheck import BATCH, float32_model, self_check, storage_dtype
 from hydractl.log import Log
@@ -46,7 +47,7 @@ def members(variant: str, seeds: list[int]) -> tuple[list[Source], list[Any]]:
     return sources, models
 
 
-def check(sources: list[Source], merge: list[str]) -> Any:
+def check(sources: list[Source], merge: list[str]) -> SelfCheckRecord:
     return self_check(plan_fusion(sources, merge), sources, torch.device("cpu"), SEED, Log())
 
 
@@ -63,10 +64,10 @@ def test_the_effect_of_averaging(seeds: list[int]) -> None:
             model.get_parameter(name).copy_(mean)
     effect = [float((logits(model, images) - old).abs().max()) for model, old in zip(models, before, strict=True)]
     found = check(sources, merge)
-    assert found["merge_max_abs"] == pytest.approx(effect, rel=1e-2, abs=1e-5)
+    assert found.merge_max_abs == pytest.approx(effect, rel=1e-2, abs=1e-5)
     assert (max(effect) < 1e-5) == (len(set(seeds)) == 1)
-    assert max(found["member_max_abs"]) <= 1e-5 and found["pool_max_abs"] <= 1e-5
-    assert check(sources, [])["merge_max_abs"] == [0.0] * 3
+    assert max(found.member_max_abs) <= 1e-5 and found.pool_max_abs <= 1e-5
+    assert check(sources, []).merge_max_abs == [0.0] * 3
 
 
 @pytest.mark.parametrize("wrong", [0.5, math.nan])
