@@ -148,7 +148,8 @@ def test_the_library_loads_a_pruned_folder(folder: Path, tmp_path: Path, variant
 
 
 def test_ray_data_says_of_every_row_what_a_single_process_says(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="pip install 'ray[data]'")
+    pytest.importorskip("ray", reason="pip install 'ray[data]' aiohttp")
+    pytest.importorskip("aiohttp", reason="pip install aiohttp")
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     from examples.interop.ray_data import predictions, same_answers

@@ -377,7 +377,8 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
 
     Args:
         model: one checkpoint, best one of :func:`calibrate`, which holds a threshold.
-        options: ``data`` are the samples.
+        options: ``data`` are the samples. With ``devices`` or ``slurm`` each part is predicted in a process of its own,
+            which takes files and no data in memory.
 
     Returns:
         The summary, with a row for each sample; with ``output`` the rows are in that file alone.
@@ -386,7 +387,8 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
         RequirementError: one of ``require`` does not hold.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    with _held([model]) as refs:
+    in_processes = bool(options.get("devices") or options.get("slurm"))
+    with _held([model], as_files=in_processes) as refs:
         outcome = run("predict", refs, options)
     rows = list(outcome.lines) if outcome.lines is not None else []
     return Predictions(outcome.document, outcome.files, rows)

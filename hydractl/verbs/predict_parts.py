@@ -185,8 +185,12 @@ class PredictionParts:
     def _command(self, number: int, settings: PredictSettings) -> Callable[[str], list[str]]:
         """Return a function from a device to the command line of a part, without ``hydractl``."""
 
+        without = list(_REPLACED)
+        if settings.inputs:
+            without.append("data")  # what hydra.yaml says of it for every verb is set aside
+
         def on_device(device: str) -> list[str]:
-            words = ["predict", *to_argv(settings, _REPLACED)]
+            words = ["predict", *to_argv(settings, without)]
             words.append(f"--part={number}/{self._count}")
             words.append(f"--output={self._lines(number)}")
             words.append(f"--report={self._summary(number)}")
