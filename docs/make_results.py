@@ -17,9 +17,10 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
 ``benchmarks/verdict_rules.py`` writes, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
-``docs/results/seeds.json``, which ``examples/seeds.py`` writes; between ``<!-- watching: PART -->`` and
-``<!-- end -->`` one of ``docs/results/watching.json``, which ``benchmarks/watching.py`` writes; ``cifar10:`` instead is of ``seeds-cifar10.json``, and
-``elsewhere:`` of ``seeds-elsewhere.json``. A test fails where a page differs from what this makes.
+``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of ``seeds-cifar10.json``, and
+``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and ``<!-- end -->`` stands a table of
+``docs/results/watching.json``, which ``benchmarks/watching.py`` writes. A test fails where a page differs from what
+this makes.
 """
 
 from __future__ import annotations

@@ -349,6 +349,15 @@ class WatchedInputs:
             self.confidence += confidence
             self.with_confidence += 1
 
+    def include(self, later: WatchedInputs) -> None:
+        """Count inputs that came later, too."""
+        self.n += later.n
+        self.flagged += later.flagged
+        self.confidence += later.confidence
+        self.with_confidence += later.with_confidence
+        self.classes.update(later.classes)
+        self.scores.extend(later.scores)
+
     @property
     def mean_confidence(self) -> float | None:
         """The mean of their confidences; None where none had one."""
@@ -606,24 +615,28 @@ class WatchOfAll:
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
-        self._watch = Watch(reference)
         self._windows: list[WatchedWindowRecord] = []
-        self._all = WatchedInputs()
+        self._window = WatchedInputs()
+        self._before = WatchedInputs()
 
     def add(self, score: float, flagged: bool | None, predicted: str | int, confidence: float | None = None) -> None:
         """Count one input; the arguments are those of :meth:`Watch.add`."""
-        self._all.add(score, bool(flagged), str(predicted), confidence)
-        compared = self._watch.add(score, flagged, predicted, confidence)
-        if compared is not None:
-            self._windows.append(compared)
+        self._window.add(score, bool(flagged), str(predicted), confidence)
+        if self._window.n == WINDOW:
+            self._finish_window()
 
     def finished(self) -> WatchedRecord:
         """Return the comparisons, after the last input."""
-        compared = self._watch.last_window()
-        if compared is not None:
-            self._windows.append(compared)
+        if self._window.n:
+            self._finish_window()
         return WatchedRecord(
             reference=self._reference.record(),
             windows=self._windows,
-            whole=compare_with_reference(self._reference, self._all),
+            whole=compare_with_reference(self._reference, self._before),
         )
+
+    def _finish_window(self) -> None:
+        """Compare the inputs of the window, and begin the next one."""
+        self._windows.append(compare_with_reference(self._reference, self._window))
+        self._before.include(self._window)
+        self._window = WatchedInputs(first=self._before.n)

@@ -160,6 +160,8 @@ def test_what_a_study_leaves(made: Path) -> None:
     assert stored["calibration"] == {**best["calibration"], "stored": True}
     assert stored["threshold"] == {key: best["threshold"][key] for key in ("score", "value", "rule")}
     assert stored["ood_score"]["score"] == best["ood_score"] == document["use"]["score"]
+    (calibration,) = [step for step in document["steps"] if step[0] == "calibrate"]
+    assert calibration[calibration.index("--reference") + 1] == "test.npz"  # which nothing is fitted to
     for row in document["rows"]:  # all with their temperature
         assert table[row["name"]]["id"] == row["test"]["id"]
         assert table[row["name"]]["ood"] == row["common"]["ood"]
