@@ -58,8 +58,8 @@ class Batcher(Generic[InputT, AnswerT]):
 
     @property
     def waiting(self) -> int:
-        """How many inputs wait for a batch."""
-        return len(self._queue)
+        """How many inputs wait for a batch, and their clients for them."""
+        return sum(not waiting.answer.done() for waiting in self._queue)
 
     @property
     def running(self) -> bool:
@@ -79,6 +79,7 @@ class Batcher(Generic[InputT, AnswerT]):
 
     def submit(self, content: InputT, weight: int = 0) -> asyncio.Future[AnswerT]:
         """Put one input into the queue; the future has its answer, or the error of running it alone."""
+        self._forget_first()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
         self._queue.append(_Waiting(content, weight, loop.time(), answer))
@@ -109,8 +110,7 @@ class Batcher(Generic[InputT, AnswerT]):
         loop = asyncio.get_running_loop()
         while True:
             self._arrived.clear()
-            while self._queue and self._queue[0].answer.done():
-                self._queue.popleft()
+            self._forget_first()
             if not self._queue:
                 await self._arrived.wait()
                 continue
@@ -122,6 +122,11 @@ class Batcher(Generic[InputT, AnswerT]):
                     await self._arrived.wait()
             except TimeoutError:
                 return
+
+    def _forget_first(self) -> None:
+        """Take the first inputs out of the queue whose clients have gone: so it does not grow while the model hangs."""
+        while self._queue and self._queue[0].answer.done():
+            self._queue.popleft()
 
     def _next_batch(self) -> list[_Waiting[InputT, AnswerT]]:
         """Take the next inputs out of the queue, in their order."""
