@@ -242,6 +242,7 @@ class ExportArguments(OpensModels, total=False):
     """Arguments of :func:`hydractl.export`, which computes on the CPU in float32."""
 
     format: ExportFormat | Sequence[ExportFormat]
+    input: Literal["float32", "uint8"]
     test: Data | None
     ood: NamedData
     workers: int
@@ -290,6 +291,7 @@ class EvalArguments(ProbabilityArguments, total=False):
 class CalibrateArguments(ProbabilityArguments, total=False):
     """Arguments of :func:`hydractl.calibrate`."""
 
+    knn_bank: int | None
     note: str | None
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydractl.data import Batch, Dataset, batches
 from hydractl.errors import InputError, NonFiniteError
@@ -21,7 +21,7 @@ from hydractl.files.predict_answer import (
 )
 from hydractl.metrics.confidence import share_interval
 from hydractl.model.prediction import Prediction
-from hydractl.model.runtime import HydraModel, move
+from hydractl.model.runtime import move
 
 PredictionRow = dict[str, Any]
 """The fields of a sample's line, by their names."""
@@ -102,6 +102,24 @@ class LineForm:
     members: bool = False
 
 
+class Predictor(Protocol):
+    """A model that gives whole answers: a loaded checkpoint, or an exported file.
+
+    Attributes:
+        labels: the names of its classes; None where they have only numbers.
+        preprocess: makes inputs of a list of raw samples.
+    """
+
+    labels: list[str] | None
+    preprocess: Callable[[list[Any]], Any]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield its weights, whose device and number format inputs take; none where it takes them as they are."""
+
+    def predict(self, inputs: Any) -> Prediction:
+        """Return the whole answer to a batch."""
+
+
 class Predicting:
     """Predicts the samples of a data set window by window.
 
@@ -115,7 +133,7 @@ class Predicting:
     """
 
     def __init__(
-        self, model: HydraModel, name: str, dataset: Dataset, form: LineForm, batch_size: int, workers: int = 0
+        self, model: Predictor, name: str, dataset: Dataset, form: LineForm, batch_size: int, workers: int = 0
     ) -> None:
         self._model = model
         self._name = name
@@ -166,10 +184,12 @@ class Predicting:
             NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
         """
         # Inputs go to the device and take the type of the weights.
-        parameter = next(self._model.parameters())
+        parameter = next(self._model.parameters(), None)
         read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order)
         for batch in self._readable(read, order):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            inputs = batch.inputs
+            if parameter is not None:
+                inputs = move(inputs, parameter.device, parameter.dtype)
             try:
                 with torch.inference_mode():
                     prediction = self._model.predict(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from hydractl.evaluation.predicting import (
     Part,
     Predicting,
     PredictionTally,
+    Predictor,
     Window,
     rows_of_part,
     window_size,
@@ -26,6 +27,7 @@ from hydractl.evaluation.predicting import (
 from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, unfinished_path
+from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     PREDICT_SCHEMA,
@@ -49,19 +51,44 @@ _THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 write
 
 
 @dataclass(frozen=True)
+class _OpenedModel:
+    """The MODEL, a checkpoint or an exported file, its weights not yet read.
+
+    Attributes:
+        name: what to call it.
+        chosen: what it holds of a calibration.
+        members: the number of its members.
+        labels: the names of its classes; None where they have only numbers.
+        reads: ``image`` or ``text``.
+        facts: what of it decides the lines beside its digest.
+        digest: computes its SHA-256.
+        build: reads its weights.
+        sources: the checkpoint; none for an exported file.
+    """
+
+    name: str
+    chosen: Chosen
+    members: int
+    labels: Sequence[str] | None
+    reads: str
+    facts: Mapping[str, Any]
+    digest: Callable[[], str]
+    build: Callable[[Log], Predictor]
+    sources: Sequence[Source] = ()
+
+
+@dataclass(frozen=True)
 class _Plan:
     """What is predicted.
 
     Attributes:
-        source: the checkpoint.
-        chosen: what it holds of a calibration.
+        model: what predicts.
         dataset: all inputs.
         samples: those of this part.
         form: what is said of each.
     """
 
-    source: Source
-    chosen: Chosen
+    model: _OpenedModel
     dataset: Dataset
     samples: range
     form: LineForm
@@ -70,9 +97,9 @@ class _Plan:
     def fields(self) -> list[str]:
         """The fields of every line, in order."""
         fields = list(FIELDS)
-        if self.chosen.threshold is not None:
+        if self.model.chosen.threshold is not None:
             fields.append(FLAG)
-        if self.chosen.conformal is not None:
+        if self.model.chosen.conformal is not None:
             fields.append("set")
         if self.form.top:
             fields.append("top")
@@ -92,11 +119,11 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
         raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow"))
     plan = _plan_of(settings)
     _check_requirements(plan, settings)
-    if plan.chosen.threshold is None:
-        log.info(f"{plan.source.name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
+    if plan.model.chosen.threshold is None:
+        log.info(f"{plan.model.name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
     if settings.dry_run:
         return _dry_run(plan, path, report, settings)
-    announce_reading([plan.source], log)
+    announce_reading(plan.model.sources, log)
     if path is None:
         outcome = Outcome({})
         outcome.lines = _lines(plan, report, outcome, settings, log)
@@ -111,15 +138,13 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
 
 
 def _plan_of(settings: PredictSettings) -> _Plan:
-    """Open the checkpoint and the inputs, and check what can be checked before anything runs."""
-    source = _source(settings)
-    description = source.description
-    chosen = Chosen.of(description.extra)
+    """Open the model and the inputs, and check what can be checked before anything runs."""
+    model = _opened_model(settings)
     texts = settings.inputs or [str(settings.data)]
     dataset = open_inputs(
         texts,
-        reads={source.name: description.reads},
-        labels=description.labels or [],
+        reads={model.name: model.reads},
+        labels=model.labels or [],
         limit=settings.limit,
         seed=settings.seed,
         on_bad=settings.on_bad,
@@ -129,14 +154,14 @@ def _plan_of(settings: PredictSettings) -> _Plan:
         part = Part(*parse_part(settings.part))
     samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
     form = LineForm(top=settings.top, members=settings.members)
-    return _Plan(source, chosen, dataset, samples, form)
+    return _Plan(model, dataset, samples, form)
 
 
-def _source(settings: PredictSettings) -> Source:
-    """Return the checkpoint of the MODEL.
+def _opened_model(settings: PredictSettings) -> _OpenedModel:
+    """Open the MODEL.
 
     Raises:
-        UsageError: it is no single model, or its classes have no names.
+        UsageError: it is no single model, its classes have no names, or an option is not for exported files.
         InputError: what is wrong with the file.
     """
     text = settings.model[0]
@@ -145,20 +170,90 @@ def _source(settings: PredictSettings) -> Source:
         raise UsageError(f"predict runs one model, and {text} is several", hint="fuse them: hydractl fuse")
     if is_predictions(refs[0]):
         raise UsageError(f"{text} is a predictions file", hint="give the model")
-    (argument,) = find_models([text], model_options(settings))
-    if not argument.sources:
-        raise UsageError(f"{text} is an exported file", hint="give the checkpoint that it was made of")
-    source = argument.sources[0]
+    file = exported_file(text)
+    if file is not None:
+        return _exported_model(file, settings)
+    return _checkpoint(settings)
+
+
+def _checkpoint(settings: PredictSettings) -> _OpenedModel:
+    """Open a checkpoint.
+
+    Raises:
+        UsageError: its classes have no names.
+        InputError: what is wrong with the file.
+    """
+    (argument,) = find_models(settings.model[:1], model_options(settings))
+    source = replace(argument.sources[0], name=argument.name)
     if not source.description.labels and not source.classes:
         raise UsageError(f"{source.name} is zero-shot, and its classes have no names", hint="name them: --labels FILE")
-    return replace(source, name=argument.name)
+    description = source.description
+
+    def build(log: Log) -> HydraModel:
+        model = build_model(source, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
+        model.read_prompts(log, source.name)
+        return model
+
+    return _OpenedModel(
+        name=source.name,
+        chosen=Chosen.of(description.extra),
+        members=len(description.masks),
+        labels=None if description.labels is None else list(description.labels),
+        reads=description.reads,
+        facts={
+            "dtype": settings.dtype,
+            "device": resolve_device(settings.device).type,
+            "whole_last_block": settings.whole_last_block,
+            "max_length": description.preprocess.get("max_length"),
+            "labels": None if description.labels is None else list(description.labels),
+            "prompt": None if description.prompt is None else list(description.prompt),
+        },
+        digest=lambda: source.sha256,
+        build=build,
+        sources=[source],
+    )
+
+
+_NOT_FOR_FILES = ("arch", "labels", "prompt", "whole_last_block")
+"""Options about checkpoints: what they decide is settled in an exported file."""
+
+
+def _exported_model(file: ExportedFile, settings: PredictSettings) -> _OpenedModel:
+    """Open an exported file.
+
+    Raises:
+        UsageError: an option says what an exported file cannot do.
+    """
+    for name in _NOT_FOR_FILES:
+        if settings.of_this_verb(name):
+            raise UsageError(
+                f"{settings.called(name)}{settings.where(name)} is for checkpoints: in an exported file it is settled",
+                hint="export its checkpoint again, or give the checkpoint",
+            )
+    if settings.dtype != "float32" or settings.device not in ("auto", "cpu"):
+        raise UsageError(
+            f"exported files run on the CPU, in float32 and as they were written: {file.name}",
+            hint="give the checkpoint that it was made of",
+        )
+    if settings.max_length is not None:
+        file = file.at_length(settings.max_length)
+    return _OpenedModel(
+        name=file.name,
+        chosen=file.chosen,
+        members=file.members,
+        labels=file.labels,
+        reads=file.reads,
+        facts={"max_length": file.preprocess.get("max_length")},
+        digest=lambda: file.sha256,
+        build=lambda log: file.build(),
+    )
 
 
 def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
     """Say what would be predicted, and written."""
     files = [file for file in (path, report) if file is not None]
     check_outputs(files, force=settings.force)
-    planned = PlannedPredictions(model=plan.source.name, samples=len(plan.samples), files=[str(file) for file in files])
+    planned = PlannedPredictions(model=plan.model.name, samples=len(plan.samples), files=[str(file) for file in files])
     return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_json()})
 
 
@@ -168,11 +263,11 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
     Raises:
         UsageError: of a figure that there is not.
     """
-    name = plan.source.name
+    name = plan.model.name
     requirements = settings.requirements()
     check_known(requirements, [name], REQUIRABLE, skip_first=False)
     for requirement in requirements:
-        if requirement.key == "ood_share" and plan.chosen.threshold is None:
+        if requirement.key == "ood_share" and plan.model.chosen.threshold is None:
             raise UsageError(
                 f"--require {requirement.text} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT
             )
@@ -181,27 +276,20 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _built(plan: _Plan, settings: PredictSettings, log: Log) -> HydraModel:
-    """Read the weights."""
-    model = build_model(plan.source, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
-    model.read_prompts(log, plan.source.name)
-    return model
-
-
 def _windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> Iterator[Window]:
     """Yield the predictions from a sample on, with progress."""
     samples = range(start, plan.samples.stop)
     if not samples:
         return
     predicting = Predicting(
-        _built(plan, settings, log),
-        plan.source.name,
+        plan.model.build(log),
+        plan.model.name,
         plan.dataset,
         plan.form,
         settings.batch_size,
         settings.workers,
     )
-    with log.progress(f"{plan.source.name} predicts", len(samples), "samples") as progress:
+    with log.progress(f"{plan.model.name} predicts", len(samples), "samples") as progress:
         for window in predicting.windows(samples):
             yield window
             progress.advance(len(window.rows) + len(window.skipped))
@@ -248,7 +336,7 @@ def _into_file(plan: _Plan, path: Path, report: Path | None, settings: PredictSe
             raise _nothing_readable(plan)
         tally = PredictionTally()
         rows = _counted(unfinished.windows(), tally.add)
-        write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
+        write_rows(output, rows, plan.fields, named_classes=plan.model.labels is not None)
         unfinished.remove()
         answer = _finished(plan, tally, path, report_output, settings, log)
     files = [file for file in (path, report) if file is not None]
@@ -278,23 +366,17 @@ def _claimed(report: Path | None, settings: PredictSettings, stack: ExitStack) -
 
 def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
     """Return what decides the lines: an unfinished file of other values is of no use."""
-    description = plan.source.description
     ids = "\n".join(plan.dataset.ids).encode("utf-8", "surrogateescape")
     inputs = canonical_json([plan.dataset.spec, len(plan.dataset), hashlib.sha256(ids).hexdigest()])
     return {
-        "model": plan.source.sha256,
+        "model": plan.model.digest(),
         "inputs": hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest(),
         "samples": [plan.samples.start, plan.samples.stop],
         "batch_size": settings.batch_size,
-        "dtype": settings.dtype,
-        "device": resolve_device(settings.device).type,
-        "whole_last_block": settings.whole_last_block,
-        "max_length": description.preprocess.get("max_length"),
-        "labels": None if description.labels is None else list(description.labels),
-        "prompt": None if description.prompt is None else list(description.prompt),
         "on_bad": settings.on_bad,
         "top": settings.top,
         "members": settings.members,
+        **plan.model.facts,
     }
 
 
@@ -316,11 +398,11 @@ def _finished(
 
 def _model_record(plan: _Plan) -> PredictingModelRecord:
     """Return what the summary says of the model."""
-    chosen = plan.chosen
+    chosen = plan.model.chosen
     return PredictingModelRecord(
-        name=plan.source.name,
-        sha256=plan.source.sha256,
-        members=len(plan.source.description.masks),
+        name=plan.model.name,
+        sha256=plan.model.digest(),
+        members=plan.model.members,
         ood_score=chosen.score,
         threshold=chosen.threshold,
         temperature=None if chosen.calibration is None else chosen.calibration.to_json()["temperature"],

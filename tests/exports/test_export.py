@@ -141,10 +141,14 @@ def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str)
     dimensions = ["batch", 3, 16, 16] if "pixel_values" in model.inputs[0] else ["batch", "tokens"]
     assert input_shapes == dict.fromkeys(model.inputs[0], dimensions)
     output_shapes = {entry.name: entry.shape for entry in session.get_outputs()}
-    assert output_shapes == {"probabilities": ["batch", 5], "member_logits": [2, "batch", 5]}
+    assert output_shapes == {
+        "probabilities": ["batch", 5],
+        "ood_score": ["batch"],
+        "member_logits": [2, "batch", 5],
+    }
     for number, fed in enumerate(model.inputs):
         arrays = {name: tensor.numpy() for name, tensor in fed.items()}
-        probabilities, member_logits = session.run(None, arrays)
+        probabilities, _, member_logits = session.run(None, arrays)
         model.check(number, {"probabilities": probabilities, "member_logits": member_logits})
 
 
@@ -181,7 +185,7 @@ def test_a_file_says_what_it_is_and_nothing_of_the_machine(exported: Export, var
     one = exported(variant)
     description = one.plan.description
     told = {entry.key: entry.value for entry in onnx.load(one.onnx).metadata_props}
-    assert told["hydractl.schema"] == "hydractl.export/1"
+    assert told["hydractl.schema"] == "hydractl.export/2"
     assert json.loads(told["hydractl.preprocess"]) == description.preprocess
     assert json.loads(told["hydractl.labels"]) == description.labels
     assert json.loads(told["hydractl.inputs"]) == ["a", "b"]
@@ -277,7 +281,7 @@ def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
 def test_the_plan_of_one_model_names_its_files(members: list[str]) -> None:
     code, out, _ = run("export", "a.st", "--format", "onnx,pt2", "--dry-run", "--json")
     document = json.loads(out)
-    assert code == 0 and document["schema"] == "hydractl.export/1" and document["dry_run"]
+    assert code == 0 and document["schema"] == "hydractl.export/2" and document["dry_run"]
     assert [line.split()[-1] for line in rendered(document).splitlines() if "would write" in line] == [
         "a.onnx",
         "a.pt2",

@@ -316,7 +316,7 @@ def test_honest_files_open_and_are_described(exported: Path, here: Path, capsys:
     for kind in ("pt2", "onnx"):
         assert main(["--info", str(exported / f"vit.{kind}"), "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
-        assert (document["holds"], document["format"], document["members"]) == ("hydractl.export/1", kind, 1)
+        assert (document["holds"], document["format"], document["members"]) == ("hydractl.export/2", kind, 1)
     words = [str(exported / "vit.pt2"), str(exported / "vit.onnx"), "--rounds", "1", "--warmup", "0"]
     assert main(["bench", *words, "--device", "cpu", "-q", "-o", "b.json"]) == 0
 
@@ -427,4 +427,5 @@ def test_broken_exported_files_in_a_bench(
     for name in names:
         code = main(["bench", name, "--device", "cpu", "-q", "--rounds", "1", "-o", f"{name}.json"])
         said = capsys.readouterr().err
-        assert code == 3 and "internal" not in said and len(said.splitlines()) <= 2, said
+        lines = [line for line in said.splitlines() if not line.startswith("  - ")]
+        assert code == 3 and "internal" not in said and len(lines) <= 2, said
