@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SC
 from hydractl.exports.formats import DATA_SHA256, EXPORT_SCHEMA, FORMATS, kind_of
 from hydractl.exports.graph import IMAGES, PIXELS
 from hydractl.exports.shapes import GraphShapes, Shapes, Size, TensorShape
-from hydractl.families import FAMILIES
+from hydractl.families import FAMILIES, get_family
 from hydractl.families.reading import refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.files.description import Description
@@ -70,6 +71,9 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
     stored_score = description.extra.get("ood_score")
     fitted_on = stored_score.get("fitted_on") if isinstance(stored_score, Mapping) else None
     metadata["fitted_on"] = canonical_json(fitted_on)
+    if metadata["input"] != TOKENS:
+        image_format = get_family(description.family).image_format(description.preprocess)
+        metadata["image"] = canonical_json(asdict(image_format))
     return metadata
 
 

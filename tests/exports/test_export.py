@@ -20,7 +20,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
 import hydractl
@@ -382,39 +381,3 @@ def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeyp
     session = onnxruntime.InferenceSession("moved/a.onnx", providers=["CPUExecutionProvider"])
     (probabilities,) = session.run(["probabilities"], {"pixel_values": np.zeros((4, 3, 8, 8), np.float32)})
     assert probabilities.shape == (4, 3) and np.allclose(probabilities.sum(1), 1)
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_the_snippets_of_the_page(exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    with_hydractl, image_onnx, text_onnx, image_pt2 = re.findall(
-        r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL
-    )
-    Image.new("RGB", (20, 30), "red").save("cat.png")
-    Path("hydra.onnx").symlink_to(exported("class-token").onnx)
-    Path("hydra.pt2").symlink_to(exported("class-token").pt2)
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
-    labelled = (pixels, np.arange(12) % 3)
-    hydractl.calibrate(TINY, val=labelled, temperature="fit", threshold="id:0.5", output="best.st")
-    in_hydractl: dict[str, Any] = {}
-    exec(with_hydractl, in_hydractl)
-    answer = in_hydractl["answer"]
-    assert answer.probabilities.shape == (1, 3)
-    assert answer.ood_score.shape == answer.is_ood.shape == (1,)
-    scopes: list[dict[str, Any]] = [{}, {}, {}]
-    exec(image_onnx, scopes[0])
-    exec(image_pt2, scopes[2])
-    Path("hydra.onnx").unlink()
-    Path("hydra.onnx").symlink_to(exported("bert").onnx)
-    exec(text_onnx, scopes[1])
-    # The same image through both files, and the texts through hydractl itself.
-    assert scopes[0]["probabilities"].shape == (1, 5)
-    assert np.allclose(scopes[0]["probabilities"], scopes[2]["probabilities"].numpy(), atol=1e-5)
-    model = exported("bert").model()
-    with torch.no_grad():
-        expected = model(model.preprocess(scopes[1]["texts"])).exp()
-    assert np.allclose(scopes[1]["probabilities"], expected.numpy(), atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTrainin
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.model.detection import Detector, detector_of
 from hydractl.model.prediction import Chosen, prediction_of
+from hydractl.model.runtime import HydraModel
 from tests.exports.test_export import plan_of
 from tests.pico import images
 
@@ -172,11 +174,12 @@ def test_every_score_is_the_same_in_onnx_runtime_and_in_a_program_that_is_opened
     chosen_by_score = {}
     fitted_by_score = {}
     logits, features = drawn(40)
+    sets = {"msp": Conformal("lac", 0.1, 0.871, 10), "gen": Conformal("aps", 0.1, 0.871, 10)}
     for name in ALL_SCORES:
         fitted_by_score[name] = detector(name)
-        scores = expected(Chosen(name, VECTOR, None, None), fitted_by_score[name], logits, features)["ood_score"]
-        method: Any = "lac" if name == "msp" else "aps"
-        chosen = Chosen(name, VECTOR, float(scores.median()), Conformal(method, 0.1, 0.871, 10))
+        calibration = VECTOR if name in sets else None
+        scores = expected(Chosen(name, calibration, None, None), fitted_by_score[name], logits, features)["ood_score"]
+        chosen = Chosen(name, calibration, float(scores.median()), sets.get(name))
         chosen_by_score[name] = chosen
         answers[name] = GraphAnswer(chosen, fitted_by_score[name], MEMBERS)
 
@@ -217,17 +220,15 @@ def test_images_come_back_from_what_a_model_takes() -> None:
     assert torch.equal(images_of_inputs(normalised(drawn_images, image_format), image_format), drawn_images)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("uint8", [False, True])
 def test_features_come_from_the_one_run_of_the_model(uint8: bool) -> None:
     plan = plan_of("class-token")
-    from hydractl.model.runtime import HydraModel
-
     extra = {
         "ood_score": {"score": "mahalanobis"},
         "threshold": {"score": "mahalanobis", "value": 30.0, "rule": "id:0.1"},
     }
-    description = plan.description
-    description.extra.update(extra) if isinstance(description.extra, dict) else None
+    description = replace(plan.description, extra=extra)
     model = HydraModel(description, plan.tensors)
     with torch.no_grad():
         width = model.attentions[0].projections[0].weights().o.shape[1]
