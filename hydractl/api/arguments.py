@@ -247,6 +247,7 @@ class ExportArguments(OpensModels, total=False):
     """Arguments of :func:`hydractl.export`, which computes on the CPU in float32."""
 
     format: ExportFormat | Sequence[ExportFormat]
+    input: Literal["float32", "uint8"]
     test: Data | None
     ood: NamedData
     workers: int
@@ -295,6 +296,7 @@ class EvalArguments(ProbabilityArguments, total=False):
 class CalibrateArguments(ProbabilityArguments, total=False):
     """Arguments of :func:`hydractl.calibrate`."""
 
+    knn_bank: int | None
     reference: Data | None
     note: str | None
 

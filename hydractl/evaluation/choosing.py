@@ -79,6 +79,8 @@ def choose_for(
         if training_sets:
             training = training_sets[0]
         model.fit_scores(scores.on_features, training, options.fit.knn_k, features)
+        if model.detector is not None and training is not None and options.fit.knn_bank is not None:
+            model.detector = model.detector.with_bank(options.fit.knn_bank)
         if model.detector is not None:
             for name in model.detector.constant:
                 warnings.append(f"{model.name}: {name} is constant on the training data")

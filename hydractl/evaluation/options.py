@@ -157,6 +157,7 @@ class FitOptions:
         threshold: ``ood:SHARE``, ``id:SHARE``, a number, or None for the threshold that the model has.
         scores: the OOD scores.
         knn_k: k of the score ``knn``.
+        knn_bank: how many training samples ``knn`` keeps; None: all.
         conformal: share of labels that prediction sets may miss; None for no sets.
         conformal_score: how they rank classes.
         probe: the classifier of features that is measured instead of the model's own; None for its own.
@@ -167,6 +168,7 @@ class FitOptions:
     threshold: str | None = None
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     knn_k: int = 50
+    knn_bank: int | None = None
     conformal: float | None = None
     conformal_score: str = "lac"
     probe: str | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydractl.data import Batch, Dataset, batches
 from hydractl.errors import InputError, NonFiniteError
@@ -22,8 +22,7 @@ from hydractl.files.predict_answer import (
 from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.watching import WatchOfAll
 from hydractl.model.prediction import Chosen, Prediction
-from hydractl.model.runtime import HydraModel, move
-from hydractl.model.source import Source
+from hydractl.model.runtime import move
 
 PredictionRow = dict[str, Any]
 """The fields of a sample's line, by their names."""
@@ -104,6 +103,24 @@ class LineForm:
     members: bool = False
 
 
+class Predictor(Protocol):
+    """A model that gives whole answers: a loaded checkpoint, or an exported file.
+
+    Attributes:
+        labels: the names of its classes; None where they have only numbers.
+        preprocess: makes inputs of a list of raw samples.
+    """
+
+    labels: list[str] | None
+    preprocess: Callable[[list[Any]], Any]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield its weights, whose device and number format inputs take; none where it takes them as they are."""
+
+    def predict(self, inputs: Any) -> Prediction:
+        """Return the whole answer to a batch."""
+
+
 class Predicting:
     """Predicts the samples of a data set window by window.
 
@@ -117,7 +134,7 @@ class Predicting:
     """
 
     def __init__(
-        self, model: HydraModel, name: str, dataset: Dataset, form: LineForm, batch_size: int, workers: int = 0
+        self, model: Predictor, name: str, dataset: Dataset, form: LineForm, batch_size: int, workers: int = 0
     ) -> None:
         self._model = model
         self._name = name
@@ -168,10 +185,12 @@ class Predicting:
             NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
         """
         # Inputs go to the device and take the type of the weights.
-        parameter = next(self._model.parameters())
+        parameter = next(self._model.parameters(), None)
         read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order)
         for batch in self._readable(read, order):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            inputs = batch.inputs
+            if parameter is not None:
+                inputs = move(inputs, parameter.device, parameter.dtype)
             try:
                 with torch.inference_mode():
                     prediction = self._model.predict(inputs)
@@ -336,20 +355,22 @@ def _of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list
     return listed
 
 
-def predicting_model_record(source: Source, chosen: Chosen) -> PredictingModelRecord:
+def predicting_model_record(name: str, sha256: str, members: int, chosen: Chosen) -> PredictingModelRecord:
     """Return what is said of a model that predicts.
 
     Args:
-        source: the model.
+        name: what to call it.
+        sha256: of its file.
+        members: how many it has.
         chosen: what it holds of a calibration.
     """
     temperature = None
     if chosen.calibration is not None:
         temperature = chosen.calibration.to_json()["temperature"]
     return PredictingModelRecord(
-        name=source.name,
-        sha256=source.sha256,
-        members=len(source.description.masks),
+        name=name,
+        sha256=sha256,
+        members=members,
         ood_score=chosen.score,
         threshold=chosen.threshold,
         temperature=temperature,

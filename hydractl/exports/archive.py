@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydractl.errors import InputError
-from hydractl.exports.program import Refused, check_payload, check_program
+from hydractl.exports.program import Refused, check_payload, check_program, shapes_of_program
+from hydractl.exports.shapes import GraphShapes
 from hydractl.files.header import MAX_TENSORS
 from hydractl.jsonio import parse_json, shown
 
@@ -85,6 +86,13 @@ class Archive:
             if name in self._documents:
                 folder = os.path.dirname(name)
                 check_payload(self._documents[name], folder, stem, sizes)
+
+    def shapes(self) -> GraphShapes:
+        """Return what its graph takes and gives."""
+        try:
+            return shapes_of_program(self._documents[_MODEL])
+        except (LookupError, TypeError) as error:
+            raise Refused("a graph that does not say what it takes and gives") from error
 
     def copy(self, handle: IO[bytes]) -> None:
         """Write the archive anew from what was checked."""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from hydractl.data import batches
 from hydractl.data.base import Dataset
-from hydractl.files.export_answer import RoundedFigures, RoundedOnData
+from hydractl.files.export_answer import RoundedFigures, RoundedFlags, RoundedOnData
 from hydractl.log import Log
-from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood import auroc, curve_of
-from hydractl.metrics.ood_scores import says_nothing
-from hydractl.metrics.samples import samples_of
-from hydractl.metrics.threshold import stored_score
-from hydractl.model.runtime import HydraModel
+from hydractl.model.prediction import Chosen, Prediction
 
 
 class SetAnswers(NamedTuple):
@@ -26,15 +22,30 @@ class SetAnswers(NamedTuple):
 
     Attributes:
         predicted: the predicted class of every sample, ``[N]``.
-        scores: its OOD score, ``[N]``.
+        scores: its OOD score, ``[N]``; ``msp`` where its model has none.
+        flagged: whether it is flagged as OOD, bool ``[N]``; none flagged without a threshold.
     """
 
     predicted: np.ndarray
     scores: np.ndarray
+    flagged: np.ndarray
 
 
 Answers = list[SetAnswers]
 """The answers to each data set, ID first."""
+
+
+class Answering(Protocol):
+    """A model that gives whole answers: the model itself, or a file of it.
+
+    Attributes:
+        preprocess: makes inputs of a list of raw samples.
+    """
+
+    preprocess: Callable[[list[Any]], Any]
+
+    def predict(self, inputs: Any) -> Prediction:
+        """Return the whole answer to a batch."""
 
 
 @dataclass(frozen=True)
@@ -53,45 +64,60 @@ class CheckData:
     workers: int
 
     @torch.no_grad()
-    def measure(self, model: HydraModel, run: Callable[[Any], torch.Tensor], log: Log) -> Answers:
-        """Return the answers of the model itself, or of a file in its place.
-
-        Args:
-            model: prepares inputs, and says which OOD score is taken: that of its checkpoint, else ``msp``.
-            run: from inputs to member logits ``[M, B, classes]``.
-            log: receives the progress.
-        """
-        score = score_of(model)
-        stored = model.description.extra.get("calibration")
-        calibration = Calibration.from_json(stored) if stored else None
+    def measure(self, model: Answering, log: Log) -> Answers:
+        """Return the answers of a model, or of a file of it."""
         sets = [self.inside, *self.outside.values()]
         total = sum(map(len, sets))
         answers = []
         with log.progress("check on data", total, "samples") as progress:
             for dataset in sets:
-                predicted = np.empty(len(dataset), np.int64)
-                scores = np.empty(len(dataset))
+                answer = SetAnswers(
+                    predicted=np.empty(len(dataset), np.int64),
+                    scores=np.empty(len(dataset)),
+                    flagged=np.zeros(len(dataset), np.bool_),
+                )
                 for batch in batches(dataset, model.preprocess, self.batch_size, workers=self.workers):
-                    logits = run(batch.inputs).numpy()  # [members, B, classes]
-                    samples = samples_of(logits, score=score, pairs=False, calibration=calibration)
+                    prediction = model.predict(batch.inputs)
                     # Longer texts run first, so that samples come in another order than that of the data.
-                    predicted[batch.indices] = samples.predicted
-                    scores[batch.indices] = samples.score
-                    progress.advance(len(samples))
-                answers.append(SetAnswers(predicted, scores))
+                    answer.predicted[batch.indices] = prediction.predicted
+                    answer.scores[batch.indices] = _scores_of(prediction)
+                    if prediction.is_ood is not None:
+                        answer.flagged[batch.indices] = prediction.is_ood
+                    progress.advance(len(prediction))
+                answers.append(answer)
         return answers
 
-    def compared(self, model: HydraModel, before: Answers, after: Answers) -> RoundedOnData:
+    def compared(self, chosen: Chosen, before: Answers, after: Answers) -> RoundedOnData:
         """Compare the answers of a model before and after."""
         same = before[0].predicted == after[0].predicted
+        flags = None
+        if chosen.threshold is not None:
+            flags = self._flags(before, after)
         return RoundedOnData(
             data=self.inside.fingerprint(),
             n=len(self.inside),
-            score=score_of(model),
+            score=chosen.score,
             agreement=float(same.mean()),
             before=self._figures(before),
             after=self._figures(after),
+            score_moved=_moved(before, after),
+            flags=flags,
         )
+
+    def _flags(self, before: Answers, after: Answers) -> dict[str, RoundedFlags]:
+        """Return for each data set with samples what becomes of its flags; of ID samples under ``id``."""
+        flags = {}
+        names = ["id", *self.outside]
+        for name, unrounded, rounded in zip(names, before, after, strict=True):
+            if not len(unrounded.flagged):
+                continue
+            changed = unrounded.flagged != rounded.flagged
+            flags[name] = RoundedFlags(
+                before=float(unrounded.flagged.mean()),
+                after=float(rounded.flagged.mean()),
+                changed=float(changed.mean()),
+            )
+        return flags
 
     def _figures(self, answers: Answers) -> RoundedFigures:
         """Return the accuracy, and the AUROC for each OOD set; None where a set has no samples."""
@@ -106,9 +132,16 @@ class CheckData:
         return RoundedFigures(accuracy=float(correct.mean()), auroc=aurocs)
 
 
-def score_of(model: HydraModel) -> str:
-    """Return the OOD score of the model's checkpoint; ``msp`` where it has none, or one that says nothing here."""
-    score = stored_score(model.description.extra) or "msp"
-    if says_nothing(score, model.members):
-        return "msp"
-    return score
+def _scores_of(prediction: Prediction) -> np.ndarray:
+    """Return OOD scores ``[B]``; ``msp`` of a score that says nothing of a single member."""
+    if prediction.ood_score is None:
+        return -prediction.confidence.numpy()
+    return prediction.ood_score.numpy()
+
+
+def _moved(before: Answers, after: Answers) -> float:
+    """Return the mean absolute difference of the scores of all samples."""
+    differences = []
+    for unrounded, rounded in zip(before, after, strict=True):
+        differences.append(np.abs(rounded.scores - unrounded.scores))
+    return float(np.concatenate(differences).mean())

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import torch
 
 from hydractl.errors import HydraError, UsageError
 from hydractl.exports import archive
-from hydractl.exports.graph import OUTPUTS, Graph, NamedTensors
-from hydractl.exports.onnx_graph import read_onnx
+from hydractl.exports.answer import OUTPUTS
+from hydractl.exports.graph import Graph, NamedTensors
+from hydractl.exports.onnx_graph import files_beside, read_onnx, shapes_of_graph
+from hydractl.exports.shapes import GraphShapes
 from hydractl.families.reading import first_line, quiet_logger, refused_as
 from hydractl.files.version import __version__
 
 Runner = Callable[[NamedTensors], NamedTensors]
-"""A file that runs: from inputs to :data:`hydractl.exports.graph.OUTPUTS`."""
+"""A file that runs: from inputs to outputs, which are some of :data:`hydractl.exports.answer.OUTPUTS`."""
 
-EXPORT_SCHEMA = "hydractl.export/1"
+DATA_SHA256 = "data_sha256"
+"""The key in the metadata at which the digest of the weights beside a file stands."""
+
+EXPORT_SCHEMA = "hydractl.export/2"
 OPSET = 20
 """The operators of ONNX that are used: ONNX Runtime 1.17 knows them."""
 
@@ -59,8 +65,22 @@ class Format(Protocol):
     def runner(self, path: Path) -> tuple[Runner, str]:
         """Load a written file; return it, running by as many threads as torch has, and the name of what runs it."""
 
-    def metadata(self, path: Path) -> dict[str, str]:
-        """Read the metadata that :meth:`write` put into a file; there are none in a file of others."""
+    def facts(self, path: Path) -> FileFacts:
+        """Read what a file says of itself, and what its graph takes and gives; nothing in it is run."""
+
+
+class FileFacts(NamedTuple):
+    """What is known of a file before it is loaded.
+
+    Attributes:
+        metadata: what :meth:`Format.write` put into it; nothing in a file of others.
+        shapes: what its graph takes and gives.
+        data: the files beside it that hold weights.
+    """
+
+    metadata: dict[str, str]
+    shapes: GraphShapes
+    data: Sequence[Path]
 
 
 class WeightsFile:
@@ -75,13 +95,22 @@ class WeightsFile:
         self.handle = handle
         self.location = location
         self.offset = 0
+        self._digest = hashlib.sha256()
 
     def add(self, data: bytes) -> int:
         """Write one tensor; return where it starts, which is at a whole page."""
         start = -(-self.offset // _PAGE) * _PAGE
-        self.handle.write(bytes(start - self.offset) + data)
+        padding = bytes(start - self.offset)
+        for part in (padding, data):
+            self.handle.write(part)
+            self._digest.update(part)
         self.offset = start + len(data)
         return start
+
+    @property
+    def sha256(self) -> str:
+        """The digest of what was written."""
+        return self._digest.hexdigest()
 
 
 class Pt2:
@@ -115,9 +144,9 @@ class Pt2:
 
         return run, f"torch {torch.__version__.split('+')[0]}"
 
-    def metadata(self, path: Path) -> dict[str, str]:
+    def facts(self, path: Path) -> FileFacts:
         with archive.opened(path) as checked:
-            return checked.metadata
+            return FileFacts(checked.metadata, checked.shapes(), [])
 
 
 class Onnx:
@@ -150,6 +179,8 @@ class Onnx:
         proto.producer_name = "hydractl"
         proto.producer_version = __version__
         proto.ClearField("metadata_props")
+        if data is not None:
+            metadata = {**metadata, DATA_SHA256: data.sha256}
         for key, value in metadata.items():
             proto.metadata_props.add(key=f"{_OURS}{key}", value=value)
         handle.write(proto.SerializeToString(deterministic=True))
@@ -171,20 +202,22 @@ class Onnx:
         with refused_as(f"cannot read {path}"):
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
+        names = [output.name for output in session.get_outputs() if output.name in OUTPUTS]
+
         def run(inputs: NamedTensors) -> NamedTensors:
             arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
-            outputs = session.run(list(OUTPUTS), arrays)
-            return {name: torch.from_numpy(output) for name, output in zip(OUTPUTS, outputs, strict=True)}
+            outputs = session.run(names, arrays)
+            return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}
 
         return run, f"onnxruntime {onnxruntime.__version__}"
 
-    def metadata(self, path: Path) -> dict[str, str]:
+    def facts(self, path: Path) -> FileFacts:
         model, _ = read_onnx(path)
         metadata = {}
         for entry in model.metadata_props:
             if entry.key.startswith(_OURS):
                 metadata[entry.key.removeprefix(_OURS)] = entry.value
-        return metadata
+        return FileFacts(metadata, shapes_of_graph(model), files_beside(model, path))
 
 
 class OnnxInt8(Onnx):
@@ -210,7 +243,14 @@ class OnnxInt8(Onnx):
             path = os.path.join(folder, "int8.onnx")
             kinds = ["MatMul", "Gather"]  # not convolutions, for which runtimes differ
             try:
-                quantize_dynamic(proto, path, op_types_to_quantize=kinds, per_channel=True, reduce_range=True)
+                quantize_dynamic(
+                    proto,
+                    path,
+                    op_types_to_quantize=kinds,
+                    nodes_to_exclude=_nodes_in_float64(proto),
+                    per_channel=True,
+                    reduce_range=True,
+                )
             except Exception as error:
                 raise HydraError(f"ONNX Runtime cannot round the weights: {first_line(error)}") from error
             return onnx.load_model(path)
@@ -225,6 +265,23 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     name = os.fspath(path)
     kinds = [kind for kind, export_format in FORMATS.items() if name.endswith(export_format.ending)]
     return max(kinds, key=lambda kind: len(FORMATS[kind].ending), default=None)
+
+
+def _nodes_in_float64(proto: Any) -> list[str]:
+    """Return the names of the nodes behind logits and features: what comes of numbers that were cast to float64."""
+    import onnx
+
+    values: set[str] = set()
+    nodes = []
+    for initializer in proto.graph.initializer:
+        if initializer.data_type == onnx.TensorProto.DOUBLE:
+            values.add(initializer.name)
+    for node in proto.graph.node:  # inputs come before what is made of them
+        casts = node.op_type == "Cast" and node.attribute[0].i == onnx.TensorProto.DOUBLE
+        if casts or values.intersection(node.input):
+            values.update(node.output)
+            nodes.append(node.name)
+    return nodes
 
 
 def _with_constants_computed(proto: Any) -> Any:
@@ -252,13 +309,24 @@ def _onnx_model(graph: Graph) -> Any:
             kwargs=dict(graph.example),
             dynamo=True,
             input_names=list(graph.example),
-            output_names=list(OUTPUTS),
+            output_names=list(graph.outputs),
             opset_version=OPSET,
+            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
             dynamic_shapes=dict(graph.dynamic),
             verbose=False,
         )
     assert program is not None
     return program.model
+
+
+def _stable_sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """Translate the sort that the exporter does not know: of equal values TopK takes the first first."""
+    import onnxscript
+
+    operators: Any = onnxscript.opset20
+    shape = operators.Shape(values)
+    length = operators.Gather(shape, operators.Constant(value_ints=[dim]))
+    return operators.TopK(values, length, axis=dim, largest=int(descending), sorted=1)
 
 
 def _clean(model: Any) -> None:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError, UsageError
+from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, PROBABILITIES, GraphAnswer
+from hydractl.exports.shapes import GraphShapes, shapes_of_inputs, shapes_of_outputs
+from hydractl.families.base import ImageFormat
 from hydractl.families.reading import first_line
-from hydractl.model.runtime import HydraModel, calibrated, log_mean_softmax
-
-OUTPUTS = ("probabilities", "member_logits")
-"""What a graph gives, by name."""
+from hydractl.model.detection import read_features
+from hydractl.model.prediction import Chosen
+from hydractl.model.runtime import HydraModel
 
 EXAMPLE_BATCH = 2
 """Samples of the inputs that a graph is traced with: with a single one, torch would take the size for a constant."""
@@ -23,7 +25,14 @@ EXAMPLE_BATCH = 2
 CHECKED_BATCHES = (1, EXAMPLE_BATCH + 1)
 """Sizes that a graph is checked with: those that it was not traced with."""
 
-_PIXELS = "pixel_values"
+PIXELS = "pixel_values"
+"""The input of images that are preprocessed, float32 ``[B, C, H, W]``."""
+
+_ROUNDING = 8 * torch.finfo(torch.float32).eps
+
+IMAGES = "images"
+"""The input of images at the size of the model, uint8 ``[B, H, W, C]``."""
+
 _SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
 """What the nodes of a graph remember of the program that they come from."""
 
@@ -33,10 +42,16 @@ NamedTensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Expectation:
-    """Inputs of a graph, and what the model itself makes of them."""
+    """Inputs of a graph, and what the model itself makes of them.
+
+    Attributes:
+        inputs, outputs: by name.
+        by_rounding: how far the OOD score moves where float32 rounds features and logits otherwise, ``[B]``.
+    """
 
     inputs: NamedTensors
     outputs: NamedTensors
+    by_rounding: Tensor
 
 
 @dataclass(frozen=True)
@@ -44,36 +59,40 @@ class Graph:
     """A traced model.
 
     Attributes:
-        program: takes its inputs by name and gives a mapping of :data:`OUTPUTS`.
+        program: takes its inputs by name and gives a mapping of outputs.
         example: the inputs that it was traced with.
         dynamic: which dimensions of each input may have any size, by name: ``batch``, and ``tokens`` of a text.
+        outputs: its outputs by name, in order: what they are for the example.
     """
 
     program: torch.export.ExportedProgram
     example: NamedTensors
     dynamic: Mapping[str, Mapping[int, Any]]
+    outputs: NamedTensors
 
-    def inputs(self) -> dict[str, str]:
-        """Return the dtype and shape of each input, in words: ``float32 [batch, 3, 224, 224]``."""
-        words = {}
-        for name, tensor in self.example.items():
-            sizes = [str(size) for size in tensor.shape]
-            for dimension, symbol in self.dynamic[name].items():
-                sizes[dimension] = symbol.__name__
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            words[name] = f"{dtype} [{', '.join(sizes)}]"
-        return words
+    def shapes(self) -> GraphShapes:
+        """Return its inputs and outputs."""
+        return GraphShapes(shapes_of_inputs(self.example, self.dynamic), shapes_of_outputs(self.outputs))
 
 
 class _OfImages(nn.Module):
     """The model with inputs and outputs by name: torch.export reads the names from the signature."""
 
-    def __init__(self, model: HydraModel) -> None:
+    def __init__(self, model: HydraModel, answer: GraphAnswer) -> None:
         super().__init__()
         self.model = model
+        self.answer = answer
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
-        return graph_outputs(self.model, {_PIXELS: pixel_values})
+        return self.outputs(pixel_values)
+
+    def outputs(self, inputs: Any) -> dict[str, Tensor]:
+        """Return the outputs by name, from one run of the model on inputs as it takes them."""
+        if self.answer.takes_features:
+            logits, features = read_features(self.model, inputs)
+        else:
+            logits, features = self.model.member_logits(inputs), []
+        return self.answer(logits, features)
 
 
 class _OfTexts(_OfImages):
@@ -83,49 +102,142 @@ class _OfTexts(_OfImages):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
-        return graph_outputs(self.model, inputs)
+        return self.outputs(inputs)
+
+
+class _OfPixels(_OfImages):
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: HydraModel, answer: GraphAnswer, image_format: ImageFormat) -> None:
+        super().__init__(model, answer)
+        self.register_buffer("mean", torch.tensor(image_format.mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(image_format.std)[:, None, None])
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        channels_first = images.permute(0, 3, 1, 2)
+        from_0_to_1 = channels_first.float() / 255.0
+        return self.outputs((from_0_to_1 - self.mean) / self.std)
+
+
+def unnamed_inputs(inputs: NamedTensors) -> Any:
+    """Return the inputs of a model as it takes them: the reverse of :func:`named_inputs`."""
+    is_images = set(inputs) == {PIXELS}
+    return inputs[PIXELS] if is_images else inputs
 
 
 def named_inputs(inputs: Any) -> dict[str, Tensor]:
     """Return the inputs of a model by name: images are ``pixel_values``; texts have the names of the stock model."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
-    return {_PIXELS: inputs}
+    return {PIXELS: inputs}
 
 
-def graph_outputs(model: HydraModel, inputs: NamedTensors) -> dict[str, Tensor]:
-    """Compute the outputs of the graph of a model.
+def answer_of(model: HydraModel) -> GraphAnswer:
+    """Return what the graph of a model computes behind its logits and features."""
+    chosen = Chosen.of(model.description.extra)
+    return GraphAnswer(chosen, model.detector, model.members)
 
-    Returns:
-        ``probabilities`` ``[B, classes]``, the mean over members of their softmax, calibrated where the checkpoint
-        holds a calibration, and ``member_logits`` ``[M, B, classes]``, which are never calibrated.
-    """
-    is_images = set(inputs) == {_PIXELS}
-    logits = model.member_logits(inputs[_PIXELS] if is_images else inputs)
-    probabilities = logits.softmax(-1).mean(0)
-    if model.calibration is not None:
-        probabilities = calibrated(log_mean_softmax(logits), model.calibration).exp()
-    return {"probabilities": probabilities, "member_logits": logits}
+
+def reference_outputs(model: HydraModel, inputs: Any) -> dict[str, Tensor]:
+    """Return what hydractl itself answers, by the names of a graph's outputs."""
+    prediction = model.predict(inputs)
+    outputs = {PROBABILITIES: prediction.probabilities, MEMBER_LOGITS: model.member_logits(inputs)}
+    if prediction.ood_score is not None:
+        outputs[OOD_SCORE] = prediction.ood_score
+    if prediction.is_ood is not None:
+        outputs[IS_OOD] = prediction.is_ood
+    if prediction.sets is not None:
+        outputs[CONFORMAL_SET] = prediction.sets
+    return outputs
 
 
 @torch.no_grad()
-def expectations(model: HydraModel, longest: int | None, seed: int) -> list[Expectation]:
+def expectations(
+    model: HydraModel, longest: int | None, seed: int, image_format: ImageFormat | None = None
+) -> list[Expectation]:
     """Draw random inputs of several sizes, and compute what the model itself makes of them.
 
     Args:
         model: before it is traced.
         longest: tokens of a text at most; None for images.
         seed: draws the inputs.
+        image_format: how the graph makes inputs of images in uint8; None for a graph that takes them preprocessed.
     """
     expected = []
     for turn, batch in enumerate(CHECKED_BATCHES):
+        if image_format is not None:
+            images = random_images(image_format, batch, seed + turn)
+            expected.append(_expectation(model, {IMAGES: images}, normalised(images, image_format)))
+            continue
         inputs = named_inputs(model.example_inputs(batch, seed=seed + turn))
         if "spatial_shapes" in inputs:
             raise UsageError(f"{model.description.arch} looks at the rows of its images: no graph can be made of it")
         if longest is not None:
             inputs = _texts_of_other_length(inputs, longest, shorter=turn == 0)
-        expected.append(Expectation(inputs, graph_outputs(model, inputs)))
+        expected.append(_expectation(model, inputs, unnamed_inputs(inputs)))
     return expected
+
+
+def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) -> Expectation:
+    """Return what a model makes of inputs.
+
+    Args:
+        model: before it is traced.
+        inputs: as the graph takes them.
+        inputs_of_model: the same as the model takes them.
+    """
+    outputs = reference_outputs(model, inputs_of_model)
+    samples = outputs[MEMBER_LOGITS].shape[1]
+    by_rounding = torch.zeros(samples)
+    if model.detector is not None:
+        by_rounding = _moved_by_rounding(model, inputs_of_model, outputs[OOD_SCORE])
+    return Expectation(inputs, outputs, by_rounding)
+
+
+def _moved_by_rounding(model: HydraModel, inputs: Any, scores: Tensor) -> Tensor:
+    """Return how far scores on features ``[B]`` move when features and logits are rounded otherwise."""
+    assert model.detector is not None
+    logits, features = read_features(model, inputs)
+    generator = torch.Generator().manual_seed(0)
+    rounded = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]
+    (moved,) = model.detector.scores(_rounded_otherwise(logits, generator), rounded).values()  # [M, B]
+    return (torch.from_numpy(moved.mean(axis=0)) - scores).abs()
+
+
+def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Move values by what sums of products in float32 are uncertain of: some units in the last place of the largest."""
+    from_minus_1_to_1 = 2 * torch.rand(values.shape, generator=generator) - 1
+    largest = values.abs().max()
+    return values + _ROUNDING * largest * from_minus_1_to_1
+
+
+def random_images(image_format: ImageFormat, batch: int, seed: int) -> Tensor:
+    """Draw images, uint8 ``[batch, H, W, C]``."""
+    channels, height, width = image_format.size
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (batch, height, width, channels), generator=generator, dtype=torch.uint8)
+
+
+def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
+    """Return what a model takes of images in uint8 ``[B, H, W, C]``: float32 ``[B, C, H, W]``, computed in float64."""
+    mean = torch.tensor(image_format.mean, dtype=torch.float64)
+    std = torch.tensor(image_format.std, dtype=torch.float64)
+    channels_last = (images.double() / 255 - mean) / std
+    return channels_last.permute(0, 3, 1, 2).float().contiguous()
+
+
+def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
+    """Return the images, uint8 ``[B, H, W, C]``, that were normalised to inputs ``[B, C, H, W]``.
+
+    Where a transform resizes images of whole numbers to images of whole numbers, as Pillow does, they are those images;
+    elsewhere they are rounded.
+    """
+    mean = torch.tensor(image_format.mean, dtype=torch.float64)
+    std = torch.tensor(image_format.std, dtype=torch.float64)
+    channels_last = inputs.double().permute(0, 2, 3, 1)
+    from_0_to_1 = channels_last * std + mean
+    return (255 * from_0_to_1).round().clamp(0, 255).to(torch.uint8).contiguous()
 
 
 def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) -> dict[str, Tensor]:
@@ -153,22 +265,29 @@ def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) ->
 
 
 @torch.no_grad()
-def traced(model: HydraModel, longest: int | None) -> Graph:
+def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | None = None) -> Graph:
     """Trace a model. Afterwards it is frozen, and a zero-shot model has no tower of the labels any more.
 
     Args:
         model: on the CPU, in float32, with classes.
         longest: tokens of a text at most; None for images.
+        image_format: how the graph makes inputs of images in uint8; None for a graph that takes them preprocessed.
 
     Raises:
         HydraError: for a model that torch.export cannot make a graph of.
     """
-    module = _OfTexts(model) if longest else _OfImages(model)
+    answer = answer_of(model)
+    module = _OfImages(model, answer)
+    example = named_inputs(model.example_inputs(EXAMPLE_BATCH))
+    if image_format is not None:
+        module = _OfPixels(model, answer, image_format)
+        example = {IMAGES: random_images(image_format, EXAMPLE_BATCH, seed=0)}
+    elif longest:
+        module = _OfTexts(model, answer)
     module.eval().requires_grad_(False)
     model.side_by_side = True  # what is faster depends on the batch, of which a graph knows nothing
     model.batched = False  # stacked weights would be in the file once more
     _settle_labels(model)  # after eval(), which makes the model forget the features of its classes
-    example = named_inputs(model.example_inputs(EXAMPLE_BATCH))
     dimensions = {0: torch.export.Dim("batch")}
     if longest is not None:
         dimensions[1] = torch.export.Dim("tokens", min=2, max=longest)
@@ -176,11 +295,12 @@ def traced(model: HydraModel, longest: int | None) -> Graph:
     try:
         # The warnings are about how torch does it inside; the graph is checked by running it.
         with warnings.catch_warnings(action="ignore"):
+            outputs = module(**example)
             program = torch.export.export(module, (), dict(example), dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         raise HydraError(f"torch cannot export {model.description.arch}: {first_line(error)}") from error
     _forget_sources(program)
-    return Graph(program, example, dynamic)
+    return Graph(program, example, dynamic, outputs)
 
 
 def _settle_labels(model: HydraModel) -> None:

@@ -5,35 +5,53 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hydractl.errors import InputError
-from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS, kind_of
-from hydractl.families import FAMILIES
+from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, OUTPUTS, PROBABILITIES
+from hydractl.exports.formats import DATA_SHA256, EXPORT_SCHEMA, FORMATS, kind_of
+from hydractl.exports.graph import IMAGES, PIXELS
+from hydractl.exports.shapes import GraphShapes, Shapes, Size, TensorShape
+from hydractl.families import FAMILIES, get_family
 from hydractl.families.reading import refused_as
+from hydractl.files.checkpoint import sha256_file
 from hydractl.files.description import Description
 from hydractl.files.version import __version__
 from hydractl.jsonio import canonical_json, parse_json, shown
+from hydractl.metrics.ood_scores import says_nothing
+from hydractl.model.prediction import Chosen
 
 _COUNT = re.compile(r"[0-9]{1,18}")
 _MOST_PIXELS = 1 << 26
 _MOST_TOKENS = 1 << 20
-_NEEDED = ("family", "preprocess", "macs", "members", "format")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NEEDED = (
+    *("schema", "family", "preprocess", "macs", "members", "format", "labels", "shapes", "input"),
+    *("ood_score", "threshold", "calibration", "conformal"),
+)
+_CHOSEN = ("threshold", "calibration", "conformal")
+"""Entries of a checkpoint that calibrate wrote, which stand in the metadata as they are."""
+
+FLOAT32, UINT8, TOKENS = INPUT_KINDS = ("float32", "uint8", "tokens")
+"""What a graph takes: images preprocessed in float32, images at its size in uint8, or numbers of tokens."""
 
 
-def metadata_of(description: Description, inputs: list[str], macs: int) -> dict[str, str]:
+def metadata_of(description: Description, inputs: list[str], macs: int, shapes: GraphShapes) -> dict[str, str]:
     """Return the metadata of an exported file, every value a text.
 
     Args:
         description: of the model.
         inputs: SHA-256 of the models it was made of.
         macs: multiply-adds of one sample.
+        shapes: what its graph takes and gives.
     """
     labels = None if description.labels is None else list(description.labels)
-    return {
+    metadata = {
         "schema": EXPORT_SCHEMA,
         "hydractl": __version__,
         "torch": torch.__version__.split("+")[0],
@@ -44,7 +62,40 @@ def metadata_of(description: Description, inputs: list[str], macs: int) -> dict[
         "labels": json.dumps(labels, ensure_ascii=False),
         "preprocess": canonical_json(dict(description.preprocess)),
         "inputs": json.dumps(inputs),
+        "input": _input_kind(shapes),
+        "shapes": json.dumps(shapes.to_json()),
+        "ood_score": Chosen.of(description.extra).score,
     }
+    for key in _CHOSEN:
+        metadata[key] = canonical_json(description.extra.get(key))
+    stored_score = description.extra.get("ood_score")
+    fitted_on = stored_score.get("fitted_on") if isinstance(stored_score, Mapping) else None
+    metadata["fitted_on"] = canonical_json(fitted_on)
+    if metadata["input"] != TOKENS:
+        image_format = get_family(description.family).image_format(description.preprocess)
+        metadata["image"] = canonical_json(asdict(image_format))
+    return metadata
+
+
+def _input_kind(shapes: GraphShapes) -> str:
+    """Return what a graph takes."""
+    if IMAGES in shapes.inputs:
+        return UINT8
+    if PIXELS in shapes.inputs:
+        return FLOAT32
+    return TOKENS
+
+
+def chosen_of(metadata: Mapping[str, str]) -> Chosen:
+    """Return what ``calibrate`` had chosen for the model of an exported file.
+
+    Raises:
+        InputError: for what ``calibrate`` does not write.
+    """
+    extra: dict[str, Any] = {"ood_score": {"score": metadata["ood_score"]}}
+    for key in _CHOSEN:
+        extra[key] = parse_json(metadata[key], key)
+    return Chosen.of(extra)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -56,16 +107,41 @@ def read_metadata(path: Path) -> dict[str, str]:
     kind = kind_of(path)
     assert kind is not None
     with refused_as(f"cannot read {path}"):
-        metadata = FORMATS[kind].metadata(path)
+        metadata, shapes, data = FORMATS[kind].facts(path)
     hint = f"write it with export --format {kind}, of this version"
-    if not metadata.keys() >= set(_NEEDED):
+    if not metadata.keys() >= set(_NEEDED) or metadata["schema"] != EXPORT_SCHEMA:
         raise InputError(f"{path} does not say what it is made of", hint=hint)
     problems = _metadata_problems(metadata, path)
+    if not problems:
+        problems = _shape_problems(metadata, shapes, path)
     if problems:
         raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)
     if metadata["format"] != kind:
         raise InputError(f"{path} ends like a file of {kind} and says it is {shown(metadata['format'])}", hint=hint)
+    _check_data(metadata, data, path)
     return metadata
+
+
+def _check_data(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -> None:
+    """Refuse weights beside a file that are not those that it was written with.
+
+    Raises:
+        InputError: naming the file that they lie in.
+    """
+    digest = metadata.get(DATA_SHA256)
+    if not data and digest is None:
+        return
+    if len(data) != 1 or digest is None or _SHA256.fullmatch(digest) is None:
+        raise InputError(
+            f"{path} has weights in {len(data)} files beside it, and the digest {shown(digest)} of them",
+            hint="export its checkpoint again",
+        )
+    (weights,) = data
+    if sha256_file(weights) != digest:
+        raise InputError(
+            f"{weights} does not hold the weights that {path} was written with",
+            hint="keep both files of one export together, or export its checkpoint again",
+        )
 
 
 def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
@@ -82,17 +158,90 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
         if not _are_texts(values):
             problems.append(f"{key} {shown(metadata[key])}")
 
+    try:
+        GraphShapes.from_json(parse_json(metadata["shapes"], f"shapes in {path}"))
+    except ValueError as error:
+        problems.append(str(error))
+    try:
+        chosen_of(metadata)
+    except InputError as error:
+        problems.append(error.message)
+    if metadata["input"] not in INPUT_KINDS:
+        problems.append(f"input {shown(metadata['input'])}")
+
     preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
     if not isinstance(preprocess, dict):
         problems.append(f"preprocess {shown(preprocess)}")
         return problems
     size = preprocess.get("input_size")
-    if size is not None and not _are_sizes(size, _MOST_PIXELS):
+    takes_images = metadata["input"] in (FLOAT32, UINT8)
+    if takes_images and not _are_image_sizes(size):
         problems.append(f"images of {shown(size)}")
     tokens = preprocess.get("max_length")
     if tokens is not None and not _are_sizes([tokens], _MOST_TOKENS):
         problems.append(f"texts of {shown(tokens)} tokens")
     return problems
+
+
+def _shape_problems(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> list[str]:
+    """List how the graph differs from what the metadata say of it, a line each."""
+    said = GraphShapes.from_json(parse_json(metadata["shapes"], f"shapes in {path}"))
+    problems = []
+    for what, of_graph, of_metadata in zip(("input", "output"), shapes, said, strict=True):
+        if list(of_graph) != list(of_metadata):
+            problems.append(f"the {what}s {', '.join(of_metadata)}, and the graph has {', '.join(of_graph)}")
+            continue
+        for name, tensor in of_metadata.items():
+            if not tensor.like(of_graph[name]):
+                problems.append(f"{name} as {tensor}, and in the graph it is {of_graph[name]}")
+    if not problems:
+        expected = _expected_shapes(metadata, said, path)
+        for name, tensor in {**said.inputs, **said.outputs}.items():
+            if not tensor.like(expected.get(name, tensor)):
+                problems.append(f"{name} as {tensor}, and it would be {expected[name]}")
+        outputs = [name for name in expected if name in OUTPUTS]
+        if list(said.outputs) != outputs:
+            problems.append(f"the outputs {', '.join(said.outputs)}, and they would be {', '.join(outputs)}")
+    return problems
+
+
+def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> Shapes:
+    """Return the inputs and outputs that a model of such metadata has.
+
+    Args:
+        metadata: of the file.
+        shapes: what the file says that its graph takes and gives; the number of classes is read off it.
+        path: of the file, for messages.
+    """
+    members = int(metadata["members"])
+    labels = parse_json(metadata["labels"], f"labels in {path}")
+    preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
+    probabilities = shapes.outputs.get(PROBABILITIES)
+    classes: Size = "any"
+    if probabilities is not None and probabilities.shape:
+        classes = probabilities.shape[-1]
+    if labels is not None:
+        classes = len(labels)
+
+    expected: dict[str, TensorShape] = {}
+    if metadata["input"] == TOKENS:
+        for name in shapes.inputs:
+            expected[name] = TensorShape("int64", ("batch", "tokens"))
+    else:
+        channels, height, width = preprocess["input_size"]
+        expected[PIXELS] = TensorShape("float32", ("batch", channels, height, width))
+        expected[IMAGES] = TensorShape("uint8", ("batch", height, width, channels))
+
+    chosen = chosen_of(metadata)
+    expected[PROBABILITIES] = TensorShape("float32", ("batch", classes))
+    if not says_nothing(chosen.score, members):
+        expected[OOD_SCORE] = TensorShape("float64", ("batch",))
+        if chosen.threshold is not None:
+            expected[IS_OOD] = TensorShape("bool", ("batch",))
+    if chosen.conformal is not None:
+        expected[CONFORMAL_SET] = TensorShape("bool", ("batch", classes))
+    expected[MEMBER_LOGITS] = TensorShape("float32", (members, "batch", classes))
+    return expected
 
 
 def _are_texts(values: object) -> bool:
@@ -102,6 +251,11 @@ def _are_texts(values: object) -> bool:
     if not isinstance(values, list):
         return False
     return all(isinstance(value, str) for value in values)
+
+
+def _are_image_sizes(sizes: object) -> bool:
+    """Return whether these are channels, height and width of an image that is not absurdly large."""
+    return isinstance(sizes, list) and len(sizes) == 3 and _are_sizes(sizes, _MOST_PIXELS)
 
 
 def _are_sizes(sizes: object, most: int) -> bool:

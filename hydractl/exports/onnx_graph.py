@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError
+from hydractl.exports.shapes import GraphShapes, Shapes, Size, TensorShape
 from hydractl.families.reading import first_line
 from hydractl.jsonio import shown
 
@@ -22,6 +23,8 @@ _HINT = "export its checkpoint again: hydractl export FILE.st --format onnx"
 _DOMAINS = ("", "ai.onnx")
 """Domains of ONNX's own operators; those of others come from libraries."""
 _KEYS = ("location", "offset", "length", "checksum")
+_NUMBER_FORMATS = {"FLOAT": "float32", "DOUBLE": "float64"}
+"""Number formats that ONNX calls otherwise than torch."""
 _FLATBUFFER = b"ORTM"
 """The mark of a format of ONNX Runtime's own, which nothing here reads."""
 
@@ -59,6 +62,43 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
     return model, content
 
 
+def shapes_of_graph(model: ModelProto) -> GraphShapes:
+    """Return what a graph takes and gives."""
+    return GraphShapes(_shapes_of(model.graph.input), _shapes_of(model.graph.output))
+
+
+def _shapes_of(values: Any) -> Shapes:
+    """Return the inputs or outputs of a graph."""
+    import onnx
+
+    shapes = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        sizes: list[Size] = []
+        for dimension in tensor.shape.dim:
+            is_fixed = dimension.HasField("dim_value")
+            sizes.append(dimension.dim_value if is_fixed else dimension.dim_param)
+        names = onnx.TensorProto.DataType
+        number_format = names.Name(tensor.elem_type) if tensor.elem_type in names.values() else "unknown"
+        shapes[value.name] = TensorShape(_NUMBER_FORMATS.get(number_format, number_format.lower()), tuple(sizes))
+    return shapes
+
+
+def files_beside(model: ModelProto, path: Path) -> list[Path]:
+    """Return the files beside a checked graph that hold its weights."""
+    return [path.with_name(location) for location in sorted(_locations(model))]
+
+
+def _locations(model: ModelProto) -> set[str]:
+    """Return the names of the files that weights lie in."""
+    locations = set()
+    for tensor in _messages(model, "TensorProto"):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                locations.add(entry.value)
+    return locations
+
+
 def _foreign_operators(model: ModelProto) -> list[str]:
     """List each domain of operators that neither ONNX nor the file itself defines, a line each."""
     defined_here = {function.domain for function in model.functions}
@@ -70,16 +110,13 @@ def _foreign_operators(model: ModelProto) -> list[str]:
 
 def _files_outside(model: ModelProto, path: Path) -> list[str]:
     """List each place of weights that is no file in the folder of the graph, a line each."""
-    locations = set()
     problems = []
     for tensor in _messages(model, "TensorProto"):
-        facts = {entry.key: entry.value for entry in tensor.external_data}
-        unknown = facts.keys() - set(_KEYS)
+        keys = {entry.key for entry in tensor.external_data}
+        unknown = keys - set(_KEYS)
         if unknown:
             problems.append(f"weights with {shown(min(unknown))}")
-        if "location" in facts:
-            locations.add(facts["location"])
-    for location in sorted(locations):
+    for location in sorted(_locations(model)):
         problem = _outside(location, path)
         if problem is not None:
             problems.append(problem)

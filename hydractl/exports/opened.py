@@ -9,42 +9,101 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
+from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, PROBABILITIES
 from hydractl.exports.formats import FORMATS, Runner, kind_of
-from hydractl.exports.graph import NamedTensors, named_inputs
-from hydractl.exports.metadata import read_metadata
+from hydractl.exports.graph import IMAGES, NamedTensors, images_of_inputs, named_inputs
+from hydractl.exports.metadata import TOKENS, UINT8, chosen_of, read_metadata
+from hydractl.exports.shapes import GraphShapes, TensorShape
 from hydractl.families import get_family
-from hydractl.families.base import ModelFamily
+from hydractl.families.base import ImageFormat, ModelFamily
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import first_line, refused_as
 from hydractl.files.checkpoint import sha256_file
+from hydractl.metrics.probabilities import blocks
+from hydractl.model.prediction import Chosen, Prediction
 from hydractl.model.source import Source, split_model
 
 
 class ExportedModel(nn.Module):
     """A file that runs, on the CPU and in float32; it holds no parameters.
 
+    Attributes:
+        family: of the model it was made of.
+        labels: class names, or None.
+        preprocess: makes inputs of a list of raw samples.
+
     Args:
         run: the file.
         family: of the model it was made of.
         preprocess: how samples become inputs.
+        labels: class names, or None.
+        image_format: how the graph makes inputs of images in uint8; None for a graph that takes inputs preprocessed.
     """
 
-    def __init__(self, run: Runner, family: ModelFamily, preprocess: Preprocessing) -> None:
+    def __init__(
+        self,
+        run: Runner,
+        family: ModelFamily,
+        preprocess: Preprocessing,
+        labels: list[str] | None = None,
+        image_format: ImageFormat | None = None,
+    ) -> None:
         super().__init__()
         self._run = run
-        self.family = family
         self._preprocess = preprocess
+        self._image_format = image_format
+        self.family = family
+        self.labels = labels
+        self.preprocess = family.collate(preprocess)
+
+    def outputs(self, inputs: Any) -> NamedTensors:
+        """Return all outputs by name, of inputs as :attr:`preprocess` makes them."""
+        if self._image_format is not None:
+            images = images_of_inputs(inputs, self._image_format)
+            return self._run({IMAGES: images})
+        return self._run(named_inputs(inputs))
+
+    def predict(self, inputs: Any) -> Prediction:
+        """Return the whole answer to a batch, as the file gives it.
+
+        Raises:
+            NonFiniteError: for logits that are NaN or infinite.
+        """
+        outputs = self.outputs(inputs)
+        logits = outputs[MEMBER_LOGITS].numpy()
+        probabilities = outputs[PROBABILITIES].double()
+        confidence, predicted = probabilities.max(dim=1)
+        _, count, _ = logits.shape
+        mi = np.empty(count)
+        member_probabilities = np.empty(logits.shape)
+        for rows, block in blocks(logits):
+            mi[rows] = block.mi
+            member_probabilities[:, rows] = block.member_probs
+        return Prediction(
+            labels=self.labels,
+            probabilities=probabilities,
+            predicted=predicted,
+            confidence=confidence,
+            entropy=torch.special.entr(probabilities).sum(dim=1),
+            mi=torch.from_numpy(mi),
+            ood_score=outputs.get(OOD_SCORE),
+            is_ood=outputs.get(IS_OOD),
+            sets=outputs.get(CONFORMAL_SET),
+            member_probabilities=torch.from_numpy(member_probabilities),
+        )
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return the logits of every member, ``[M, B, classes]``."""
-        return self._run(named_inputs(inputs))["member_logits"]
+        return self.outputs(inputs)[MEMBER_LOGITS]
 
     def forward(self, inputs: Any) -> Tensor:
         """Return the mean prediction: probabilities ``[B, classes]``, and no logarithm of them as of other models."""
-        return self._run(named_inputs(inputs))["probabilities"]
+        return self.outputs(inputs)[PROBABILITIES]
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Draw random inputs of the right shape."""
@@ -93,6 +152,34 @@ class ExportedFile:
         return int(self.metadata["members"])
 
     @property
+    def outputs(self) -> Mapping[str, TensorShape]:
+        """What its graph gives, by name."""
+        return GraphShapes.from_json(json.loads(self.metadata["shapes"])).outputs
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        _, classes = self.outputs[PROBABILITIES].shape
+        assert isinstance(classes, int)  # a graph fixes it
+        return classes
+
+    @property
+    def labels(self) -> list[str] | None:
+        """Class names, or None."""
+        labels: list[str] | None = json.loads(self.metadata["labels"])
+        return labels
+
+    @property
+    def reads(self) -> str:
+        """The kind of sample that it reads: ``image`` or ``text``."""
+        return "text" if self.metadata["input"] == TOKENS else "image"
+
+    @property
+    def chosen(self) -> Chosen:
+        """What ``calibrate`` had chosen for its model."""
+        return chosen_of(self.metadata)
+
+    @property
     def macs(self) -> int | None:
         """Multiply-adds of one sample; None for texts of another length than they were counted for."""
         if self.max_length is not None:
@@ -131,7 +218,11 @@ class ExportedFile:
                     raise
                 raise InputError(f"{runtime} cannot run {self.path}: {first_line(error)}") from error
 
-        return ExportedModel(run_or_refuse, self.family, self.preprocess)
+        image_format = None
+        with refused_as(f"cannot tell what {self.path} takes"):
+            if self.metadata["input"] == UINT8:
+                image_format = self.family.image_format(self.preprocess)
+            return ExportedModel(run_or_refuse, self.family, self.preprocess, self.labels, image_format)
 
     def example_inputs(self) -> Any:
         """Return random inputs of one sample.
@@ -150,7 +241,13 @@ class ExportedFile:
             "arch": self.metadata.get("arch"),
             "members": self.members,
             "macs": self.macs,
-            "labels": json.loads(self.metadata.get("labels", "null")),
+            "labels": self.labels,
+            "input": self.metadata["input"],
+            "outputs": list(self.outputs),
+            "ood_score": self.metadata["ood_score"],
+            "threshold": json.loads(self.metadata["threshold"]),
+            "calibration": json.loads(self.metadata["calibration"]),
+            "conformal": json.loads(self.metadata["conformal"]),
             "preprocess": self.preprocess,
             "made_of": json.loads(self.metadata.get("inputs", "[]")),
         }

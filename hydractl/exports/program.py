@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import keyword
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, PROBABILITIES
+from hydractl.exports.shapes import GraphShapes, Shapes, Size, TensorShape
 from hydractl.jsonio import parse_json, shown
 
 _LARGEST = 1 << 63  # of a whole number: a slice without an end has 2^63 - 1
@@ -252,7 +255,7 @@ _OPERATORS = frozenset(
     min mish movedim mul_ multi_head_attention narrow new_empty new_full new_ones new_zeros norm numpy_T one_hot
     ones ones_like outer pad pairwise_distance pixel_shuffle pixel_unshuffle prelu promote_types reciprocal_
     relu6 relu_ repeat_interleave reshape reshape_as rms_norm roll rrelu rsub scaled_dot_product_attention selu
-    silu silu_ softmax softplus split split_with_sizes square squeeze stack std sub_ sum swapaxes swapdims
+    silu silu_ softmax softplus sort split split_with_sizes square squeeze stack std sub_ sum swapaxes swapdims
     sym_numel sym_size sym_storage_offset sym_stride t take_along_dim tensor_split tile to topk transpose tril
     tril_ triu triu_ true_divide type_as unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze_
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest2d var_mean view_as vstack where
@@ -379,8 +382,16 @@ def _signature(value: Any) -> None:
     if parse_json(value.get("in_spec", ""), "the tree of inputs") != [1, inputs]:
         raise _refuse("the tree of inputs", value.get("in_spec"))
     outputs = parse_json(value.get("out_spec", ""), "the tree of outputs")
-    if outputs != [1, _tree(["probabilities", "member_logits"])]:
+    if not any(outputs == [1, _tree(names)] for names in _named_outputs()):
         raise _refuse("the tree of outputs", value.get("out_spec"))
+
+
+def _named_outputs() -> Iterator[list[str]]:
+    """Yield the names of the outputs of every graph that is exported, in order."""
+    perhaps_score: list[list[str]] = [[], [OOD_SCORE], [OOD_SCORE, IS_OOD]]
+    perhaps_set: list[list[str]] = [[], [CONFORMAL_SET]]
+    for score, conformal_set in itertools.product(perhaps_score, perhaps_set):
+        yield [PROBABILITIES, *score, *conformal_set, MEMBER_LOGITS]
 
 
 _PROGRAM = _record(
@@ -411,6 +422,46 @@ def check_program(document: Any) -> None:
     missing = [key for key in _REQUIRED if key not in document]
     if missing:
         raise Refused(f"a graph without {missing[0]}")
+
+
+_NUMBER_FORMATS = {1: "uint8", 5: "int64", 7: "float32", 8: "float64", 12: "bool"}
+"""The number formats of inputs and outputs, by torch's numbers in such a file."""
+
+
+def shapes_of_program(document: Mapping[str, Any]) -> GraphShapes:
+    """Return what a checked graph takes and gives.
+
+    Raises:
+        Refused: its inputs and outputs are not those that its signature names.
+    """
+    graph = document["graph_module"]["graph"]
+    specs = document["graph_module"]["signature"]["input_specs"]
+    input_values = []
+    for spec in specs:
+        if "user_input" in spec:
+            input_values.append(spec["user_input"]["arg"]["as_tensor"]["name"])
+    output_values = [output["as_tensor"]["name"] for output in graph["outputs"]]
+    signature = document["graph_module"]["module_call_graph"][0]["signature"]
+    input_names = signature["forward_arg_names"]
+    output_names = json.loads(json.loads(signature["out_spec"])[1]["context"])
+    return GraphShapes(
+        _shapes_of_values(graph, input_names, input_values), _shapes_of_values(graph, output_names, output_values)
+    )
+
+
+def _shapes_of_values(graph: Mapping[str, Any], names: Sequence[str], values: Sequence[str]) -> Shapes:
+    """Return the shapes of some values of a graph by the names that callers use."""
+    if len(names) != len(values):
+        raise Refused(f"{len(values)} tensors for {', '.join(names)}")
+    shapes = {}
+    for name, value in zip(names, values, strict=True):
+        tensor = graph["tensor_values"][value]
+        sizes: list[Size] = []
+        for size in tensor["sizes"]:
+            sizes.append(size.get("as_int", "any"))
+        dtype = _NUMBER_FORMATS.get(tensor["dtype"], "unknown")
+        shapes[name] = TensorShape(dtype, tuple(sizes))
+    return shapes
 
 
 def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int]) -> None:

@@ -14,18 +14,25 @@ from hydractl.exports.formats import FORMATS, WeightsFile, relocated
 from hydractl.exports.graph import Expectation, Graph, expectations, traced
 from hydractl.exports.metadata import metadata_of
 from hydractl.exports.opened import ExportedModel
+from hydractl.exports.shapes import Shapes
 from hydractl.families import classes_of
+from hydractl.families.base import ImageFormat
 from hydractl.files.atomic import Output
-from hydractl.files.checkpoint import TensorSource, sha256_file
+from hydractl.files.checkpoint import BESIDE, TensorSource, beside_infos, sha256_file
 from hydractl.files.description import Description
 from hydractl.files.export_answer import ExportCheck, ExportedFileRecord
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.threshold import stored_score
+from hydractl.model.detection import DETECTOR_START
+from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 
 MOST_IN_ONE_FILE = 2**31 - 2**26
 """Bytes of weights that fit into an ONNX file, which is one message of protobuf, with room for the graph."""
+
+
+MOST_BANK_BYTES = 2**28
+"""The largest bank of ``knn``, of all members together, that is put into a file."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,8 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         tensors: its weights, which are not read.
 
     Raises:
-        UsageError: for libraries that are not installed, a zero-shot model whose classes have no names, and a
-            checkpoint with an OOD score on features.
+        UsageError: for libraries that are not installed, a zero-shot model whose classes have no names, a cascade, and
+            what its OOD score was fitted to where it is too large for a file.
     """
     for kind in kinds:
         FORMATS[kind].require()
@@ -75,27 +82,42 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             f"{description.arch} has no classes of its own, and an exported file needs them",
             hint="name them: --labels FILE",
         )
-    score = stored_score(description.extra)
-    if score in ON_FEATURES:
+    if description.extra.get("cascade") is not None:
         raise UsageError(
-            f"the OOD score {score} of this checkpoint is taken of features, which an exported file cannot give",
-            hint="export the checkpoint as it was before calibrate, or with a score on logits",
+            "a checkpoint with a cascade cannot be exported: a graph runs all members for every sample, and threshold"
+            " and calibration were fitted to the cascade",
+            hint="F.st?cascade=0 runs all members: hydractl calibrate 'F.st?cascade=0' -o whole.st, and export that",
+        )
+    bank_bytes = _bytes_beside(tensors, DETECTOR_START)
+    score = stored_score(description.extra)
+    if score == "knn" and bank_bytes > MOST_BANK_BYTES:
+        raise UsageError(
+            f"the bank of knn has {bank_bytes / 2**20:,.0f} MiB, and an exported file at most"
+            f" {MOST_BANK_BYTES / 2**20:.0f}",
+            hint="fit it to fewer training samples: hydractl calibrate --ood-score knn --knn-bank N",
         )
     weights = sum(tensors.info(name).numel for name in tensors.names())
-    return [_target(kind, stem, weights) for kind in kinds]
+    fitted_bytes = _bytes_beside(tensors, BESIDE)
+    return [_target(kind, stem, weights, fitted_bytes) for kind in kinds]
 
 
-def _target(kind: str, stem: Path, weights: int) -> Target:
+def _bytes_beside(tensors: TensorSource, start: str) -> int:
+    """Return the size of the tensors beside the weights whose names start so, as checkpoint and exported file hold."""
+    return sum(info.nbytes for info in beside_infos(tensors, start))
+
+
+def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
     """Return the target of a format.
 
     Args:
         kind: the format.
         stem: the path of the file without its ending.
         weights: the number of weights of the model.
+        fitted_bytes: the size of what lies beside them, detectors and posteriors, which no format rounds.
     """
     export_format = FORMATS[kind]
     path = stem.with_name(f"{stem.name}{export_format.ending}")
-    fits = export_format.bytes_per_weight * weights <= MOST_IN_ONE_FILE
+    fits = export_format.bytes_per_weight * weights + fitted_bytes <= MOST_IN_ONE_FILE
     if kind == "onnx-int8" and not fits:
         raise UsageError(f"--format {kind}: {weights:,} weights do not fit into one file", hint="--format onnx")
     data = None
@@ -125,12 +147,14 @@ class _Reference:
 
     Attributes:
         model: whose preprocessing and score are taken.
+        image_format: how graphs make inputs of images in uint8; None for graphs that take inputs preprocessed.
         expected: inputs, and what it makes of them.
         data: what files that are not exact are measured on; None for nothing.
         answers: of the model to these data.
     """
 
     model: HydraModel
+    image_format: ImageFormat | None
     expected: Sequence[Expectation]
     data: CheckData | None
     answers: Answers
@@ -151,6 +175,8 @@ class Claim:
         seed: int,
         log: Log,
         data: CheckData | None = None,
+        *,
+        uint8: bool = False,
     ) -> list[ExportedFileRecord]:
         """Write every file under its temporary name and check it.
 
@@ -161,6 +187,7 @@ class Claim:
             seed: draws the inputs of the check.
             log: receives a line for every file.
             data: what files that are not exact are measured on; None for nothing.
+            uint8: whether graphs take images in uint8, and normalise them.
 
         Returns:
             For each target, what it is, its inputs, size and SHA-256, and the result of its check.
@@ -169,18 +196,17 @@ class Claim:
             HydraError: where a file does not run, or differs from the model.
         """
         model = build()
-        if model.cascade is not None:
-            log.warn("in an exported file all members run for all samples: a graph has no cascade")
-            model.cascade = None
+        image_format = model.family.image_format(model.description.preprocess) if uint8 else None
         longest = model.family.longest_text(model.description.preprocess)
         reference = _Reference(
             model=model,
-            expected=expectations(model, longest, seed),
+            image_format=image_format,
+            expected=expectations(model, longest, seed, image_format),
             data=data,
-            answers=[] if data is None else data.measure(model, model.member_logits, log),
+            answers=[] if data is None else data.measure(model, log),
         )
-        metadata = metadata_of(model.description, origins, macs)
-        graph = traced(model, longest)
+        graph = traced(model, longest, image_format)
+        metadata = metadata_of(model.description, origins, macs, graph.shapes())
         written = []
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
@@ -192,7 +218,8 @@ class Claim:
                     target.planned(),
                     bytes=size,
                     sha256=sha256_file(self._outputs[target.path].temporary),
-                    inputs=graph.inputs(),
+                    inputs=_in_words(graph.shapes().inputs),
+                    outputs=_in_words(graph.shapes().outputs),
                     check=check,
                 )
                 written.append(record)
@@ -207,12 +234,14 @@ class Claim:
         """
         exact = FORMATS[target.kind].exact
         run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
-        check = compare_with_model(target.path, run, runtime, reference.expected, exact=exact)
+        chosen = Chosen.of(reference.model.description.extra)
+        check = compare_with_model(target.path, run, runtime, reference.expected, chosen, exact=exact)
         if reference.data is not None and not exact:
             model = reference.model
-            rounded = ExportedModel(run, model.family, model.description.preprocess)
-            answers = reference.data.measure(model, rounded.member_logits, log)
-            check = replace(check, on_data=reference.data.compared(model, reference.answers, answers))
+            preprocess = model.description.preprocess
+            rounded = ExportedModel(run, model.family, preprocess, model.labels, reference.image_format)
+            answers = reference.data.measure(rounded, log)
+            check = replace(check, on_data=reference.data.compared(chosen, reference.answers, answers))
         log.detail(f"{target.path}: {runtime} runs it as the model does")
         return check
 
@@ -246,3 +275,8 @@ class Claim:
             for file in target.files:
                 paths.append(self._outputs[file].commit())
         return paths
+
+
+def _in_words(shapes: Shapes) -> dict[str, str]:
+    """Return inputs or outputs in words: ``float32 [batch, 3, 224, 224]``."""
+    return {name: str(tensor) for name, tensor in shapes.items()}

@@ -318,6 +318,13 @@ def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]
     return tensors
 
 
+def beside_infos(source: TensorSource, start: str = BESIDE) -> list[TensorInfo]:
+    """Return what the header says of the tensors of :func:`beside`, none of which is read."""
+    if not isinstance(source, FileTensors):
+        return []
+    return [info for name, info in source.header.tensors.items() if name.startswith(start)]
+
+
 def shapes_only(source: TensorSource) -> MappedTensors:
     """Return the tensors of a source as meta tensors, which have dtypes and shapes and no numbers."""
     infos = {name: source.info(name) for name in source.names()}

@@ -1,4 +1,4 @@
-"""The answer of export (``hydractl.export/1``): files that run a model without hydractl, and how each was checked."""
+"""The answer of export (``hydractl.export/2``): files that run a model without hydractl, and how each was checked."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ class RoundedFigures(Record, form="RoundedFigures"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundedFlags(Record, form="RoundedFlags"):
+    """What rounding does to the flags of a data set."""
+
+    before: float = needed("Share of the samples that the model flags.")
+    after: float = needed("Share of the samples that the exported file flags.")
+    changed: float = needed("Share of the samples that only one of them flags.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundedOnData(Record, form="RoundedOnData"):
     """What rounding the weights does on data."""
 
@@ -27,6 +36,10 @@ class RoundedOnData(Record, form="RoundedOnData"):
     agreement: float = needed("Share of the ID samples with the same predicted class.")
     before: RoundedFigures = needed("The model.")
     after: RoundedFigures = needed("The exported file.")
+    score_moved: float = needed("Mean absolute difference of the OOD scores of all samples.")
+    flags: Mapping[str, RoundedFlags] | None = needed(
+        "What becomes of flags, of the ID samples under `id` and by OOD set; null without a threshold."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +52,13 @@ class ExportCheck(Record, form="ExportCheck"):
     member_logits_max_abs: float = needed("The largest difference of a logit of a member.")
     max_abs_logit: float = needed("The largest logit of the model, without its sign.")
     tolerance: Number = needed("The largest difference that is allowed; null where weights are rounded.")
+    score: str | None = needed("The OOD score of the graph; null where it has none.")
+    score_max_abs: Number = needed("The largest difference of an OOD score; null without one.")
+    score_tolerance: Number = needed("The largest one that was allowed, of the largest score; null where none is held.")
+    flags_changed: Count | None = needed(
+        "Samples flagged otherwise, all that near the threshold where a tolerance is held; null without a threshold."
+    )
+    sets_changed: Count | None = needed("Samples with another prediction set, likewise; null without sets.")
     on_data: RoundedOnData | None = described("What rounding weights does on the data of `--test`.")
 
 
@@ -52,6 +72,7 @@ class ExportedFileRecord(Record, form="ExportedFile"):
     bytes: Count | None = described("Its size; not in a plan.")
     sha256: str | None = described("SHA-256 of the file; not in a plan.")
     inputs: Mapping[str, str] | None = described("By input its number format and shape; not in a plan.")
+    outputs: Mapping[str, str] | None = described("By output the same; not in a plan.")
     check: ExportCheck | None = described("How it was checked; not in a plan.")
 
 
@@ -59,7 +80,7 @@ class ExportedFileRecord(Record, form="ExportedFile"):
 class ExportAnswer(Record, form="Export"):
     """What `hydractl export --json` prints."""
 
-    schema: Literal["hydractl.export/1"] = needed(SCHEMA_TEXT, "hydractl.export/1")
+    schema: Literal["hydractl.export/2"] = needed(SCHEMA_TEXT, "hydractl.export/2")
     model: str = needed("Name of the model.")
     sha256: str | None = described("SHA-256 of its checkpoint; not in a plan.")
     arch: str = needed("Its architecture.")

@@ -129,6 +129,7 @@ class ScoreDataRecord(DataSetRecord, form="ScoreData"):
     """The training data that OOD scores on features were fitted to."""
 
     knn_k: Count | None = described("The neighbour that `knn` takes.")
+    knn_bank: Count | None = described("The number of samples that `knn` keeps at most, where they are not all.")
 
 
 @dataclass(frozen=True, kw_only=True)

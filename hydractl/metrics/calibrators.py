@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
+from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.probabilities import Floats, check_labels, log_softmax, shifted_powers, softmax
 
 CALIBRATION_KINDS = ("temperature", "vector")
@@ -105,7 +106,7 @@ class Calibration:
         scaled = self.scaled(log_probs)
         return log_softmax(scaled)
 
-    def scaled(self, log_probs: Floats) -> Floats:
+    def scaled(self, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
         """Return ``log p * scale + bias`` [N, C], whose softmax is the calibrated p, from log p [N, C].
 
         Raises:
@@ -114,11 +115,11 @@ class Calibration:
         classes = log_probs.shape[1]
         if self.kind == "vector" and len(self.scale) != classes:
             raise InputError(f"the calibration was fitted for {len(self.scale)} classes, the model has {classes}")
-        bounded = np.maximum(log_probs, _LOWEST_LOG_P)
-        scaled = bounded * np.array(self.scale)
+        bounded = arrays.at_least(log_probs, _LOWEST_LOG_P)
+        scaled = bounded * arrays.numbers(self.scale)
         if not self.bias:
             return scaled
-        return scaled + np.array(self.bias)
+        return scaled + arrays.numbers(self.bias)
 
     def to_json(self) -> CalibrationEntry:
         """Return the entry that :meth:`from_json` reads."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError
+from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.probabilities import Floats, blocks, check_labels, check_shape
 
@@ -81,7 +82,7 @@ class ConformalEntry(TypedDict):
     empty: float | None
 
 
-def nonconformity(probs: Floats, method: str) -> Floats:
+def nonconformity(probs: Floats, method: str, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C].
 
     ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all classes before it by falling p, equally probable
@@ -90,19 +91,19 @@ def nonconformity(probs: Floats, method: str) -> Floats:
     """
     if method == "lac":
         return 1.0 - probs
-    order = np.argsort(-probs, axis=1, kind="stable")
-    falling = np.take_along_axis(probs, order, axis=1)
-    sums = np.cumsum(falling, axis=1)
-    at_most_1 = np.minimum(sums, 1.0)  # else rounding could leave a class out of the sets of qhat 1
+    order = arrays.places_by_falling_value(probs)
+    falling = arrays.taken(probs, order)
+    sums = arrays.cumulated(falling)
+    at_most_1 = arrays.at_most(sums, 1.0)  # else rounding could leave a class out of the sets of qhat 1
     # Each sum goes back to the class that it belongs to.
-    scores = np.empty_like(probs)
-    np.put_along_axis(scores, order, at_most_1, axis=1)
-    return scores
+    classes = probs.shape[1]
+    return arrays.placed(at_most_1, order, classes)
 
 
-def prediction_sets(probs: Floats, fitted: Conformal) -> NDArray[np.bool_]:
+def prediction_sets(probs: Floats, fitted: Conformal, arrays: Arrays = ON_ARRAYS) -> NDArray[np.bool_]:
     """Return which classes are in the prediction set of each sample, bool [n, C], from p [n, C]."""
-    return nonconformity(probs, fitted.method) <= fitted.qhat
+    scores = nonconformity(probs, fitted.method, arrays)
+    return scores <= arrays.number(fitted.qhat)
 
 
 def fit_conformal(

@@ -1,7 +1,8 @@
 """Out-of-distribution scores: one number a sample from the members' logits, higher = more OOD.
 
-One function each, of a :class:`~hydractl.metrics.probabilities.Block`. The choices of ``--ood-score`` are read from
-here when help is shown, so nothing here imports numpy: the arithmetic is the block's.
+One function each, of a :class:`~hydractl.metrics.probabilities.Block` of arrays, or of tensors in an exported graph.
+The choices of ``--ood-score`` are read from here when help is shown, so nothing here imports numpy: the arithmetic is
+the block's.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callabl
 @ood_score("OOD score: minus the highest p.")
 def msp(block: Block) -> Floats:
     """Minus the maximum softmax probability of p, [n]. Source: Hendrycks and Gimpel 2017."""
-    confidence = block.probs.max(axis=1)
-    return -confidence
+    return -block.confidence
 
 
 @ood_score("OOD score: entropy of p, in nats.")
@@ -89,8 +89,7 @@ def entropy(block: Block) -> Floats:
 @ood_score("OOD score: the second highest p minus the highest.")
 def margin(block: Block) -> Floats:
     """The second highest p minus the highest, [n], -1..0; minus p for one class. Source: Scheffer et al. 2001."""
-    rising = block.probs.copy()  # [n, C]
-    rising.sort(axis=1)
+    rising = block.rising_probs  # [n, C]
     classes = rising.shape[1]
     if classes == 1:
         return -rising[:, 0]
@@ -102,11 +101,9 @@ def margin(block: Block) -> Floats:
 @ood_score("OOD score: sum of (p_k (1 - p_k))^0.1 over the 100 classes of highest p.")
 def gen(block: Block) -> Floats:
     """Generalised entropy of p, [n]. Source: Liu et al. 2023, gamma = 0.1 and M = 100."""
-    rising = block.probs.copy()
-    rising.sort(axis=1)
-    highest = rising[:, -_GEN_CLASSES:]  # [n, at most 100]
+    highest = block.rising_probs[:, -_GEN_CLASSES:]  # [n, at most 100]
     spread = highest * (1.0 - highest)
-    terms = spread**_GEN_GAMMA
+    terms = spread ** block.arrays.number(_GEN_GAMMA)
     return terms.sum(axis=1)
 
 
@@ -140,4 +137,4 @@ def variance(block: Block) -> Floats:
     probs = block.member_probs_of_predicted  # [M, n]
     # The shift changes nothing but rounding: the variance of equal members is exactly 0.
     shifted = probs - probs[0]
-    return shifted.var(axis=0)
+    return block.arrays.variance(shifted)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError, NonFiniteError
+from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 
 Floats = NDArray[np.float64]
 
@@ -141,7 +142,7 @@ class Scaling(Protocol):
     def kind(self) -> str:
         """``temperature``, which keeps the order of classes, or ``vector``."""
 
-    def scaled(self, log_probs: Floats) -> Floats:
+    def scaled(self, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
         """Return the calibrated log p [n, C] of log p [n, C], up to a constant for each sample."""
 
 
@@ -150,11 +151,17 @@ class Block:
 
     ``probs``, ``log_probs``, ``entropy`` and ``predicted`` are calibrated where a calibration is given; everything else
     describes the members as they are.
+
+    Args:
+        logits: as above; in a graph a float64 tensor, and then everything else is one too.
+        calibration: of p; None for none.
+        arrays: the operations on them.
     """
 
-    def __init__(self, logits: Floats, calibration: Scaling | None = None) -> None:
+    def __init__(self, logits: Floats, calibration: Scaling | None = None, arrays: Arrays = ON_ARRAYS) -> None:
         self.logits = logits
         self.calibration = calibration
+        self.arrays = arrays
 
     @cached_property
     def highest(self) -> Floats:
@@ -166,19 +173,18 @@ class Block:
     @cached_property
     def votes(self) -> NDArray[np.int64]:
         """The class each member votes for, [M, n]: its highest logit, the lowest index on a tie."""
-        highest_class = self.logits.argmax(axis=2)
-        return np.asarray(highest_class, dtype=np.int64)
+        return self.arrays.argmax(self.logits, axis=2)
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
         """The four arrays of :func:`shifted_powers`, [M, n, 1], [M, n, C], [M, n, C] and [M, n, 1]."""
-        return shifted_powers(self.logits)
+        return shifted_powers(self.logits, self.arrays)
 
     @cached_property
     def logsumexp(self) -> Floats:
         """log sum exp of each member's logits, [M, n], in nats."""
         highest, _, _, total = self._powers
-        log_sums = highest + np.log(total)  # [M, n, 1]
+        log_sums = highest + self.arrays.log(total)  # [M, n, 1]
         without_class_axis: Floats = log_sums[:, :, 0]
         return without_class_axis
 
@@ -192,13 +198,13 @@ class Block:
     def member_log_probs(self) -> Floats:
         """Logarithm of each member's softmax, [M, n, C]; finite where the softmax underflows to 0."""
         _, shifted, _, total = self._powers
-        log_total = np.log(total)
+        log_total = self.arrays.log(total)
         return shifted - log_total
 
     @cached_property
     def member_powers(self) -> Floats:
         """The exponential of :attr:`member_log_probs`, [M, n, C]; ``member_probs`` but for rounding."""
-        return np.exp(self.member_log_probs)
+        return self.arrays.exp(self.member_log_probs)
 
     @cached_property
     def pooled(self) -> Floats:
@@ -212,28 +218,38 @@ class Block:
         log_probs = self.member_log_probs
         if len(log_probs) == 1:
             return log_probs[0]
-        return pool_log_probs(log_probs)
+        return pool_log_probs(log_probs, self.arrays)
 
     @cached_property
     def _scaled(self) -> Floats | None:
         """The logarithms whose softmax is the calibrated p, [n, C]; None without a calibration."""
         if self.calibration is None:
             return None
-        return self.calibration.scaled(self.pooled_log)
+        return self.calibration.scaled(self.pooled_log, self.arrays)
 
     @cached_property
     def probs(self) -> Floats:
         """p, [n, C]."""
         if self._scaled is None:
             return self.pooled
-        return softmax(self._scaled)
+        return softmax(self._scaled, self.arrays)
 
     @cached_property
     def log_probs(self) -> Floats:
         """log p, [n, C]; finite whenever the logits are."""
         if self._scaled is None:
             return self.pooled_log
-        return log_softmax(self._scaled)
+        return log_softmax(self._scaled, self.arrays)
+
+    @cached_property
+    def confidence(self) -> Floats:
+        """The highest p, [n]."""
+        return self.arrays.max(self.probs, axis=1)
+
+    @cached_property
+    def rising_probs(self) -> Floats:
+        """p, [n, C], of each sample in rising order."""
+        return self.arrays.rising(self.probs)
 
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
@@ -243,14 +259,13 @@ class Block:
         probs = self.pooled
         if changes_order:
             probs = self.probs
-        most_probable = probs.argmax(axis=1)
-        return np.asarray(most_probable, dtype=np.int64)
+        return self.arrays.argmax(probs, axis=1)
 
     @cached_property
     def entropy(self) -> Floats:
         """Entropy of p in nats, [n]."""
         # Log p is finite, so a p that underflows to 0 adds 0.
-        terms = np.exp(self.log_probs) * self.log_probs
+        terms = self.arrays.exp(self.log_probs) * self.log_probs
         total = terms.sum(axis=1)
         entropy: Floats = 0.0 - total  # unlike -total, never a negative zero
         return entropy
@@ -266,19 +281,20 @@ class Block:
         sum of divergences).
         """
         if len(self.logits) == 1:
-            return np.zeros(self.logits.shape[1])
+            first_class = self.logits[0, :, 0]
+            return self.arrays.filled(first_class, 0.0)
         terms = self.member_powers * (self.member_log_probs - self.pooled_log)
         divergence = terms.sum(axis=2)  # of each member from the mean, [M, n]
         mean_divergence = divergence.mean(axis=0)
-        not_negative: Floats = np.maximum(mean_divergence, 0.0)
-        return not_negative
+        return self.arrays.at_least(mean_divergence, 0.0)
 
     @cached_property
     def member_probs_of_predicted(self) -> Floats:
         """Each member's probability of the class of highest p before calibration, [M, n]."""
-        predicted = self.pooled.argmax(axis=1)
-        every_sample = np.arange(len(predicted))
-        return self.member_probs[:, every_sample, predicted]
+        predicted = self.arrays.argmax(self.pooled, axis=1)
+        probs = self.arrays.taken(self.member_probs, predicted[None, :, None])  # [M, n, 1]
+        without_class_axis: Floats = probs[:, :, 0]
+        return without_class_axis
 
 
 def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
@@ -326,49 +342,47 @@ def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Fl
     return on_all_samples
 
 
-def shifted_powers(logits: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def shifted_powers(logits: Floats, arrays: Arrays = ON_ARRAYS) -> tuple[Floats, Floats, Floats, Floats]:
     """Return, over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum.
 
     The highest logit and the sum keep the last axis, of length 1.
     """
-    highest = logits.max(axis=-1, keepdims=True)
+    highest = arrays.max(logits, axis=-1, keepdims=True)
     shifted = logits - highest
-    powers = np.exp(shifted)
+    powers = arrays.exp(shifted)
     total = powers.sum(axis=-1, keepdims=True)
     return highest, shifted, powers, total
 
 
-def softmax(logits: Floats) -> Floats:
+def softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return the softmax over the last axis.
 
     Not the exponential of :func:`log_softmax`: the quotient gives 1/C exactly for equal logits, so that a
     confidence that lies on a bin edge stays on it.
     """
-    _, _, powers, total = shifted_powers(logits)
-    probs = powers / total
-    return np.asarray(probs, dtype=np.float64)
+    _, _, powers, total = shifted_powers(logits, arrays)
+    return powers / total
 
 
-def log_softmax(logits: Floats) -> Floats:
+def log_softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite where the softmax underflows."""
-    _, shifted, _, total = shifted_powers(logits)
-    log_total = np.log(total)
-    log_probs = shifted - log_total
-    return np.asarray(log_probs, dtype=np.float64)
+    _, shifted, _, total = shifted_powers(logits, arrays)
+    log_total = arrays.log(total)
+    return shifted - log_total
 
 
-def pool_log_probs(log_probs: Floats) -> Floats:
+def pool_log_probs(log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return log p [N, C] of the mean over members, from the members' log-probabilities [M, N, C].
 
     It is the logsumexp over members less log M. Equal members give their own values back, exactly.
     """
     members = len(log_probs)
-    highest = log_probs.max(axis=0)  # [N, C]
-    powers = np.exp(log_probs - highest)
+    highest = arrays.max(log_probs, axis=0)  # [N, C]
+    powers = arrays.exp(log_probs - highest)
     total = powers.sum(axis=0)
-    log_mean = np.log(total) - np.log(float(members))  # exactly 0 where all members are equal
-    pooled = highest + log_mean
-    return np.asarray(pooled, dtype=np.float64)
+    log_members = arrays.number(float(np.log(float(members))))
+    log_mean = arrays.log(total) - log_members  # exactly 0 where all members are equal
+    return highest + log_mean
 
 
 @per_sample

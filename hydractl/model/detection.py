@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
-from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, Statistics
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, Statistics, smaller_bank
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
 
 FeatureClassifier = tuple[Floats, Floats]
 """Weight ``[classes, D]`` and bias ``[classes]`` of a linear function from features to logits, float64."""
+
+DETECTOR_START = f"{BESIDE}ood."
+"""The start of the names of tensors that hold what an OOD score was fitted to."""
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """How far W x + b may be from the logits by rounding, as a share of the largest logit, by the format of the model."""
@@ -225,20 +228,35 @@ class Detector:
             members.append(statistics)
         return Detector(members, self.fitted_on)
 
+    def with_bank(self, samples: int) -> Detector:
+        """Return a detector whose ``knn`` keeps so many of the training samples, evenly spaced; others stay.
+
+        Raises:
+            InputError: these are fewer than its neighbours.
+        """
+        members = []
+        for fitted in self.members:
+            kept = dict(fitted)
+            if "knn" in fitted:
+                kept["knn"] = smaller_bank(fitted["knn"], samples)
+            members.append(kept)
+        return Detector(members, {**self.fitted_on, "knn_bank": samples})
+
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return what one score was fitted to, by the names of a checkpoint; float32 where that loses nothing."""
         tensors = {}
         for member, fitted in enumerate(self.members):
             for part, values in fitted[name].items():
-                key = f"{BESIDE}ood.{member}.{part}"
-                exact = torch.from_numpy(values)
-                narrow = exact.float()
-                lossless = torch.equal(narrow.double(), exact)
-                if lossless:
-                    tensors[key] = narrow
-                else:
-                    tensors[key] = exact
+                tensors[f"{DETECTOR_START}{member}.{part}"] = narrowed(values)
         return tensors
+
+
+def narrowed(values: Floats) -> Tensor:
+    """Return numbers as a tensor: in float32 where that loses nothing, else in float64."""
+    exact = torch.from_numpy(values)
+    narrow = exact.float()
+    lossless = torch.equal(narrow.double(), exact)
+    return narrow if lossless else exact
 
 
 def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
@@ -249,7 +267,7 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
     """
     fitted_members = []
     for member in range(members):
-        prefix = f"{BESIDE}ood.{member}."
+        prefix = f"{DETECTOR_START}{member}."
         statistics = {}
         for name in tensors.header.tensors:
             if name.startswith(prefix):

@@ -25,6 +25,9 @@ def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
         words.append(f"{what} from {number(before)} to {number(after)}")
         if before is not None and after is not None and before - after > LOST:
             is_harmful = True
+    if data.flags is not None:
+        for name, flags in data.flags.items():
+            words.append(f"flagged of {name} from {flags.before:.1%} to {flags.after:.1%}")
     alike = f"{data.agreement:.1%} of the answers the same, on {data.n} samples"
     return f"{file.path}: {', '.join(words)}, {alike}", is_harmful
 

@@ -87,6 +87,11 @@ class CalibrateSettings(Validated):
         f"Training data, which scores on features are fitted to: {', '.join(ON_FEATURES)}", metavar="SPEC", often=True
     )
     knn_k: int = calibrate_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
+    knn_bank: int | None = calibrate_option(
+        "Keep only N of the training samples for --ood-score knn, evenly spaced, as for an exported file [samples, "
+        "default: all]",
+        at_least=1,
+    )
     features: str | None = calibrate_option(
         "Keep what the MODEL makes of --train in a file, or read it from the file that is there",
         metavar="F.st",

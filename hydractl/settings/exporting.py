@@ -59,6 +59,13 @@ class ExportSettings(Batched):
         split=True,
         often=True,
     )
+    input: str = export_option(
+        "What the graph of an image model takes: pixels preprocessed to float32, or images at the model's size in "
+        "uint8, which it normalises itself",
+        "float32",
+        choices=("float32", "uint8"),
+        often=True,
+    )
     test: str | None = export_option(
         "Labelled test data, on which the rounding of onnx-int8 is measured", metavar="SPEC", often=True
     )

@@ -28,6 +28,7 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
     """Write one model in every format that was asked for, each file checked against the model."""
     (source,) = open_sources(settings.model, model_options(settings, bodies=True))
     need_classifier(source)
+    _check_input(settings, source)
     targets = plan_exports(settings.format, _stem(settings, source), source.description, source.tensors)
     files = []
     for target in targets:
@@ -47,10 +48,31 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
     announce_reading([source], log)
     with claimed(targets, force=settings.force) as claim:
         macs = cost_of(source.description, source.tensors)["macs"]
-        exports = claim.write(lambda: build_model(source), _origins(source), macs, settings.seed, log, data)
+        exports = claim.write(
+            lambda: build_model(source),
+            _origins(source),
+            macs,
+            settings.seed,
+            log,
+            data,
+            uint8=settings.input == "uint8",
+        )
         warnings = _report_rounding(exports, log)
         answer = replace(plan, sha256=source.sha256, exports=exports, warnings=warnings or None)
         return Outcome(answer.to_json(), files=claim.commit())
+
+
+def _check_input(settings: ExportSettings, source: Source) -> None:
+    """Refuse images for a model that reads texts.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    if settings.input == "uint8" and source.description.reads != "image":
+        raise UsageError(
+            f"--input uint8{settings.where('input')} is for images, and {source.name} reads texts",
+            hint="leave it out: a graph of texts takes the numbers of tokens",
+        )
 
 
 def _stem(settings: ExportSettings, source: Source) -> Path:

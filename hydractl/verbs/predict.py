@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from hydractl.evaluation.predicting import (
     Part,
     Predicting,
     PredictionTally,
+    Predictor,
     Window,
     predicting_model_record,
     rows_of_part,
@@ -29,12 +30,14 @@ from hydractl.evaluation.predicting import (
 from hydractl.evaluation.predictions.lines import FIELDS, FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, windows_in
+from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.predict_answer import (
     PREDICT_SCHEMA,
     REQUIRABLE,
     PlannedPredictions,
     PredictAnswer,
+    PredictingModelRecord,
 )
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
@@ -64,19 +67,50 @@ _REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
 
 
 @dataclass(frozen=True)
+class _OpenedModel:
+    """The MODEL, a checkpoint or an exported file, its weights not yet read.
+
+    Attributes:
+        name: what to call it.
+        chosen: what it holds of a calibration.
+        members: the number of its members.
+        labels: the names of its classes; None where they have only numbers.
+        classes: how many classes it has; 0 where only their names say it.
+        reads: ``image`` or ``text``.
+        facts: what of it decides the lines beside its digest.
+        digest: computes its SHA-256.
+        build: reads its weights.
+        sources: the checkpoint; none for an exported file.
+    """
+
+    name: str
+    chosen: Chosen
+    members: int
+    labels: Sequence[str] | None
+    classes: int
+    reads: str
+    facts: Mapping[str, Any]
+    digest: Callable[[], str]
+    build: Callable[[Log], Predictor]
+    sources: Sequence[Source] = ()
+
+    def record(self) -> PredictingModelRecord:
+        """Return what the summary says of the model."""
+        return predicting_model_record(self.name, self.digest(), self.members, self.chosen)
+
+
+@dataclass(frozen=True)
 class _Plan:
     """What is predicted.
 
     Attributes:
-        source: the checkpoint.
-        chosen: what it holds of a calibration.
+        model: what predicts.
         dataset: all inputs.
         samples: those of this part.
         form: what is said of each.
     """
 
-    source: Source
-    chosen: Chosen
+    model: _OpenedModel
     dataset: Dataset
     samples: range
     form: LineForm
@@ -84,12 +118,12 @@ class _Plan:
     @property
     def reference(self) -> Reference | None:
         """The samples that inputs are compared with; None where there are none, or they were predicted as others."""
-        reference = self.chosen.reference
+        reference = self.model.chosen.reference
         if reference is None:
             return None
-        names = self.source.description.labels
+        names = self.model.labels
         if names is None:
-            names = [str(index) for index in range(self.source.classes or 0)]
+            names = [str(index) for index in range(self.model.classes)]
         if set(names) != set(reference.classes):
             return None
         return reference
@@ -98,9 +132,9 @@ class _Plan:
     def fields(self) -> list[str]:
         """The fields of every line, in order."""
         fields = list(FIELDS)
-        if self.chosen.threshold is not None:
+        if self.model.chosen.threshold is not None:
             fields.append(FLAG)
-        if self.chosen.conformal is not None:
+        if self.model.chosen.conformal is not None:
             fields.append("set")
         if self.form.top:
             fields.append("top")
@@ -155,7 +189,7 @@ def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
         if team.rank:
             return Outcome({}, silent=True)
         return _dry_run(plan, path, report, settings)
-    announce_reading([plan.source], team.quieted(log))
+    announce_reading(plan.model.sources, team.quieted(log))
     if path is None:
         outcome = Outcome({})
         outcome.lines = _lines(plan, report, outcome, settings, log)
@@ -183,12 +217,12 @@ def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
         output = stack.enter_context(Output(path, force=settings.force))
         report_output = _claimed(report, settings, stack)
         fingerprint = _fingerprint(plan, settings)
-        del fingerprint["device"]  # that of a job is known on its node alone
+        fingerprint.pop("device", None)  # that of a job is known on its node alone
         parts = PredictionParts(output.target, fingerprint, settings.parts_in_all, resume=settings.resume, log=log)
         parts.run(settings, log)
         tally = _tally(plan)
         rows = _counted(parts.windows(tally), tally.add)
-        write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
+        write_rows(output, rows, plan.fields, named_classes=plan.model.labels is not None)
         parts.remove()
         answer = _finished(plan, tally, path, report_output, settings, log)
     files = [file for file in (path, report) if file is not None]
@@ -221,14 +255,12 @@ def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
         settings: of the command.
         part: what this process predicts, where ``--part`` does not say it.
     """
-    source = single_source(settings)
-    description = source.description
-    chosen = Chosen.of(description.extra)
+    model = _opened_model(settings)
     texts = settings.inputs or [str(settings.data)]
     dataset = open_inputs(
         texts,
-        reads={source.name: description.reads},
-        labels=description.labels or [],
+        reads={model.name: model.reads},
+        labels=model.labels or [],
         limit=settings.limit,
         seed=settings.seed,
         on_bad=settings.on_bad,
@@ -237,14 +269,27 @@ def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
         part = Part(*parse_part(settings.part))
     samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
     form = LineForm(top=settings.top, members=settings.members)
-    return _Plan(source, chosen, dataset, samples, form)
+    return _Plan(model, dataset, samples, form)
+
+
+def _opened_model(settings: PredictSettings) -> _OpenedModel:
+    """Open the MODEL.
+
+    Raises:
+        UsageError: it is no single model, its classes have no names, or an option is not for exported files.
+        InputError: what is wrong with the file.
+    """
+    file = exported_file(settings.model[0])
+    if file is not None:
+        return _exported_model(file, settings)
+    return _checkpoint(single_source(settings), settings)
 
 
 def single_source(settings: Common) -> Source:
     """Return the checkpoint of the MODEL of a verb that predicts with one model.
 
     Raises:
-        UsageError: it is no single model, or its classes have no names.
+        UsageError: it is no single model, it is an exported file, or its classes have no names.
         InputError: what is wrong with the file.
     """
     text = settings.model[0]
@@ -256,17 +301,84 @@ def single_source(settings: Common) -> Source:
     (argument,) = find_models([text], model_options(settings))
     if not argument.sources:
         raise UsageError(f"{text} is an exported file", hint="give the checkpoint that it was made of")
-    source = argument.sources[0]
+    source = replace(argument.sources[0], name=argument.name)
     if not source.description.labels and not source.classes:
         raise UsageError(f"{source.name} is zero-shot, and its classes have no names", hint="name them: --labels FILE")
-    return replace(source, name=argument.name)
+    return source
+
+
+def _checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
+    """Return a checkpoint as the MODEL."""
+    description = source.description
+    labels = None if description.labels is None else list(description.labels)
+
+    def build(log: Log) -> HydraModel:
+        model = build_model(source, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
+        model.read_prompts(log, source.name)
+        return model
+
+    return _OpenedModel(
+        name=source.name,
+        chosen=Chosen.of(description.extra),
+        members=len(description.masks),
+        labels=labels,
+        classes=source.classes or 0,
+        reads=description.reads,
+        facts={
+            "dtype": settings.dtype,
+            "device": resolve_device(settings.device).type,
+            "whole_last_block": settings.whole_last_block,
+            "max_length": description.preprocess.get("max_length"),
+            "labels": labels,
+            "prompt": None if description.prompt is None else list(description.prompt),
+        },
+        digest=lambda: source.sha256,
+        build=build,
+        sources=[source],
+    )
+
+
+_NOT_FOR_FILES = ("arch", "labels", "prompt", "whole_last_block")
+"""Options about checkpoints: what they decide is settled in an exported file."""
+
+
+def _exported_model(file: ExportedFile, settings: PredictSettings) -> _OpenedModel:
+    """Open an exported file.
+
+    Raises:
+        UsageError: an option says what an exported file cannot do.
+    """
+    for name in _NOT_FOR_FILES:
+        if settings.of_this_verb(name):
+            raise UsageError(
+                f"{settings.called(name)}{settings.where(name)} is for checkpoints: in an exported file it is settled",
+                hint="export its checkpoint again, or give the checkpoint",
+            )
+    if settings.dtype != "float32" or settings.device not in ("auto", "cpu"):
+        raise UsageError(
+            f"exported files run on the CPU, in float32 and as they were written: {file.name}",
+            hint="give the checkpoint that it was made of",
+        )
+    if settings.max_length is not None:
+        file = file.at_length(settings.max_length)
+    return _OpenedModel(
+        name=file.name,
+        chosen=file.chosen,
+        members=file.members,
+        labels=file.labels,
+        classes=file.classes,
+        reads=file.reads,
+        facts={"max_length": file.preprocess.get("max_length")},
+        digest=lambda: file.sha256,
+        build=lambda log: file.build(),
+    )
 
 
 def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
     """Say what would be predicted, and written."""
     files = [file for file in (path, report) if file is not None]
     check_outputs(files, force=settings.force)
-    planned = PlannedPredictions(model=plan.source.name, samples=len(plan.samples), files=[str(file) for file in files])
+    planned = PlannedPredictions(model=plan.model.name, samples=len(plan.samples), files=[str(file) for file in files])
     return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_json()})
 
 
@@ -276,11 +388,11 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
     Raises:
         UsageError: of a figure that there is not.
     """
-    name = plan.source.name
+    name = plan.model.name
     requirements = settings.requirements()
     check_known(requirements, [name], REQUIRABLE, skip_first=False)
     for requirement in requirements:
-        if requirement.key == "ood_share" and plan.chosen.threshold is None:
+        if requirement.key == "ood_share" and plan.model.chosen.threshold is None:
             raise UsageError(
                 f"--require {requirement.text} needs a threshold, and {name} holds none", hint=THRESHOLD_HINT
             )
@@ -293,21 +405,14 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
 
 def _say_what_is_missing(plan: _Plan, log: Log) -> None:
     """Say before it begins what the checkpoint cannot tell of its inputs."""
-    name = plan.source.name
-    if plan.chosen.threshold is None:
+    name = plan.model.name
+    if plan.model.chosen.threshold is None:
         log.info(f"{name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
-    if plan.chosen.reference is not None and plan.reference is None:
+    if plan.model.chosen.reference is not None and plan.reference is None:
         log.info(f"{name}: its reference was predicted with other classes, so nothing is compared with it")
 
 
 # --- predicting -------------------------------------------------------------------------------------------------------
-
-
-def _built(plan: _Plan, settings: PredictSettings, log: Log) -> HydraModel:
-    """Read the weights."""
-    model = build_model(plan.source, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
-    model.read_prompts(log, plan.source.name)
-    return model
 
 
 def _windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> Iterator[Window]:
@@ -316,14 +421,14 @@ def _windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> It
     if not samples:
         return
     predicting = Predicting(
-        _built(plan, settings, log),
-        plan.source.name,
+        plan.model.build(log),
+        plan.model.name,
         plan.dataset,
         plan.form,
         settings.batch_size,
         settings.workers,
     )
-    with log.progress(f"{plan.source.name} predicts", len(samples), "samples") as progress:
+    with log.progress(f"{plan.model.name} predicts", len(samples), "samples") as progress:
         for window in predicting.windows(samples):
             yield window
             progress.advance(len(window.rows) + len(window.skipped))
@@ -390,7 +495,7 @@ def _into_file(
             raise _nothing_readable(plan)
         tally = _tally(plan)
         rows = _counted(windows_in(files_of_team), tally.add)
-        write_rows(output, rows, plan.fields, named_classes=plan.source.description.labels is not None)
+        write_rows(output, rows, plan.fields, named_classes=plan.model.labels is not None)
         _remove(files_of_team)
         answer = _finished(plan, tally, path, report_output, settings, log)
     files = [file for file in (path, report) if file is not None]
@@ -431,23 +536,17 @@ def _claimed(report: Path | None, settings: PredictSettings, stack: ExitStack) -
 
 def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
     """Return what decides the lines: an unfinished file of other values is of no use."""
-    description = plan.source.description
     ids = "\n".join(plan.dataset.ids).encode("utf-8", "surrogateescape")
     inputs = canonical_json([plan.dataset.spec, len(plan.dataset), hashlib.sha256(ids).hexdigest()])
     return {
-        "model": plan.source.sha256,
+        "model": plan.model.digest(),
         "inputs": hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest(),
         "samples": [plan.samples.start, plan.samples.stop],
         "batch_size": settings.batch_size,
-        "dtype": settings.dtype,
-        "device": resolve_device(settings.device).type,
-        "whole_last_block": settings.whole_last_block,
-        "max_length": description.preprocess.get("max_length"),
-        "labels": None if description.labels is None else list(description.labels),
-        "prompt": None if description.prompt is None else list(description.prompt),
         "on_bad": settings.on_bad,
         "top": settings.top,
         "members": settings.members,
+        **plan.model.facts,
     }
 
 
@@ -458,7 +557,7 @@ def _finished(
     plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
 ) -> PredictAnswer:
     """Sum up, say it, and write it where that is asked for."""
-    answer = tally.answer(predicting_model_record(plan.source, plan.chosen), None if path is None else str(path))
+    answer = tally.answer(plan.model.record(), None if path is None else str(path))
     answer = replace(answer, part=settings.part)
     log.info(_words(answer))
     if answer.watched is not None:

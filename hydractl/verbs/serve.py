@@ -33,7 +33,8 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
             raise UsageError(f"serve needs {package}, which is not installed", hint=install_hint(package))
     resolve_device(settings.device)
     source = single_source(settings)
-    record = predicting_model_record(source, Chosen.of(source.description.extra))
+    members = len(source.description.masks)
+    record = predicting_model_record(source.name, source.sha256, members, Chosen.of(source.description.extra))
     limits = _limits(settings)
     if settings.dry_run:
         plan = ServeAnswer(model=record, limits=limits.to_json(), dry_run=True)

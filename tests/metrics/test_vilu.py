@@ -92,9 +92,11 @@ def test_without_errors_there_is_nothing_to_learn(monkeypatch: pytest.MonkeyPatc
     features, _, texts = case(20, 0)
     predicted = (features @ texts.T).argmax(axis=1)
     all_right = fitted_to(features, predicted, texts)
-    assert set(vilu.vilu_score(all_right, features)) == {0}
+    score = FEATURE_SCORES["vilu"]
+    logits = features @ texts.T
+    assert set(score.score(all_right, features, logits)) == {0}
     all_wrong = fitted_to(features, (predicted + 1) % CLASSES, texts)
-    assert set(vilu.vilu_score(all_wrong, features)) == {1}
+    assert set(score.score(all_wrong, features, logits)) == {1}
 
 
 def test_weights_of_another_shape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,4 +105,4 @@ def test_weights_of_another_shape_are_refused(monkeypatch: pytest.MonkeyPatch) -
     fitted = fitted_to(features, labels, texts)
     fitted["key"] = np.zeros((3, 3))
     with pytest.raises(ValueError, match="shape"):
-        vilu.vilu_score(fitted, features)
+        FEATURE_SCORES["vilu"].score(fitted, features, features @ texts.T)

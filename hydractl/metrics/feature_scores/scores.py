@@ -1,7 +1,7 @@
 """The OOD scores on features: each is declared with a function that fits it to training data and one that computes it.
 
 Both functions see one member; the score of an ensemble is the mean over its members. All arithmetic is float64, except
-for the training of a network.
+for the training of a network. The second one runs on numpy arrays, and on tensors in an exported graph.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError
-from hydractl.metrics.feature_scores.vilu import fit_vilu, vilu_score
+from hydractl.metrics.arrays import ON_ARRAYS, Arrays
+from hydractl.metrics.feature_scores.vilu import fit_vilu, vilu_probabilities
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 
 Statistics = Mapping[str, Floats]
 """The arrays that a score keeps of the training data, by name."""
 
-Score = Callable[[Statistics, Floats, Floats], Floats]
+Score = Callable[[Arrays, Statistics, Floats, Floats], Floats]
 
 REACT_CLIP, ASH_PRUNED = 0.9, 0.65
 _EPSILON = float(np.finfo(np.float32).eps)
@@ -52,26 +53,35 @@ class FeatureScore:
 
     Attributes:
         fit: computes from training data what the score keeps of them.
-        score: computes the scores, float64 [n], from what was kept, features [n, D] and logits [n, C] in float64.
+        function: computes the scores, float64 [n], by operations on arrays from what was kept, features [n, D] and
+            logits [n, C] in float64.
         convention: the sentence that defines it.
+        numbers: those parts of what was kept that are a single number, [1].
     """
 
     fit: Callable[[MemberTraining], Statistics]
-    score: Score
+    function: Score
     convention: str
+    numbers: tuple[str, ...] = ()
+
+    def score(self, fitted: Statistics, features: Floats, logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
+        """Return the scores, float64 [n], from what was kept, features [n, D] and logits [n, C] in float64."""
+        return self.function(arrays, fitted, features, logits)
 
 
 FEATURE_SCORES: dict[str, FeatureScore] = {}
 """The scores by name; :data:`hydractl.metrics.ood_scores.ON_FEATURES` lists them for help texts."""
 
 
-def _declare(name: str, convention: str, fit: Callable[[MemberTraining], Statistics]) -> Callable[[Score], Score]:
+def _declare(
+    name: str, convention: str, fit: Callable[[MemberTraining], Statistics], *, numbers: tuple[str, ...] = ()
+) -> Callable[[Score], Score]:
     """Declare the function below as the score of a name."""
     assert name in ON_FEATURES
 
     def declare(score: Score) -> Score:
         sentence = f"OOD score: {convention}; mean over members."
-        FEATURE_SCORES[name] = FeatureScore(fit, score, sentence)
+        FEATURE_SCORES[name] = FeatureScore(fit, score, sentence, numbers)
         return score
 
     return declare
@@ -125,14 +135,13 @@ def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
 
 
 @_declare("mahalanobis", "squared Mahalanobis distance to the nearest class mean", _fit_mahalanobis)
-def _mahalanobis(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+def _mahalanobis(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Lee et al. 2018, equation 2, on the last features alone; the covariance is shared by all classes."""
     whitened = (features - fitted["centre"]) @ fitted["whitening"]  # [n, r]
     means = fitted["means"]  # [K, r]
-    squared_lengths = np.square(means).sum(axis=1)
+    squared_lengths = (means * means).sum(axis=1)
     distances = _squared_distances(whitened, means, squared_lengths)  # [n, K]
-    nearest: Floats = distances.min(axis=1)
-    return nearest
+    return arrays.min(distances, axis=1)
 
 
 def _squared_distances(points: Floats, others: Floats, squared_lengths: Floats) -> Floats:
@@ -140,8 +149,7 @@ def _squared_distances(points: Floats, others: Floats, squared_lengths: Floats) 
 
     They are computed as |a|^2 - 2 a b + |b|^2, because the differences [n, K, D] would need too much memory.
     """
-    squares = np.square(points)
-    squared_lengths_of_points = squares.sum(axis=1)
+    squared_lengths_of_points = (points * points).sum(axis=1)
     twice_products = 2 * points @ others.T  # [n, K]
     squared_distances: Floats = squared_lengths_of_points[:, None] - twice_products + squared_lengths
     return squared_distances
@@ -156,12 +164,11 @@ def _fit_rmd(data: MemberTraining) -> dict[str, Floats]:
 
 
 @_declare("rmd", "squared Mahalanobis distance to the nearest class mean less that to the mean of all", _fit_rmd)
-def _rmd(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+def _rmd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Ren et al. 2021, equation 3."""
     whitened = (features - fitted["centre"]) @ fitted["background"]  # [n, r]
-    squares = np.square(whitened)
-    to_mean_of_all = squares.sum(axis=1)
-    to_nearest_class = _mahalanobis(fitted, features, logits)
+    to_mean_of_all = (whitened * whitened).sum(axis=1)
+    to_nearest_class = _mahalanobis(arrays, fitted, features, logits)
     difference: Floats = to_nearest_class - to_mean_of_all
     return difference
 
@@ -169,11 +176,17 @@ def _rmd(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
 
-def unit(features: Floats) -> Floats:
+def unit(features: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return features [N, D] scaled to length 1; those of length 0 remain 0."""
-    lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    positive_lengths = np.maximum(lengths, 1e-12)
-    return features / positive_lengths
+    lengths = _lengths(features, arrays)
+    positive_lengths = arrays.at_least(lengths, 1e-12)
+    return features / positive_lengths[:, None]
+
+
+def _lengths(features: Floats, arrays: Arrays) -> Floats:
+    """Return the lengths [N] of features [N, D]."""
+    squares = features * features
+    return arrays.sqrt(squares.sum(axis=1))
 
 
 def _fit_knn(data: MemberTraining) -> Statistics:
@@ -199,36 +212,54 @@ def _fit_knn(data: MemberTraining) -> Statistics:
     return {"bank": bank, "squares": squared_lengths, "k": k}
 
 
-@_declare("knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn)
-def _knn(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+def smaller_bank(fitted: Statistics, samples: int) -> Statistics:
+    """Return what ``knn`` keeps, with so many samples of its bank at most, evenly spaced.
+
+    Raises:
+        InputError: these are fewer than its neighbours.
+    """
+    bank = fitted["bank"]
+    if samples >= len(bank):
+        return fitted
+    neighbours = int(fitted["k"][0])
+    if samples < neighbours:
+        raise InputError(
+            f"knn looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
+            hint="a larger --knn-bank, or a smaller --knn-k",
+        )
+    kept = np.arange(samples) * len(bank) // samples
+    return {**fitted, "bank": bank[kept], "squares": fitted["squares"][kept]}
+
+
+@_declare(
+    "knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn, numbers=("k",)
+)
+def _knn(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2022, section 3."""
-    squared_distances = _squared_distances(unit(features), fitted["bank"], fitted["squares"])  # [n, N]
-    place = int(fitted["k"][0]) - 1  # of the k-th neighbour, from 0
-    partitioned = np.partition(squared_distances, place, axis=1)
-    to_neighbour = partitioned[:, place]  # squared, [n]
-    not_negative = np.maximum(to_neighbour, 0.0)  # rounding makes some of them negative
-    distances: Floats = np.sqrt(not_negative)
-    return distances
+    squared_distances = _squared_distances(unit(features, arrays), fitted["bank"], fitted["squares"])  # [n, N]
+    k = int(fitted["k"][0])
+    to_neighbour = arrays.kth_lowest(squared_distances, k)  # squared, [n]
+    not_negative = arrays.at_least(to_neighbour, 0.0)  # rounding makes some of them negative
+    return arrays.sqrt(not_negative)
 
 
 # --- the classifier ---------------------------------------------------------------------------------------------------
 
 
-def _energy(logits: Floats) -> Floats:
+def _energy(logits: Floats, arrays: Arrays) -> Floats:
     """Return the energy, -logsumexp, of logits [n, C], [n]."""
-    highest = logits.max(axis=1)
+    highest = arrays.max(logits, axis=1)
     shifted = logits - highest[:, None]
-    powers = np.exp(shifted)
+    powers = arrays.exp(shifted)
     total = powers.sum(axis=1)
-    energy: Floats = -highest - np.log(total)
-    return energy
+    return -highest - arrays.log(total)
 
 
-def _energy_of_classified(fitted: Statistics, features: Floats) -> Floats:
+def _energy_of_classified(arrays: Arrays, fitted: Statistics, features: Floats) -> Floats:
     """Return the energy [n] of the logits that the classifier gives features [n, D]."""
     weight = fitted["weight"]
     logits = features @ weight.T + fitted["bias"]
-    return _energy(logits)
+    return _energy(logits, arrays)
 
 
 def _principal_dimensions(features: int) -> int:
@@ -269,14 +300,18 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     return {"origin": origin, "residual": residual, "alpha": np.array([alpha])}
 
 
-@_declare("vim", "length of the features outside their principal space, scaled to a logit, plus the energy", _fit_vim)
-def _vim(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+@_declare(
+    "vim",
+    "length of the features outside their principal space, scaled to a logit, plus the energy",
+    _fit_vim,
+    numbers=("alpha",),
+)
+def _vim(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Wang et al. 2022, sections 4.2 and 4.3, without their softmax, which would not change the order."""
     residual = (features - fitted["origin"]) @ fitted["residual"]  # [n, r]
-    lengths = np.linalg.norm(residual, axis=1)
-    virtual_logit = lengths * fitted["alpha"][0]
-    scores: Floats = virtual_logit + _energy(logits)
-    return scores
+    alpha = arrays.number(float(fitted["alpha"][0]))
+    virtual_logit = _lengths(residual, arrays) * alpha
+    return virtual_logit + _energy(logits, arrays)
 
 
 def _classifier(data: MemberTraining) -> dict[str, Floats]:
@@ -291,33 +326,35 @@ def _fit_react(data: MemberTraining) -> Statistics:
 
 
 @_declare(
-    "react", "energy of the logits of features clipped at the 90th percentile of all training features", _fit_react
+    "react",
+    "energy of the logits of features clipped at the 90th percentile of all training features",
+    _fit_react,
+    numbers=("clip",),
 )
-def _react(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+def _react(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2021, section 3."""
-    highest_value = fitted["clip"][0]
-    clipped = np.minimum(features, highest_value)
-    return _energy_of_classified(fitted, clipped)
+    clip = float(fitted["clip"][0])
+    clipped = arrays.at_most(features, clip)
+    return _energy_of_classified(arrays, fitted, clipped)
 
 
 @_declare("ash", "energy of the logits of the highest 35 % of the features, scaled by ASH-S", _classifier)
-def _ash(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+def _ash(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Djurisic et al. 2023, algorithm 3 (ASH-S), with 65 % pruned; of equal features the first are kept."""
     # Keep the highest features of each sample, and set the others to 0.
     dimensions = features.shape[1]
     kept = dimensions - round(dimensions * ASH_PRUNED)
-    falling = np.argsort(-features, axis=1, kind="stable")
+    falling = arrays.places_by_falling_value(features)
     places = falling[:, :kept]  # of the highest features, [n, kept]
-    highest = np.take_along_axis(features, places, axis=1)
-    pruned = np.zeros_like(features)
-    np.put_along_axis(pruned, places, highest, axis=1)
+    highest = arrays.taken(features, places)
+    pruned = arrays.placed(highest, places, dimensions)
 
     # Scale the kept features by the ratio of the sums before and after.
     sums_before = features.sum(axis=1)
     sums_after = pruned.sum(axis=1)
-    scale = np.exp(sums_before / sums_after)
+    scale = arrays.exp(sums_before / sums_after)
     scaled = pruned * scale[:, None]
-    return _energy_of_classified(fitted, scaled)
+    return _energy_of_classified(arrays, fitted, scaled)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -331,7 +368,15 @@ def _fit_vilu(data: MemberTraining) -> Statistics:
     return fit_vilu(images, data.labels, texts)
 
 
-@_declare("vilu", "probability that the prediction is wrong, by a network on image and class texts (ViLU)", _fit_vilu)
-def _vilu(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+@_declare(
+    "vilu",
+    "probability that the prediction is wrong, by a network on image and class texts (ViLU)",
+    _fit_vilu,
+    numbers=("constant",),
+)
+def _vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Lafon et al. 2025, section 3."""
-    return vilu_score(fitted, unit(features))
+    if "constant" in fitted:
+        share_of_errors = float(fitted["constant"][0])
+        return arrays.filled(features[:, 0], share_of_errors)
+    return arrays.by_network(vilu_probabilities, fitted, unit(features, arrays))

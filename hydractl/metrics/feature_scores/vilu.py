@@ -73,8 +73,8 @@ def fit_vilu(features: Floats, labels: NDArray[np.int64], texts: Floats) -> dict
         labels: ``[n]``.
 
     Returns:
-        Weights and ``texts`` for :func:`vilu_score`. Where all predictions are right, or all are wrong, there is
-        nothing to learn: ``constant`` alone, the share of wrong predictions.
+        Weights and ``texts`` for :func:`vilu_probabilities`. Where all predictions are right, or all are wrong, there
+        is nothing to learn: ``constant`` alone, the share of wrong predictions.
     """
     wrong = _predictions(features, texts) != labels
     all_alike = wrong.all() or not wrong.any()
@@ -163,23 +163,16 @@ def _uniform(shape: tuple[int, ...], inputs: int, generator: torch.Generator) ->
     return within_1 / math.sqrt(inputs)
 
 
-def vilu_score(fitted: Mapping[str, Floats], features: Floats) -> Floats:
-    """Return the probability ``[n]`` that the prediction for features ``[n, D]`` is wrong, in float64.
+def vilu_probabilities(fitted: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    """Return the probability ``[n]`` that the prediction for features ``[n, D]`` is wrong.
+
+    Args:
+        fitted: what :func:`fit_vilu` returned, as tensors.
+        features: of images ``[n, D]``, of length 1.
 
     Raises:
         LookupError: a part of what was fitted is missing.
-        ValueError: what was fitted is of other shapes.
     """
-    if "constant" in fitted:
-        constant = float(fitted["constant"][0])
-        return np.full(len(features), constant)
-    weights = {}
-    for name, values in fitted.items():
-        weights[name] = torch.from_numpy(values)
+    weights = dict(fitted)
     texts = weights.pop("texts")
-    try:
-        with torch.no_grad():
-            logits = vilu_logits(weights, torch.from_numpy(features), texts)
-            return np.asarray(logits.sigmoid())
-    except RuntimeError as error:  # torch raises this where shapes do not match
-        raise ValueError(str(error)) from None
+    return vilu_logits(weights, features, texts).sigmoid()

@@ -1,0 +1,86 @@
+"""The operations of :class:`hydractl.metrics.arrays.Arrays` on float64 tensors, by operators that ONNX has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from hydractl.metrics.arrays import Arrays
+
+
+class GraphArrays:
+    """The operations. Of equal values ONNX Runtime and torch take those first that stand first, as numpy does."""
+
+    def exp(self, values: Tensor) -> Tensor:
+        return torch.exp(values)
+
+    def log(self, values: Tensor) -> Tensor:
+        return torch.log(values)
+
+    def sqrt(self, values: Tensor) -> Tensor:
+        return torch.sqrt(values)
+
+    def at_least(self, values: Tensor, lowest: float) -> Tensor:
+        return torch.maximum(values, self.number(lowest))
+
+    def at_most(self, values: Tensor, highest: float) -> Tensor:
+        return torch.minimum(values, self.number(highest))
+
+    def max(self, values: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
+        return torch.amax(values, dim=axis, keepdim=keepdims)
+
+    def min(self, values: Tensor, axis: int) -> Tensor:
+        return torch.amin(values, dim=axis)
+
+    def argmax(self, values: Tensor, axis: int) -> Tensor:
+        return torch.argmax(values, dim=axis)
+
+    def variance(self, values: Tensor) -> Tensor:
+        centred = values - values.mean(dim=0)
+        return (centred * centred).mean(dim=0)
+
+    def rising(self, values: Tensor) -> Tensor:
+        rising, _ = torch.sort(values, dim=1)
+        return rising
+
+    def places_by_falling_value(self, values: Tensor) -> Tensor:
+        _, places = torch.sort(values, dim=1, descending=True, stable=True)
+        return places
+
+    def kth_lowest(self, values: Tensor, k: int) -> Tensor:
+        lowest, _ = torch.topk(values, k, dim=1, largest=False, sorted=True)
+        return lowest[:, k - 1]
+
+    def taken(self, values: Tensor, places: Tensor) -> Tensor:
+        other_axes = values.shape[:-1]
+        everywhere = places.expand(*other_axes, places.shape[-1])
+        return torch.gather(values, -1, everywhere)
+
+    def placed(self, values: Tensor, places: Tensor, width: int) -> Tensor:
+        zeros = values.new_zeros(values.shape[0], width)
+        return torch.scatter(zeros, 1, places, values)
+
+    def cumulated(self, values: Tensor) -> Tensor:
+        return torch.cumsum(values, dim=1)
+
+    def number(self, number: float) -> Tensor:
+        # The exporter to ONNX writes plain numbers in float32.
+        return torch.tensor(number, dtype=torch.float64)
+
+    def numbers(self, numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def filled(self, values: Tensor, number: float) -> Tensor:
+        return torch.zeros_like(values) + self.number(number)
+
+    def by_network(
+        self, network: Callable[[Mapping[str, Tensor], Tensor], Tensor], weights: Mapping[str, Tensor], inputs: Tensor
+    ) -> Tensor:
+        return network(weights, inputs)
+
+
+IN_GRAPH = cast("Arrays", GraphArrays())
+"""The operations, for code that is typed for numpy arrays."""

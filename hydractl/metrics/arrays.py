@@ -1,0 +1,167 @@
+"""The few operations that numpy and torch call differently: what is written with them runs on arrays, and in a graph.
+
+Scores, calibrations and prediction sets are each written once. On numpy arrays they measure; on float64 tensors
+:mod:`torch.export` makes them part of an exported graph. Both kinds have the operators of Python, indexing, ``.T``,
+``.sum`` and ``.mean`` in common, and nothing else is used beside the functions here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Floats = NDArray[np.float64]
+_Places = NDArray[np.int64]
+_Network = Callable[[Mapping[str, Any], Any], Any]
+"""A function of torch: of weights by name and of inputs, tensors all of them."""
+
+
+class Arrays(Protocol):
+    """The operations. Arrays are typed as numpy's; in a graph they are tensors of the same number formats."""
+
+    def exp(self, values: _Floats) -> _Floats:
+        """Return the exponential of every value."""
+
+    def log(self, values: _Floats) -> _Floats:
+        """Return the natural logarithm of every value."""
+
+    def sqrt(self, values: _Floats) -> _Floats:
+        """Return the square root of every value."""
+
+    def at_least(self, values: _Floats, lowest: float) -> _Floats:
+        """Return the values, those below a number replaced by it."""
+
+    def at_most(self, values: _Floats, highest: float) -> _Floats:
+        """Return the values, those above a number replaced by it."""
+
+    def max(self, values: _Floats, axis: int, *, keepdims: bool = False) -> _Floats:
+        """Return the highest values along an axis."""
+
+    def min(self, values: _Floats, axis: int) -> _Floats:
+        """Return the lowest values along an axis."""
+
+    def argmax(self, values: _Floats, axis: int) -> _Places:
+        """Return the places of the highest values along an axis, the first place on a tie."""
+
+    def variance(self, values: _Floats) -> _Floats:
+        """Return the population variance along the first axis."""
+
+    def rising(self, values: _Floats) -> _Floats:
+        """Return the values ``[n, C]``, each row in rising order."""
+
+    def places_by_falling_value(self, values: _Floats) -> _Places:
+        """Return the places of the values ``[n, C]`` of each row by falling value; of equal values the first first."""
+
+    def kth_lowest(self, values: _Floats, k: int) -> _Floats:
+        """Return the k-th lowest value of each row of ``[n, N]``, counted from 1: ``[n]``."""
+
+    def taken(self, values: _Floats, places: _Places) -> _Floats:
+        """Return the values at some places along the last axis; other axes of the places may have length 1."""
+
+    def placed(self, values: _Floats, places: _Places, width: int) -> _Floats:
+        """Return rows ``[n, width]`` of zeros with values ``[n, k]`` at their places ``[n, k]``."""
+
+    def cumulated(self, values: _Floats) -> _Floats:
+        """Return the running sums of each row of ``[n, C]``."""
+
+    def number(self, number: float) -> float:
+        """Return a constant that float32 cannot hold, to compute with: a plain number in a graph has its precision."""
+
+    def numbers(self, numbers: Sequence[float]) -> _Floats:
+        """Return constants ``[k]``."""
+
+    def filled(self, values: _Floats, number: float) -> _Floats:
+        """Return one number in the shape of values."""
+
+    def by_network(self, network: _Network, weights: Mapping[str, _Floats], inputs: _Floats) -> _Floats:
+        """Run a function of torch, of weights by name and of inputs.
+
+        Raises:
+            ValueError: shapes do not match.
+        """
+
+
+class NumpyArrays:
+    """The operations on numpy arrays."""
+
+    def exp(self, values: _Floats) -> _Floats:
+        return np.exp(values)
+
+    def log(self, values: _Floats) -> _Floats:
+        return np.log(values)
+
+    def sqrt(self, values: _Floats) -> _Floats:
+        return np.sqrt(values)
+
+    def at_least(self, values: _Floats, lowest: float) -> _Floats:
+        return np.maximum(values, lowest)
+
+    def at_most(self, values: _Floats, highest: float) -> _Floats:
+        return np.minimum(values, highest)
+
+    def max(self, values: _Floats, axis: int, *, keepdims: bool = False) -> _Floats:
+        highest: _Floats = values.max(axis=axis, keepdims=keepdims)
+        return highest
+
+    def min(self, values: _Floats, axis: int) -> _Floats:
+        lowest: _Floats = values.min(axis=axis)
+        return lowest
+
+    def argmax(self, values: _Floats, axis: int) -> _Places:
+        places = values.argmax(axis=axis)
+        return np.asarray(places, dtype=np.int64)
+
+    def variance(self, values: _Floats) -> _Floats:
+        variance: _Floats = values.var(axis=0)
+        return variance
+
+    def rising(self, values: _Floats) -> _Floats:
+        rising = values.copy()
+        rising.sort(axis=1)
+        return rising
+
+    def places_by_falling_value(self, values: _Floats) -> _Places:
+        return np.argsort(-values, axis=1, kind="stable")
+
+    def kth_lowest(self, values: _Floats, k: int) -> _Floats:
+        partitioned = np.partition(values, k - 1, axis=1)
+        kth: _Floats = partitioned[:, k - 1]
+        return kth
+
+    def taken(self, values: _Floats, places: _Places) -> _Floats:
+        return np.take_along_axis(values, places, axis=-1)
+
+    def placed(self, values: _Floats, places: _Places, width: int) -> _Floats:
+        rows = np.zeros((len(values), width))
+        np.put_along_axis(rows, places, values, axis=1)
+        return rows
+
+    def cumulated(self, values: _Floats) -> _Floats:
+        return np.cumsum(values, axis=1)
+
+    def number(self, number: float) -> float:
+        return number
+
+    def numbers(self, numbers: Sequence[float]) -> _Floats:
+        return np.array(numbers)
+
+    def filled(self, values: _Floats, number: float) -> _Floats:
+        return np.full_like(values, number)
+
+    def by_network(self, network: _Network, weights: Mapping[str, _Floats], inputs: _Floats) -> _Floats:
+        import torch
+
+        tensors = {}
+        for name, values in weights.items():
+            tensors[name] = torch.from_numpy(values)
+        try:
+            with torch.no_grad():
+                return np.asarray(network(tensors, torch.from_numpy(inputs)))
+        except RuntimeError as error:  # torch raises this where shapes do not match
+            raise ValueError(str(error)) from None
+
+
+ON_ARRAYS: Arrays = NumpyArrays()

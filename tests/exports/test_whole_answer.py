@@ -1,0 +1,253 @@
+"""Scores, flags and sets of exported graphs: the same functions on tensors as on arrays, for every score there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydractl.exports import program
+from hydractl.exports.answer import GraphAnswer
+from hydractl.exports.formats import Onnx
+from hydractl.exports.graph import Graph, answer_of, images_of_inputs, normalised, random_images, traced
+from hydractl.exports.graph_arrays import IN_GRAPH
+from hydractl.families.base import ImageFormat
+from hydractl.metrics.arrays import ON_ARRAYS
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.feature_scores import vilu
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.model.detection import Detector, detector_of
+from hydractl.model.prediction import Chosen, prediction_of
+from hydractl.model.runtime import HydraModel
+from tests.exports.test_export import plan_of
+from tests.pico import images
+
+ALL_SCORES = [*SCORES, *FEATURE_SCORES]
+MEMBERS, CLASSES, WIDTH = 2, 5, 12
+VECTOR = Calibration("vector", (1.1, 0.7, 0.9, 1.3, 1.0), (0.1, -0.2, 0.0, 0.3, 0.05))
+
+
+def training(width: int, seed: int) -> MemberTraining:
+    """Training data of one member, and its classifier."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(200) % CLASSES
+    features = generator.normal(size=(200, width)) + generator.normal(size=(CLASSES, width))[labels]
+    weight = generator.normal(size=(CLASSES, width))
+    bias = generator.normal(size=CLASSES)
+    highest = (features @ weight.T + bias).max(axis=1)
+    return MemberTraining(features.astype(np.float32).astype(np.float64), labels, highest, weight, bias, neighbours=7)
+
+
+@cache
+def detector(name: str, width: int = WIDTH) -> Detector | None:
+    """Return what a score on features is fitted to; None for a score on logits."""
+    if name not in FEATURE_SCORES:
+        return None
+    members = [training(width, seed) for seed in range(MEMBERS)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vilu, "_FEWEST_STEPS", 3)
+        patch.setattr(vilu, "_EPOCHS", 0)
+        patch.setattr(vilu, "HIDDEN", (16, 8, 4))
+        return detector_of([name], members, {})
+
+
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vilu, "HIDDEN", (16, 8, 4))
+
+
+def drawn(samples: int, width: int = WIDTH) -> tuple[Tensor, list[Tensor]]:
+    """Logits ``[M, B, C]`` and the features of each member, many of them equal: ties are the rule."""
+    generator = torch.Generator().manual_seed(samples)
+    logits = torch.randn(MEMBERS, samples, CLASSES, generator=generator) * 3
+    logits[:, 0] = 0  # all classes alike
+    logits[:, 1, :2] = logits[:, 1].amax(dim=1, keepdim=True)  # two of them
+    logits[:, 2] = torch.tensor([40.0, 0, 0, 0, 0])  # p is 1
+    features = [torch.randn(samples, width, generator=generator).round() for _ in range(MEMBERS)]
+    features[1][3] = 0
+    features[1][3, 0] = 2
+    features[0][3, 0] = 1
+    return logits, features
+
+
+def expected(chosen: Chosen, fitted: Detector | None, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Compute the answer on arrays, as ``predict`` does."""
+    by_name = {}
+    if fitted is not None:
+        for name, scores in fitted.scores(logits, features).items():
+            by_name[name] = scores.mean(axis=0)
+    prediction = prediction_of(logits, by_name, chosen, None)
+    answer = {"probabilities": prediction.probabilities, "member_logits": logits}
+    for name, values in (
+        ("ood_score", prediction.ood_score),
+        ("is_ood", prediction.is_ood),
+        ("conformal_set", prediction.sets),
+    ):
+        if values is not None:
+            answer[name] = values
+    return answer
+
+
+def check(answer: Mapping[str, Any], wanted: Mapping[str, Tensor], chosen: Chosen) -> None:
+    """Compare an answer with that on arrays: to the bit but for rounding in float64."""
+    assert set(answer) == set(wanted)
+    scores = torch.as_tensor(answer["ood_score"])
+    assert scores.dtype == torch.float64
+    size = wanted["ood_score"].abs().clamp(min=1)
+    assert bool(((scores - wanted["ood_score"]).abs() <= 1e-9 * size).all())
+    probabilities = torch.as_tensor(answer["probabilities"])
+    assert float((probabilities - wanted["probabilities"]).abs().max()) < 1e-6
+    if chosen.threshold is not None:
+        is_near = (wanted["ood_score"] - chosen.threshold).abs() <= 1e-9 * size
+        same = torch.as_tensor(answer["is_ood"]) == wanted["is_ood"]
+        assert bool((same | is_near).all())
+    if chosen.conformal is not None:
+        assert bool((torch.as_tensor(answer["conformal_set"]) == wanted["conformal_set"]).all())
+
+
+@pytest.mark.parametrize("name", ALL_SCORES)
+@pytest.mark.parametrize(
+    ("calibration", "method"), [(None, "lac"), (Calibration.of_temperature(1.7), "aps"), (VECTOR, "aps")]
+)
+def test_a_score_is_the_same_on_tensors(name: str, calibration: Calibration | None, method: Any) -> None:
+    logits, features = drawn(40)
+    fitted = detector(name)
+    without_threshold = Chosen(name, calibration, None, None)
+    scores = expected(without_threshold, fitted, logits, features)["ood_score"]
+    chosen = Chosen(name, calibration, float(scores.median()), Conformal(method, 0.1, 0.871, 10))
+    answer = GraphAnswer(chosen, fitted, MEMBERS)
+    check(answer(logits, features), expected(chosen, fitted, logits, features), chosen)
+
+
+def test_members_that_are_one_and_scores_that_say_nothing() -> None:
+    logits, _ = drawn(6)
+    answer = GraphAnswer(Chosen("mi", None, 0.1, None), None, 1)
+    assert list(answer(logits[:1], [])) == ["probabilities", "member_logits"]
+
+
+def test_a_network_that_had_nothing_to_learn_is_a_constant() -> None:
+    logits, features = drawn(6)
+    constant = {"vilu": {"constant": np.array([0.1])}}
+    answer = GraphAnswer(Chosen("vilu", None, None, None), Detector([constant, constant]), MEMBERS)
+    assert answer(logits, features)["ood_score"].tolist() == [0.1] * 6
+
+
+@pytest.mark.parametrize("arrays", [ON_ARRAYS, IN_GRAPH], ids=["arrays", "tensors"])
+def test_of_equal_values_the_first_comes_first(arrays: Any) -> None:
+    values: Any = np.array([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+    if arrays is IN_GRAPH:
+        values = torch.from_numpy(values)
+    assert arrays.places_by_falling_value(values).tolist() == [[1, 2, 3, 0], [0, 1, 2, 3]]
+    assert arrays.argmax(values, 1).tolist() == [1, 0]
+    assert arrays.kth_lowest(values, 3).tolist() == [3.0, 0.0]
+
+
+class EveryScore(nn.Module):
+    """A graph of logits and features that gives every score, with a flag and a set each."""
+
+    def __init__(self, answers: Mapping[str, GraphAnswer]) -> None:
+        super().__init__()
+        self.answers = nn.ModuleDict(answers)
+
+    def forward(self, logits: Tensor, first: Tensor, second: Tensor) -> dict[str, Tensor]:
+        outputs = {}
+        for score, answer in self.answers.items():
+            for name, values in answer(logits.transpose(0, 1), [first, second]).items():
+                outputs[f"{score}_{name}"] = values
+        return outputs
+
+
+@pytest.mark.long
+def test_every_score_is_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(tmp_path: Path) -> None:
+    answers = {}
+    chosen_by_score = {}
+    fitted_by_score = {}
+    logits, features = drawn(40)
+    sets = {"msp": Conformal("lac", 0.1, 0.871, 10), "gen": Conformal("aps", 0.1, 0.871, 10)}
+    for name in ALL_SCORES:
+        fitted_by_score[name] = detector(name)
+        calibration = VECTOR if name in sets else None
+        scores = expected(Chosen(name, calibration, None, None), fitted_by_score[name], logits, features)["ood_score"]
+        chosen = Chosen(name, calibration, float(scores.median()), sets.get(name))
+        chosen_by_score[name] = chosen
+        answers[name] = GraphAnswer(chosen, fitted_by_score[name], MEMBERS)
+
+    def inputs_of(samples: int) -> dict[str, Tensor]:
+        logits, features = drawn(samples)
+        return {"logits": logits.transpose(0, 1).contiguous(), "first": features[0], "second": features[1]}
+
+    module = EveryScore(answers).eval()
+    example = inputs_of(4)
+    dynamic = {name: {0: torch.export.Dim("batch")} for name in example}
+    exported = torch.export.export(module, (), example, dynamic_shapes=dynamic, strict=False)
+    graph = Graph(exported, example, dynamic, module(**example))
+    content = tmp_path / "all.onnx"
+    with open(content, "wb") as handle:
+        Onnx().write(graph, {}, handle, None)
+    session = onnxruntime.InferenceSession(content.read_bytes(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    for samples in (7, 40):
+        logits, features = drawn(samples)
+        fed = inputs_of(samples)
+        by_runtime = dict(zip(names, session.run(None, {k: v.numpy() for k, v in fed.items()}), strict=True))
+        by_torch = exported.module()(**fed)
+        for score in ALL_SCORES:
+            wanted = expected(chosen_by_score[score], fitted_by_score[score], logits, features)
+            for outputs in (by_runtime, by_torch):
+                answer = {name: outputs[f"{score}_{name}"] for name in wanted}
+                check(answer, wanted, chosen_by_score[score])
+
+    # What opens a .pt2 knows every operator of it.
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            program._operator(f"torch.ops.{node.target}")
+
+
+def test_images_come_back_from_what_a_model_takes() -> None:
+    image_format = ImageFormat((3, 8, 6), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic")
+    drawn_images = random_images(image_format, 4, seed=0)
+    assert torch.equal(images_of_inputs(normalised(drawn_images, image_format), image_format), drawn_images)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("uint8", [False, True])
+def test_features_come_from_the_one_run_of_the_model(uint8: bool) -> None:
+    plan = plan_of("class-token")
+    extra = {
+        "ood_score": {"score": "mahalanobis"},
+        "threshold": {"score": "mahalanobis", "value": 30.0, "rule": "id:0.1"},
+    }
+    description = replace(plan.description, extra=extra)
+    model = HydraModel(description, plan.tensors)
+    with torch.no_grad():
+        width = model.attentions[0].projections[0].weights().o.shape[1]
+    model.detector = detector("mahalanobis", width)
+    batch = images(3)
+    image_format = model.family.image_format(description.preprocess) if uint8 else None
+    fed: dict[str, Tensor] = {"pixel_values": batch}
+    if image_format is not None:
+        fed = {"images": random_images(image_format, 3, seed=1)}
+        batch = normalised(fed["images"], image_format)
+    wanted = model.predict(batch)
+    assert wanted.ood_score is not None and wanted.is_ood is not None
+    assert answer_of(model).takes_features
+    graph = traced(model, None, image_format)
+    assert list(graph.outputs) == ["probabilities", "ood_score", "is_ood", "member_logits"]
+    outputs = graph.program.module()(**fed)
+    allowed = 1e-4 * wanted.ood_score.abs().clamp(min=1)
+    assert bool(((outputs["ood_score"] - wanted.ood_score).abs() <= allowed).all())
+    # The model's blocks stand in the graph once.
+    convolutions = [node for node in graph.program.graph.nodes if "conv2d" in str(node.target)]
+    assert len(convolutions) in (1, MEMBERS)
+    assert json.dumps(graph.shapes().to_json())
