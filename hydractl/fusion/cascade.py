@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ def fit_cascade(
     options: CascadeOptions,
     run: MembersRunOptions,
     log: Log,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Fit the cascade of a fused model, and return it as its file holds it.
 
     Args:
@@ -105,7 +104,7 @@ def fit_cascade(
     }
 
 
-def _about(data: Dataset) -> dict[str, Any]:
+def _about(data: Dataset) -> dict[str, object]:
     """Return the entry of a document for the data that something was fitted to."""
     return {
         "spec": data.spec,
