@@ -12,7 +12,7 @@ from hydractl import errors
 from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
-    from hydractl.api.models import Calibrated, HydraModel, Model, load, open, save
+    from hydractl.api.models import Calibrated, Model, load, open, save
     from hydractl.api.progress import show_progress
     from hydractl.api.results import (
         Benchmark,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         serve,
         study,
     )
+    from hydractl.model.runtime import HydraModel
 
 __all__ = [
     "Benchmark",

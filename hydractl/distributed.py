@@ -106,10 +106,10 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     backend = "cpu:gloo,cuda:nccl" if nccl and torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
-        meeting = torch.distributed.rendezvous("env://", rank, size, timeout=timeout)
+        meeting = torch.distributed.rendezvous("env://", rank, size, timeout=timeout)  # type: ignore[attr-defined]
         store, _, _ = next(meeting)
         # torchrun may keep its store when it starts all processes again, with the addresses of those that have gone.
-        store = torch.distributed.PrefixStore(f"restart {_restarts()}", store)
+        store = torch.distributed.PrefixStore(f"restart {_restarts()}", store)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]

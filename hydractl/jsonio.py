@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydractl.errors import InputError
 
@@ -95,23 +95,41 @@ def _is_deeper(document: Any, most: int) -> bool:
     return True
 
 
-class HeldDocument(str):
-    """The name of a JSON document that a Python program holds, in the place of the path of a file.
+class Held(str):
+    """What a Python program gives to an option that takes a text on the command line: the object, under a name.
+
+    It goes through the options as the text does that names a file, and whoever would open the file takes the object.
 
     Args:
-        name: what messages call it.
-        document: what the file would hold.
+        name: what messages and documents call it.
+        value: the object.
     """
 
-    document: Any
+    value: Any
 
-    def __new__(cls, name: str, document: Any) -> HeldDocument:
+    def __new__(cls, name: str, value: Any) -> Self:
         held = super().__new__(cls, name)
-        held.document = document
+        held.value = value
         return held
 
     def __getnewargs__(self) -> tuple[str, Any]:  # type: ignore[override]
-        return str(self), self.document
+        return str(self), self.value
+
+
+def held_as(text: str, name: str) -> str:
+    """Return a name that is made of a text, such as a SPEC with another setting, with the object that the text holds.
+
+    Args:
+        text: of an option.
+        name: what it becomes.
+    """
+    if isinstance(text, Held):
+        return type(text)(name, text.value)
+    return name
+
+
+class HeldDocument(Held):
+    """A JSON document in the place of the path of a file; ``value`` is what the file would hold."""
 
 
 def read_json_file(path: str | Path) -> Any:
@@ -119,7 +137,7 @@ def read_json_file(path: str | Path) -> Any:
     import sys
 
     if isinstance(path, HeldDocument):
-        return path.document
+        return path.value
     if str(path) == "-" and sys.stdin is None:
         raise InputError("standard input is closed")
     if str(path) == "-":

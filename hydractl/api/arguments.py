@@ -44,7 +44,7 @@ NamedData: TypeAlias = Mapping[str, Data] | str | Sequence[str]
 ManyData: TypeAlias = Data | Mapping[str, Data]
 """One data set, or several under names that tell them apart in messages."""
 
-JsonDocument: TypeAlias = Path | Mapping[str, Any]
+JsonDocument: TypeAlias = Path | Mapping[str, object]
 """What a verb returned, or a file of it."""
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydractl.api.progress import ShowsProgress
 from hydractl.api.wording import Wording
-from hydractl.data.held import HeldSet, held_set
-from hydractl.data.memory import HELD_SETS
+from hydractl.data.held import HeldData, held_set
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.files.inputs import reading
 from hydractl.jsonio import HeldDocument, json_bytes, parse_json
@@ -76,21 +74,21 @@ def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcom
         if name not in options:
             meant = about_option(name, verb, _PYTHON)
             raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
-    with held_data(data_in(options, values)) as specs:
-        wording = Wording(verb, function, options.values(), values, specs)
-        try:
-            arguments = {name: _prepared(options[name], value, specs) for name, value in values.items()}
-            if models:
-                arguments["model"] = list(models)
-            settings = from_arguments(SETTINGS[verb], arguments)
-            module = importlib.import_module(module_of(verb))
-            with reading(inputs_of(settings)):
-                outcome: Outcome = module.run(settings, _PythonLog(wording.said))
-                if outcome.lines is not None:  # computed while they are read, which the data must be there for
-                    outcome.lines = iter(list(outcome.lines))
-        except HydraError as error:
-            wording.translate(error)
-            raise
+    data = {name: data_argument(value, name) for name, value in data_in(options, values).items()}
+    wording = Wording(verb, function, options.values(), values, data)
+    try:
+        arguments = {name: _prepared(options[name], value, data) for name, value in values.items()}
+        if models:
+            arguments["model"] = list(models)
+        settings = from_arguments(SETTINGS[verb], arguments)
+        module = importlib.import_module(module_of(verb))
+        with reading(inputs_of(settings)):
+            outcome: Outcome = module.run(settings, _PythonLog(wording.said))
+            if outcome.lines is not None:  # computed while they are read, which the inputs are declared for
+                outcome.lines = iter(list(outcome.lines))
+    except HydraError as error:
+        wording.translate(error)
+        raise
     if outcome.unmet:
         raise RequirementError(f"{len(outcome.unmet)} of the requirements do not hold", problems=outcome.unmet)
     return outcome
@@ -131,9 +129,9 @@ def is_data(option: Option) -> bool:
     return "SPEC" in (option.metavar or "")
 
 
-def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict[str, Any]:
+def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict[str, object]:
     """Pick out the values that are data sets, each under a name of its own: ``data``, ``ood.NAME``."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in values.items():
         option = options[name]
         if not is_data(option):
@@ -146,56 +144,49 @@ def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict
     return found
 
 
-@contextlib.contextmanager
-def held_data(values: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Give the SPEC of each of some data sets, by name, as long as this lasts.
+def data_argument(value: Any, name: str) -> str:
+    """Return data as the options hold them: a SPEC, or the samples themselves.
 
     Args:
-        values: a SPEC, or what :func:`hydractl.data.held.held_set` takes, each.
+        value: a SPEC, or what :func:`hydractl.data.held.held_set` takes.
+        name: of the argument, for messages.
+
+    Raises:
+        InputError: it is neither.
     """
-    specs: dict[str, str] = {}
-    held: dict[str, HeldSet] = dict(HELD_SETS.get({}))
-    for name, value in values.items():
-        if isinstance(value, str | os.PathLike):
-            specs[name] = os.fspath(value)
-        else:
-            specs[name] = f"memory:{name}"
-            held[name] = held_set(value, name)
-    before = HELD_SETS.set(held)
-    try:
-        yield specs
-    finally:
-        HELD_SETS.reset(before)
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    return HeldData(f"memory:{name}", held_set(value, name))
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _prepared(option: Option, value: object, specs: Mapping[str, str]) -> object:
-    """Return an argument as its option takes it: with SPECs for data sets, and documents under a name.
+def _prepared(option: Option, value: object, data: Mapping[str, str]) -> object:
+    """Return an argument as its option takes it, documents and samples under a name.
 
     Args:
         option: takes it.
         value: of any type.
-        specs: of the data sets, by the names of :func:`data_in`.
+        data: the data sets, by the names of :func:`data_in`.
 
     Raises:
         UsageError: the option is for one data set, or for several by name, and this is none.
         InputError: it is no document.
     """
-    if option.name in specs:
-        return specs[option.name]
+    if option.name in data:
+        return data[option.name]
     if is_data(option):
-        return _prepared_sets(option, value, specs)
+        return _prepared_sets(option, value, data)
     names_a_file = option.type is str and not option.many and not option.choices and option.pattern is None
     if names_a_file and isinstance(value, Mapping | list | tuple):
         return HeldDocument(option.name, _as_json(option, value))
     return value
 
 
-def _prepared_sets(option: Option, value: object, specs: Mapping[str, str]) -> object:
+def _prepared_sets(option: Option, value: object, data: Mapping[str, str]) -> object:
     if isinstance(value, Mapping):
-        by_name = {name: specs[f"{option.name}.{name}"] for name in value}
+        by_name = {name: data[f"{option.name}.{name}"] for name in value}
         if option.names:
             return by_name
         return list(by_name.values())

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, Union
 from torch import nn
 
 from hydractl.api.arguments import Data
-from hydractl.api.calling import held_data, run
+from hydractl.api.calling import data_argument, run
 from hydractl.api.modules import open_module
 from hydractl.api.results import Document
 from hydractl.data import open_data
@@ -25,8 +25,9 @@ from hydractl.errors import UsageError
 from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, FileTensors, beside, with_tensors, write_checkpoint
-from hydractl.files.description import CHECKPOINT_SCHEMA, CHOSEN_BY_CALIBRATE, Description, provenance
+from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
 from hydractl.files.fingerprints import entry, merged
+from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.files.verb_answers import InfoAnswer
 from hydractl.model.laplace import KEY
 from hydractl.model.loading import build_model, load_source
@@ -251,7 +252,7 @@ def load(
 
 
 def save(
-    what: ModelLike | Mapping[str, Any],
+    what: ModelLike | Mapping[str, object],
     path: str | os.PathLike[str],
     *,
     trained_on: Data | None = None,
@@ -287,9 +288,8 @@ def save(
         made = source.description.provenance or provenance("save", 0, [source.sha256], {}, source.bases)
         seen = source.description.seen
         if trained_on is not None:
-            with held_data({"trained_on": trained_on}) as spec:
-                dataset = open_data(spec["trained_on"], ignore_labels=True)
-                trained = entry("save", "train", dataset)
+            dataset = open_data(data_argument(trained_on, "trained_on"), ignore_labels=True)
+            trained = entry("save", "train", dataset)
             seen = merged(seen, [trained])
         description = replace(source.description, layout="sliced", provenance=made, seen=tuple(seen))
         # What lies beside the weights in a file, such as stored statistics, goes with them.

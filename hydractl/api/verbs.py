@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -46,7 +45,7 @@ from hydractl.api.results import (
 from hydractl.errors import UsageError
 from hydractl.jsonio import HeldDocument
 from hydractl.methods import MethodOptions, read_ensemble
-from hydractl.model.source import HELD, Source, open_source
+from hydractl.model.source import HeldModel, HeldRow, open_source
 from hydractl.settings.registry import VERBS, function_of
 from hydractl.verbs.outcome import Outcome
 
@@ -77,7 +76,7 @@ ARGUMENTS: dict[str, type] = {
 
 def _documented(verb: str) -> Callable[[VerbT], VerbT]:
     """Put the arguments of a verb, with defaults, into the run-time signature and the docstring of its function."""
-    types: dict[str, Any] = {}
+    types: dict[str, object] = {}
     if verb in ARGUMENTS:
         types = typing.get_type_hints(ARGUMENTS[verb])
 
@@ -108,31 +107,41 @@ def _documented(verb: str) -> Callable[[VerbT], VerbT]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[list[str]]:
-    """Give the reference of each model: a text stays one, what was opened is found in memory."""
-    held: dict[str, Source] = dict(HELD.get({}))  # of the models before, where each is held by itself
+def _references(models: Iterable[ModelLike], first: int = 0) -> list[str]:
+    """Return models as the options hold them: a text stays one, what was opened is held.
+
+    Args:
+        models: each a text or a model.
+        first: the number by which messages call the first one that is held.
+    """
     refs: list[str] = []
-    alive: list[Model] = []  # with the folders that their files lie in
     for model in models:
         if not isinstance(model, Model | nn.Module):
             refs.append(os.fspath(model))
             continue
         opened = open(model)
-        alive.append(opened)
-        if not as_files:
-            for source in opened.sources:
-                refs.append(f"memory:{len(held)}")
-                held[str(len(held))] = source
-        elif opened.refs:
-            refs += opened.refs
-        else:
+        for source in opened.sources:
+            refs.append(HeldModel(f"memory:{first}", source, keeps=opened.folder))
+            first += 1
+    return refs
+
+
+def _files(models: Iterable[ModelLike]) -> list[str]:
+    """Return the references of models that other processes have to find.
+
+    Raises:
+        UsageError: a model is in memory alone.
+    """
+    refs: list[str] = []
+    for model in models:
+        if not isinstance(model, Model | nn.Module):
+            refs.append(os.fspath(model))
+            continue
+        opened = open(model)
+        if not opened.refs:
             raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
-    before = HELD.set(held)
-    try:
-        yield refs
-    finally:
-        HELD.reset(before)
+        refs += opened.refs
+    return refs
 
 
 def _listed(models: Any) -> list[Any]:
@@ -150,8 +159,7 @@ def _named_rows(models: Models) -> list[tuple[str, Any]]:
 
 def _answered(verb: str, model: ModelLike, given: Mapping[str, object]) -> Outcome:
     """Run a verb that takes one model and makes none."""
-    with _held([model]) as refs:
-        return _unwritten(verb, refs, given)
+    return _unwritten(verb, _references([model]), given)
 
 
 def _unwritten(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcome:
@@ -163,14 +171,25 @@ def _unwritten(verb: str, models: Sequence[str], given: Mapping[str, object]) ->
 
 def _measured(verb: str, models: Models, given: Mapping[str, object]) -> Outcome:
     """Run a verb that gives a row for each model."""
-    texts = []
-    with contextlib.ExitStack() as stack:
-        for name, members in _named_rows(models):
-            if set(name) & set("/:?="):
-                raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
-            refs = "+".join(stack.enter_context(_held(_listed(members))))
-            texts.append(f"{name}={refs}" if name else refs)
-        return _unwritten(verb, texts, given)
+    rows: list[str] = []
+    models_held = 0
+    for name, members in _named_rows(models):
+        if set(name) & set("/:?="):
+            raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
+        refs = _references(_listed(members), models_held)
+        models_held += sum(isinstance(ref, HeldModel) for ref in refs)
+        rows.append(_row_argument(name, refs))
+    return _unwritten(verb, rows, given)
+
+
+def _row_argument(name: str, refs: list[str]) -> str:
+    """Return a row as the options hold it; an empty name for one that is named after its model."""
+    text = "+".join(refs)
+    if name:
+        text = f"{name}={text}"
+    if any(isinstance(ref, HeldModel) for ref in refs):
+        return HeldRow(text, (name or None, refs))
+    return text
 
 
 def _made(
@@ -189,8 +208,8 @@ def _made(
     if not given.get("output"):
         folder = Folder()
         given = {**given, "output": f"{folder.path}/{default}"}
-    with _held(models, as_files=as_files) as refs:
-        outcome = run(verb, refs, given)
+    refs = _files(models) if as_files else _references(models)
+    outcome = run(verb, refs, given)
     weights = outcome.files
     if verb != "finetune":  # the others write more beside it
         weights = weights[:1]
@@ -388,8 +407,8 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     in_processes = bool(options.get("devices") or options.get("slurm"))
-    with _held([model], as_files=in_processes) as refs:
-        outcome = run("predict", refs, options)
+    refs = _files([model]) if in_processes else _references([model])
+    outcome = run("predict", refs, options)
     rows = list(outcome.lines) if outcome.lines is not None else []
     return Predictions(outcome.document, outcome.files, rows)
 
@@ -407,8 +426,7 @@ def serve(model: ModelLike, **options: Unpack[ServeArguments]) -> Document:
     Raises:
         OutputError: another process uses the port.
     """
-    with _held([model]) as refs:
-        outcome = run("serve", refs, options)
+    outcome = run("serve", _references([model]), options)
     return Document(outcome.document)
 
 
@@ -431,7 +449,7 @@ def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
 
 @_documented("report")
 def make_report(
-    documents: Path | str | Mapping[str, Any] | Sequence[Path | str | Mapping[str, Any]],
+    documents: Path | str | Mapping[str, object] | Sequence[Path | str | Mapping[str, object]],
     **options: Unpack[ReportArguments],
 ) -> Document:
     """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
@@ -482,8 +500,7 @@ def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
     for name, value in data_in(known, given).items():
         if not isinstance(value, str | os.PathLike | None):
             raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
-    with _held([model], as_files=True) as refs:
-        outcome = run("study", refs, options)
+    outcome = run("study", _files([model]), options)
     return Study(outcome.document, outcome.files)
 
 
@@ -506,8 +523,7 @@ def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **optio
     """
     if path is not None:
         options = {**options, "output": path}
-    with _held([model]) as refs:
-        outcome = run("export", refs, options)
+    outcome = run("export", _references([model]), options)
     return Exports(outcome.document, outcome.files)
 
 
@@ -526,8 +542,7 @@ def push(model: ModelLike, repo: str, **options: Unpack[PushArguments]) -> Push:
         UsageError, InputError: wrong options or inputs, or what the Hub answered.
         OutputError: other files of these names are there, and ``force`` is not set.
     """
-    with _held([model], as_files=True) as refs:
-        outcome = run("push", [*refs, f"hf:{repo}"], options)
+    outcome = run("push", [*_files([model]), f"hf:{repo}"], options)
     return Push(outcome.document)
 
 
@@ -554,8 +569,7 @@ def function_of_verb(verb: str) -> Callable[..., Document]:
 
     @_documented(verb)
     def function(*models: ModelLike, **options: Any) -> Document:
-        with _held(models) as refs:
-            outcome = run(verb, refs, options)
+        outcome = run(verb, _references(models), options)
         return Document(outcome.document, outcome.files)
 
     function.__name__ = function_of(verb)

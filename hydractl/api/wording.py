@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydractl.errors import HydraError
+from hydractl.jsonio import Held
 from hydractl.settings.option import Option
 
 _COMMAND = "hydractl "
 """What follows it in a message is a command to type, whose flags stay flags."""
-_IN_MEMORY = "memory:"
 _FROM_THE_CALL = " (flag)"
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 _MODEL = re.compile(r"\bMODEL(?=s?\b)")
@@ -26,11 +26,11 @@ class Wording:
         function: the function that was called.
         options: the options of the verb.
         values: what the call gave, by argument.
-        specs: the SPECs of its data sets, by how the program calls them: ``data``, ``ood.svhn``.
+        data: its data sets as the options hold them, by how the program calls them: ``data``, ``ood.svhn``.
     """
 
     def __init__(
-        self, verb: str, function: str, options: Iterable[Option], values: Mapping[str, Any], specs: Mapping[str, str]
+        self, verb: str, function: str, options: Iterable[Option], values: Mapping[str, Any], data: Mapping[str, str]
     ) -> None:
         self._help = {f"hydractl {verb} --help": f"help(hydractl.{function})"}
         self._names: dict[str, str] = {}  # of arguments, by flag
@@ -47,8 +47,8 @@ class Wording:
 
         # What they say of samples in memory.
         self._held: dict[str, str] = {}
-        for called, spec in specs.items():
-            if not spec.startswith(_IN_MEMORY):
+        for called, spec in data.items():
+            if not isinstance(spec, Held):
                 continue
             name, _, key = called.partition(".")
             flag = flags.get(name, f"--{name}")

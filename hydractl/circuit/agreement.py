@@ -19,11 +19,11 @@ _MOST_SCORE = 1e6
 # --- another circuit --------------------------------------------------------------------------------------------------
 
 
-def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:
+def check_exact(document: CircuitDocument, path: str, arch: str) -> None:
     """Check that a circuit can be the reference that others are compared with.
 
     Args:
-        document: the circuit.
+        document: the circuit, as a file says it.
         path: of its file, for the message.
         arch: the architecture of the model that is searched.
 
@@ -55,7 +55,7 @@ def _is_score(value: Any) -> bool:
     return is_number and abs(value) < _MOST_SCORE
 
 
-def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping[str, Any]) -> AgreementDocument:
+def agreement(document: CircuitDocument, exact: Sequence[Head], other: CircuitDocument) -> AgreementDocument:
     """Compare the removals of a circuit with those of an exact one.
 
     Args:
@@ -90,7 +90,7 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
     }
 
 
-def _measure_the_same(document: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _measure_the_same(document: CircuitDocument, other: CircuitDocument) -> bool:
     """Return whether the scores of two circuits are of the same objective, model and data."""
     for key in ("objective", "ood_score", "sites", "base"):
         if document.get(key) != other.get(key):
@@ -98,7 +98,7 @@ def _measure_the_same(document: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return _data_of(document) == _data_of(other)
 
 
-def _data_of(document: Mapping[str, Any]) -> list[Any]:
+def _data_of(document: CircuitDocument) -> list[object]:
     """Return the validation sets and the tasks that the provenance of a circuit names.
 
     The list is empty where an untrusted file has no such provenance.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 from hydractl.circuit.objective import LOSS_OBJECTIVES, LOSS_UNIT, OBJECTIVE_BY_NAME, EvaluationCounts
 from hydractl.circuit.scope import Scope, SearchOptions
@@ -116,7 +116,7 @@ class CircuitDocument(SearchDocument, total=False):
     removed: list[RemovalDocument]
     gain: GainDocument
     rounding: list[RoundingDocument]
-    source: dict[str, Any]
+    source: dict[str, object]
     tower: str
     start_mask: MaskDocument
     seen: list[Entry]
@@ -209,13 +209,13 @@ class CircuitWriter:
             search["subject_to"] = list(options.subject_to)
         return search
 
-    def _details(self) -> dict[str, Any]:
+    def _details(self) -> dict[str, object]:
         """Return what the provenance says beyond what was searched for: scope, settings of the run, and data."""
         source = self.scope.source
         ood_fingerprint = None
         if "ood" in self.data:
             ood_fingerprint = self.data["ood"].fingerprint()
-        details: dict[str, Any] = {
+        details: dict[str, object] = {
             **self.scope.details,
             "batch_size": self.options.batch_size,
             "dtype": self.options.dtype,

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from hydractl.errors import HydraError, InputError, OutputError
 from hydractl.files.atomic import lock, make_folder, open_locked, open_own, storage_error, sync_folder
@@ -44,7 +44,7 @@ class Journal:
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         """Use :meth:`open`."""
         self.path = path
-        self.records: list[dict[str, Any]] = []
+        self.records: list[dict[str, object]] = []
         self.order: Any = None
         self._file = file
         self._begun_here = not self._size()
@@ -54,8 +54,8 @@ class Journal:
     def open(
         cls,
         path: Path,
-        fingerprint: Mapping[str, Any],
-        environment: Mapping[str, Any],
+        fingerprint: Mapping[str, object],
+        environment: Mapping[str, object],
         *,
         resume: bool,
         force: bool,
@@ -89,14 +89,15 @@ class Journal:
         path_of_rank = path
         if rank != 0:
             path_of_rank = path.with_name(f"{path.name}.{rank}")
-        header = {"schema": JOURNAL_SCHEMA, "fingerprint": dict(fingerprint), "environment": dict(environment)}
-        header_line = _line_of(header)
+        header = _Header(dict(fingerprint), dict(environment))
+        header_line = _line_of({"schema": JOURNAL_SCHEMA, **header._asdict()})
         journal = cls(path_of_rank, _claim(path_of_rank))
         try:
             kept_bytes = 0
             if resume:
                 # Compared as it would be read: tuples are lists, and half characters are none.
-                header_as_read = json.loads(header_line)
+                header_as_read = _header_in(json.loads(header_line))
+                assert header_as_read is not None
                 kept_bytes = journal._take_in(path, rank, header_as_read, log)
             else:
                 journal._make_way(path, rank, force)
@@ -119,7 +120,7 @@ class Journal:
         self.sync()
         sync_folder(self.path.parent)
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, object]) -> None:
         """Write one record, which must not have the key ``order``; see :meth:`set_order`.
 
         Raises:
@@ -198,7 +199,7 @@ class Journal:
                 raise OutputError(f"{other} is in the way and is no {JOURNAL_SCHEMA} file", hint="move it away")
             other.unlink()
 
-    def _take_in(self, path: Path, rank: int, header: Mapping[str, Any], log: Log) -> int:
+    def _take_in(self, path: Path, rank: int, header: _Header, log: Log) -> int:
         """Read the records of all processes into :attr:`records` and :attr:`order`.
 
         Args:
@@ -229,7 +230,7 @@ class Journal:
             log.info(f"no search is recorded in {path}: starting afresh")
         changes: dict[str, None] = {}  # each once, in the order of the files
         for part in parts_with_header:
-            changes_of_part = differences(part.environment, header["environment"], "in the journal")
+            changes_of_part = differences(part.header.environment, header.environment, "in the journal")
             changes.update(dict.fromkeys(changes_of_part))
         if changes:
             log.warn("the search was begun in another environment: " + "; ".join(changes))
@@ -260,7 +261,7 @@ class NoJournal(Journal):
         self.records = []
         self.order = None
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, object]) -> None:
         """Nothing is kept."""
 
     def sync(self) -> None:
@@ -287,6 +288,27 @@ def check_free(path: Path) -> None:
             raise OutputError(f"a search is recorded in {file}", hint=hint)
 
 
+class _Header(NamedTuple):
+    """What the first line says.
+
+    Attributes:
+        fingerprint: what decides the result.
+        environment: what may change its rounding.
+    """
+
+    fingerprint: dict[str, object]
+    environment: dict[str, object]
+
+
+def _header_in(line: Mapping[str, object]) -> _Header | None:
+    """Return the header that a line holds; None where it holds none."""
+    fingerprint = line.get("fingerprint", {})
+    environment = line.get("environment", {})
+    if not isinstance(fingerprint, dict) or not isinstance(environment, dict):
+        return None
+    return _Header(fingerprint, environment)
+
+
 @dataclass(frozen=True)
 class _Part:
     """The file of one process, as it was read.
@@ -295,7 +317,7 @@ class _Part:
         path: where the file is.
         whole_bytes: the size of its whole lines; 0 when even the header is missing.
         torn: whether a half-written line follows them.
-        fingerprint, environment: those of the header.
+        header: its first line; of a headless one, empty.
         order: the order of the samples; None where the file has none.
         records: the objects of the other lines.
     """
@@ -303,10 +325,9 @@ class _Part:
     path: Path
     whole_bytes: int
     torn: bool
-    fingerprint: dict[str, Any]
-    environment: dict[str, Any]
+    header: _Header
     order: Any
-    records: list[dict[str, Any]]
+    records: list[dict[str, object]]
 
     @property
     def headless(self) -> bool:
@@ -314,11 +335,11 @@ class _Part:
         return self.whole_bytes == 0
 
 
-def _check_same_search(part: _Part, header: Mapping[str, Any]) -> None:
+def _check_same_search(part: _Part, header: _Header) -> None:
     """Refuse the file of another search, with every difference."""
     if part.headless:
         return
-    problems = differences(part.fingerprint, header["fingerprint"], "in the journal")
+    problems = differences(part.header.fingerprint, header.fingerprint, "in the journal")
     if problems:
         hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
         raise InputError(f"{part.path} records another search", hint=hint, problems=problems)
@@ -340,7 +361,7 @@ def _common_order(path: Path, parts: Sequence[_Part]) -> Any:
     return first
 
 
-def _line_of(value: Mapping[str, Any]) -> bytes:
+def _line_of(value: Mapping[str, object]) -> bytes:
     """Return an object as one line of JSON."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half a character, as in a file name that is no text, could be written but never be read again.
@@ -361,7 +382,7 @@ def _parse(path: Path, data: bytes) -> _Part:
 
     # Each line is an object.
     *lines, torn = data.split(b"\n")  # a whole last line ends in \n and leaves nothing behind it
-    objects: list[dict[str, Any]] = []
+    objects: list[dict[str, object]] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
         is_last = number == len(lines) and not torn
@@ -379,12 +400,10 @@ def _parse(path: Path, data: bytes) -> _Part:
             problems.append(f"line {number} is {shown(value)}, not an object")
 
     # The first one is the header.
-    header = objects[0] if objects else {}
-    fingerprint = header.get("fingerprint", {})
-    environment = header.get("environment", {})
-    if not isinstance(fingerprint, dict) or not isinstance(environment, dict):
+    header = _header_in(objects[0] if objects else {})
+    if header is None:
         problems.append("line 1 is no header")
-    if problems:
+    if header is None or problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
 
     # One of the others is the order; the first counts, where there are several.
@@ -399,8 +418,7 @@ def _parse(path: Path, data: bytes) -> _Part:
         path=path,
         whole_bytes=len(data) - len(torn),
         torn=bool(torn),
-        fingerprint=fingerprint,
-        environment=environment,
+        header=header,
         order=order,
         records=records,
     )

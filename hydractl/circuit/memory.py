@@ -43,6 +43,19 @@ class TrialRecord(CountsRecord):
     rivals: NotRequired[list[TrialRecord]]
 
 
+class RemovalRecord(TrialRecord):
+    """The head that a step of the objective ``removed`` has removed."""
+
+    removed: str
+    step: int
+
+
+class BaseRecord(TypedDict):
+    """The model before the first removal."""
+
+    base: CountsRecord
+
+
 class EvaluationRecord(CountsRecord):
     """One candidate that was evaluated in a step of the objective ``of``.
 
@@ -69,7 +82,7 @@ def record_of_counts(counts: EvaluationCounts) -> CountsRecord:
     }
 
 
-def counts_from_record(record: Mapping[str, Any]) -> EvaluationCounts:
+def counts_from_record(record: CountsRecord) -> EvaluationCounts:
     """Return the evaluation, the inverse of :func:`record_of_counts`."""
     return EvaluationCounts(
         correct=record["correct"],
@@ -90,7 +103,7 @@ def record_of_trial(trial: Trial) -> TrialRecord:
     return record
 
 
-def trial_from_record(record: Mapping[str, Any]) -> Trial:
+def trial_from_record(record: TrialRecord) -> Trial:
     """Return the trial, the inverse of :func:`record_of_trial`."""
     head = head_from_record(record)
     counts = counts_from_record(record)
@@ -98,7 +111,7 @@ def trial_from_record(record: Mapping[str, Any]) -> Trial:
     return Trial(head, counts, tuple(rivals))
 
 
-def head_from_record(record: Mapping[str, Any]) -> CandidateHead:
+def head_from_record(record: TrialRecord | EvaluationRecord) -> CandidateHead:
     """Return the head that a record is about."""
     site, position = record["head"]
     return CandidateHead(site, position)
@@ -133,7 +146,7 @@ class HeadEvaluation:
         return cast(EvaluationRecord, {**facts, **record_of_counts(self.counts)})
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> HeadEvaluation:
+    def from_record(cls, record: EvaluationRecord) -> HeadEvaluation:
         """Return the evaluation, the inverse of :meth:`record`."""
         return cls(
             head=head_from_record(record),
@@ -161,7 +174,8 @@ class SearchMemory:
         """Return what the model gave before the first removal, if that is known."""
         for record in self._journal.records:
             if "base" in record:
-                return counts_from_record(record["base"])
+                base = cast(BaseRecord, record)
+                return counts_from_record(base["base"])
         return None
 
     def keep_base(self, counts: EvaluationCounts) -> None:
@@ -176,13 +190,14 @@ class SearchMemory:
             The winner of each objective, without the objectives whose ranking ended at this step; None unless the
             journal knows the step of every objective.
         """
-        winner_of_objective = {}
+        winner_of_objective: dict[str, Trial] = {}
         ended_objectives = set()
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
             if record.get("removed") in objectives:
-                winner_of_objective[record["removed"]] = trial_from_record(record)
+                removal = cast(RemovalRecord, record)
+                winner_of_objective[removal["removed"]] = trial_from_record(removal)
             if record.get("ended") in objectives:
                 ended_objectives.add(record["ended"])
         known_objectives = len(winner_of_objective) + len(ended_objectives)
@@ -206,7 +221,7 @@ class SearchMemory:
         for record in self._journal.records:
             is_of_step = record.get("of") == objective and record.get("step") == step
             if is_of_step:
-                evaluation = HeadEvaluation.from_record(record)
+                evaluation = HeadEvaluation.from_record(cast(EvaluationRecord, record))
                 evaluations[evaluation.head] = evaluation
         return evaluations
 
@@ -269,10 +284,11 @@ def check_records(
         if not _is_record(record, whole, heads, objectives):
             problems.append(f"no record of this search: {shown(record, 200)}")
         elif "removed" in record:
-            objective = record["removed"]
-            step = record["step"]
-            head_removed_before = removed.setdefault((objective, step), record["head"])
-            if head_removed_before != record["head"]:
+            removal = cast(RemovalRecord, record)
+            objective = removal["removed"]
+            step = removal["step"]
+            head_removed_before = removed.setdefault((objective, step), removal["head"])
+            if head_removed_before != removal["head"]:
                 problems.append(f"step {step} of {objective} removes two different heads")
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
@@ -297,7 +313,7 @@ def _is_permutation(indices: Any, size: int) -> bool:
 
 
 def _is_record(
-    record: Mapping[str, Any], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
+    record: Mapping[str, object], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
     """Return whether a line of a journal is a record that this search could have written."""
     try:
@@ -307,12 +323,12 @@ def _is_record(
 
 
 def _is_sound(
-    record: Mapping[str, Any], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
+    record: Mapping[str, object], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
     """Return whether a record is sound; a field that is missing or of another type may raise instead."""
     # The model before the first removal, and the end of a ranking.
     if "base" in record:
-        base = counts_from_record(record["base"])
+        base = counts_from_record(cast(BaseRecord, record)["base"])
         return _are_counts(base, whole)
     if type(record["step"]) is not int:
         return False
@@ -320,14 +336,14 @@ def _is_sound(
         return record["ended"] in objectives
 
     # A candidate that was evaluated, or one that was removed.
-    trial = trial_from_record(record)
+    trial = trial_from_record(cast(TrialRecord, record))
     is_evaluation = "of" in record
     objective = record["of"] if is_evaluation else record["removed"]
     if objective not in objectives:
         return False
     if is_evaluation and not isinstance(record["given_up"], list):
         return False
-    distances = record.get("off", {}).values()
+    distances = cast(EvaluationRecord, record).get("off", {}).values()
     if not all(type(off) is float for off in distances):
         return False
 

@@ -78,7 +78,7 @@ class _ExactCircuit(NamedTuple):
     """The circuit of ``--check-against``: its removals in order, and its document."""
 
     removed: list[Head]
-    document: Mapping[str, Any]
+    document: CircuitDocument
 
 
 class Session:
@@ -417,7 +417,7 @@ class Session:
             self.team.gather(None)  # none may append before all have read
             yield journal
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return all settings that decide the result, under the names that messages show.
 
         The records of a journal are of use only to a search with the same settings.
@@ -432,7 +432,7 @@ class Session:
         if removed_heads:
             removed_text = f"{len(removed_heads)}, {_digest(removed_heads)}"
         candidates = list(self.names.values())
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "model": source.sha256,
             "heads already removed": removed_text,
             "candidates": f"{len(candidates)}, {_digest(candidates)}",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError, UsageError
+from hydractl.jsonio import Held
 from hydractl.log import Log
 
 _SCHEMES = ("builtin", "torchvision", "openood", "hf", "wds", "captions", "memory")
@@ -44,6 +45,7 @@ class Spec:
             list: only the disk can tell).
         path: what stands between the scheme and the query.
         query: the settings after ``?``.
+        held: the samples of a set that a Python program holds, see :class:`hydractl.data.held.HeldData`; else None.
     """
 
     text: str
@@ -51,6 +53,7 @@ class Spec:
     kind: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
+    held: Any = None
 
     @property
     def where(self) -> str:
@@ -105,7 +108,8 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
             query[key] = unquote(value)
     if problems:
         raise UsageError(f"{option} {text}: cannot read the settings after '?'", problems=problems)
-    return Spec(text, option, kind, path, query)
+    held = text.value if isinstance(text, Held) else None
+    return Spec(str(text), option, kind, path, query, held)
 
 
 def _kind_and_path(text: str) -> tuple[str, str]:

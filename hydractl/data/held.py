@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from hydractl.errors import InputError
+from hydractl.jsonio import Held
 
 
 @runtime_checkable
@@ -45,6 +46,12 @@ class HeldSamples(NamedTuple):
 
 HeldSet = HeldSamples | Table
 """A table is read later, by its columns, when it is known what the models read."""
+
+
+class HeldData(Held):
+    """Data in the place of a SPEC; ``memory:NAME`` is what messages and documents call them."""
+
+    value: HeldSet
 
 
 class LazySamples(Sequence[Any]):

@@ -1,9 +1,8 @@
-"""Samples that a Python program holds: ``memory:NAME`` names a data set of the call that is running."""
+"""Samples that a Python program holds, opened as a data set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,6 @@ from hydractl.data.text import Text, Texts
 from hydractl.errors import InputError
 from hydractl.families.pixels import image_of
 from hydractl.jsonio import shown
-
-HELD_SETS: ContextVar[Mapping[str, HeldSet]] = ContextVar("HELD_SETS")
-"""The sets of the running call, by name. Every thread has a context of its own: calls side by side do not meet."""
 
 
 class HeldImages(Dataset):
@@ -46,17 +42,16 @@ class HeldImages(Dataset):
 
 
 def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open a set that the running call holds.
+    """Open a set that a Python program gave, see :class:`hydractl.data.held.HeldData`.
 
     Raises:
-        InputError: for a set that does not exist or is empty, samples that are neither images nor texts, or another
-            number of labels than of samples.
+        InputError: for a name alone, an empty set, samples that are neither images nor texts, or another number of
+            labels than of samples.
     """
     spec.check_query(())
-    held = HELD_SETS.get({})
-    if spec.path not in held:
+    held_set: HeldSet | None = spec.held
+    if held_set is None:
         raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")
-    held_set = held[spec.path]
     if not isinstance(held_set, HeldSamples):
         return read_table_in_memory(spec, held_set, limit, seed)
     samples = held_set.samples

@@ -173,7 +173,7 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
         UsageError: for a name that is both, or ``builtin:`` and none of the lists.
     """
     if isinstance(text, HeldDocument):
-        held_names = _listed_names(text.document, option)
+        held_names = _listed_names(text.value, option)
         return _checked_names(held_names, option, "class name", "class names")
     where = f"{option} {text}"
     if _is_built_in(text, LABEL_SETS, where):

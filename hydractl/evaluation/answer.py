@@ -325,7 +325,7 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
     return {metric.key: metric.convention for metric in of_kind}
 
 
-def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, Any]:
+def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:
     """Return one sentence on each thing that the rows hold, and on each OOD score.
 
     It also tells which row has which score, and how texts are cut and zero-shot models are prompted.
@@ -334,7 +334,7 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     present = {"probability"}
     for row in rows:
         present.update(_keys(row.to_json()))
-    explained: dict[str, Any] = {}
+    explained: dict[str, object] = {}
     for key, sentence in sentences().items():
         if key in present:
             explained[key] = sentence
@@ -347,10 +347,11 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
         explained["ood_score"] = {row.name: row.ood_score for row in rows}
 
     # What is particular to a model.
+    by_model: dict[str, dict[str, object]] = {}
     for model in models:
         for key, value in model.conventions.items():
-            explained.setdefault(key, {})[model.name] = value
-    return explained
+            by_model.setdefault(key, {})[model.name] = value
+    return {**explained, **by_model}
 
 
 def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
@@ -368,7 +369,7 @@ def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
     return explained
 
 
-def _keys(block: Mapping[str, Any]) -> Iterator[str]:
+def _keys(block: Mapping[str, object]) -> Iterator[str]:
     """Yield the keys of everything that has a value, at any depth."""
     for key, value in block.items():
         if not _has_value(value):
@@ -378,7 +379,7 @@ def _keys(block: Mapping[str, Any]) -> Iterator[str]:
             yield from _keys(inner_block)
 
 
-def _inner_blocks(key: str, value: Any) -> list[Mapping[str, Any]]:
+def _inner_blocks(key: str, value: Any) -> list[Mapping[str, object]]:
     """Return the objects within the value of a key whose own keys name metrics and fields."""
     parts = [value]
     if isinstance(value, list):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,7 +34,7 @@ class FeaturesFile:
         else:
             self.path = target
 
-    def read(self, made_with: Mapping[str, Any], members: int, samples: int) -> TrainingFeatures | None:
+    def read(self, made_with: Mapping[str, object], members: int, samples: int) -> TrainingFeatures | None:
         """Return what the file holds; None where it is to be written.
 
         Args:
@@ -66,7 +65,7 @@ class FeaturesFile:
         rows = tensors.read("rows").numpy()
         return TrainingFeatures(rows, features, highest)
 
-    def write(self, training: TrainingFeatures, made_with: Mapping[str, Any]) -> None:
+    def write(self, training: TrainingFeatures, made_with: Mapping[str, object]) -> None:
         """Keep the features of all samples, and what decides them."""
         assert self._output is not None  # read() has been here
         tensors = {"rows": torch.from_numpy(training.rows)}

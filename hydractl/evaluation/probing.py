@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +80,7 @@ class Probes:
             logits.append(probe.logits(of_member.cpu().double().numpy()))
         return torch.from_numpy(np.stack(logits))
 
-    def detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, Any]) -> Detector:
+    def detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]) -> Detector:
         """Fit OOD scores on features to the data of the probes; ``neighbours`` is k of ``knn``."""
         training = []
         for probe, features in zip(self._members, self._training.features, strict=True):

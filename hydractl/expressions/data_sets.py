@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from hydractl.jsonio import held_as
+
 _SET_NAME = re.compile(r"[\w.+-]+")
 
 OOD_SUITES = ("openood-imagenet", "openood-imagenet200", "openood-cifar100", "openood-cifar10", "sst2-paper")
@@ -51,10 +53,8 @@ def setting_value(text: str) -> str:
 
 def with_setting(spec: str, setting: str) -> str:
     """Return a SPEC of data with one more ``key=value`` in its query."""
-    has_query = "?" in spec
-    if has_query:
-        return f"{spec}&{setting}"
-    return f"{spec}?{setting}"
+    mark = "&" if "?" in spec else "?"
+    return held_as(spec, f"{spec}{mark}{setting}")
 
 
 class OodSet(NamedTuple):
@@ -87,7 +87,7 @@ def parse_ood_set(text: str) -> OodSet:
     has_known_group = group in (None, "near", "far")
     if not has_name or not has_known_group or not spec:
         raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
-    return OodSet(name, group, spec)
+    return OodSet(name, group, held_as(text, spec))
 
 
 def parse_ood_val(text: str) -> OodSet:

@@ -652,6 +652,11 @@ def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, k
     return replace(family.read(tensors, site), key_heads=site.key_heads(kept))
 
 
+def parts_by_name(family: ModelFamily, names: Iterable[str], sites: Sequence[Site]) -> dict[str, str]:
+    """Return, for each tensor name, the part of the model that it belongs to: see :meth:`ModelFamily.part`."""
+    return {name: family.part(name, sites) for name in names}
+
+
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
     """Return the tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
     start = f"{site.path}."

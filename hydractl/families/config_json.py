@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from hydractl.errors import InputError
@@ -19,6 +19,11 @@ Preprocessing = Mapping[str, object]
 def is_whole_number(value: object, least: int, most: float = math.inf) -> TypeGuard[int]:
     """Return whether a value of a file is a whole number within these bounds, both included."""
     return type(value) is int and least <= value <= most
+
+
+def are_whole_numbers(values: Sequence[object], least: int, most: float = math.inf) -> TypeGuard[Sequence[int]]:
+    """Return whether all of several values of a file are whole numbers within these bounds, both included."""
+    return all(is_whole_number(value, least, most) for value in values)
 
 
 def object_in(values: Mapping[str, object], key: str, origin: str) -> Mapping[str, object]:

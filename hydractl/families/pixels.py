@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from hydractl.errors import InputError
-from hydractl.families.config_json import Preprocessing, is_whole_number
+from hydractl.families.config_json import Preprocessing, are_whole_numbers
 from hydractl.jsonio import shown
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def mode_of(channels: int) -> str:
 
 def is_size(numbers: Sequence[Any]) -> bool:
     """Return whether these are whole numbers that an image can have as its size."""
-    return all(is_whole_number(number, 1, LARGEST - 1) for number in numbers)
+    return are_whole_numbers(numbers, 1, LARGEST - 1)
 
 
 def input_size(preprocess: Preprocessing) -> list[int]:

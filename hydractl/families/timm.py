@@ -32,7 +32,7 @@ from hydractl.families.base import (
     numbered_paths,
     seeded,
 )
-from hydractl.families.config_json import LibraryConfig, Preprocessing, is_whole_number, object_or_empty
+from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers, object_or_empty
 from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels, stacked
 from hydractl.families.reading import (
     cached_by_config,
@@ -449,7 +449,7 @@ class _FrozenNorm(_Frozen, BatchNorm2d):
     pass
 
 
-class _FrozenNormAct(_Frozen, BatchNormAct2d):
+class _FrozenNormAct(_Frozen, BatchNormAct2d):  # type: ignore[misc]  # timm has no types
     pass
 
 
@@ -492,7 +492,7 @@ def _check_depth(name: object, arguments: object) -> None:
         return
     depths = arguments.get("depths", [arguments.get("depth", 1)])  # of stages, or of a model without
     depth = depths
-    if isinstance(depths, list) and all(is_whole_number(number, 0) for number in depths):
+    if isinstance(depths, list) and are_whole_numbers(depths, 0):
         depth = sum(depths)
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")

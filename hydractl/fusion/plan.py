@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import MERGEABLE, Stages, attention_names, read_heads
+from hydractl.families.base import MERGEABLE, Stages, attention_names, parts_by_name, read_heads
 from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
@@ -179,7 +179,8 @@ def plan_fusion(
     check_members(sources)
     first = sources[0]
     names = first.tensors.names()
-    averaged = [name for name in names if first.family.part(name, first.sites) in merged_parts]
+    parts = parts_by_name(first.family, names, first.sites)
+    averaged = [name for name in names if parts[name] in merged_parts]
 
     # Attention: where all heads that members have in common are the same, each head is stored once.
     unions: list[HeadUnion] = []
@@ -189,9 +190,9 @@ def plan_fusion(
         in_attention.update(names_of_site)
         owners: Owners | None = None
         if not headers_only:
-            owners = common_heads(sources, site)
+            owners = common_heads(sources, site, names_of_site)
         if owners is not None:
-            unions.append(HeadUnion(sources, site, owners))
+            unions.append(HeadUnion(sources, site, names_of_site, owners))
 
     # Everything else that is not averaged: a tensor is stored once where it is equal in all members.
     elsewhere = [name for name in names if name not in in_attention and name not in averaged]
@@ -357,12 +358,18 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
     return equal
 
 
-def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
+def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:
     """Return the member to take each head of a site from, if the head is the same in all members that have it.
 
-    None where a head differs between two members, or a tensor that belongs to no head.
+    Args:
+        sources: the members.
+        site: the site, the same in all of them.
+        names: the tensors of the heads of the site.
+
+    Returns:
+        None where a head differs between two members, or a tensor that belongs to no head.
     """
-    blocks = [_weights(source, site) for source in sources]
+    blocks = [_weights(source, site, names) for source in sources]
     for block in blocks:
         if not _same_beside_heads(blocks[0], block):
             return None
@@ -397,9 +404,8 @@ def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, tuple[int,
     return dict(ascending)
 
 
-def _weights(source: Source, site: Site, *, meta: bool = False) -> HeadWeights:
+def _weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = False) -> HeadWeights:
     """Read the heads of a site; where ``meta`` is true, only their shapes, as tensors on the meta device."""
-    names = attention_names(source.family, source.tensors.names(), source.sites, site)
     tensors = {}
     for name in names:
         if meta:
@@ -455,18 +461,19 @@ class HeadUnion:
     Args:
         sources: the members.
         site: the site, the same in all of them.
+        names: the tensors of the heads of the site.
         owners: from :func:`common_heads`.
 
     Attributes:
         infos: dtype and shape of each tensor.
     """
 
-    def __init__(self, sources: Sequence[Source], site: Site, owners: Owners) -> None:
+    def __init__(self, sources: Sequence[Source], site: Site, names: Sequence[str], owners: Owners) -> None:
         self._sources = sources
         self._site = site
         self._owners = owners
         first = sources[0]
-        self.names = attention_names(first.family, first.tensors.names(), first.sites, site)
+        self.names = names
         shapes = {}
         for name in self.names:
             shapes[name] = meta_tensor(first.tensors.info(name))
@@ -498,13 +505,13 @@ class HeadUnion:
     def _gathered(self, *, meta: bool) -> HeadWeights:
         """Return one block with the heads of all owners."""
         if not self._owners:  # no member has a head here
-            return _weights(self._sources[0], self._site, meta=meta)
+            return _weights(self._sources[0], self._site, self.names, meta=meta)
         blocks: dict[int, HeadWeights] = {}  # by the number of the member
         heads = []
         for member, position in self._owners:
             if member not in blocks:
                 source = self._sources[member]
-                blocks[member] = _weights(source, self._site, meta=meta)
+                blocks[member] = _weights(source, self._site, self.names, meta=meta)
             heads.append((blocks[member], position))
 
         masks = [source.description.mask for source in self._sources]

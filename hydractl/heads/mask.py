@@ -85,8 +85,8 @@ class MaskDocument(TypedDict, total=False):
     schema: Required[str]
     arch: str
     sites: dict[str, SiteDocument]
-    source: dict[str, Any]
-    seen: list[dict[str, Any]]
+    source: dict[str, object]
+    seen: list[dict[str, object]]
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class HeadMask:
     def to_json(
         self,
         arch: str | None = None,
-        source: Mapping[str, Any] | None = None,
-        seen: Sequence[Mapping[str, Any]] = (),
+        source: Mapping[str, object] | None = None,
+        seen: Sequence[Mapping[str, object]] = (),
     ) -> MaskDocument:
         """Return the JSON form ``hydractl.mask/1``.
 
@@ -218,7 +218,7 @@ class HeadScores:
     scores: Mapping[str, tuple[float, ...]]
     info: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON form ``hydractl.scores/1``."""
         sites: dict[str, list[float | None]] = {}
         for path, scores in self.scores.items():
@@ -236,7 +236,7 @@ class HeadScores:
 
 def _check_sites(
     listed: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
-) -> Mapping[str, Any]:
+) -> Mapping[str, object]:
     """Return the ``sites`` object of a file, and add to ``problems`` where it does not name exactly the model's sites.
 
     Args:
@@ -262,7 +262,7 @@ def _check_sites(
     return listed
 
 
-def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, Any]:
+def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, object]:
     """Return the document of a file if it is an object of this schema.
 
     Raises:
@@ -347,7 +347,7 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
     return HeadMask(heads, kept)
 
 
-def _mask_shape(listed: Mapping[str, Any]) -> str:
+def _mask_shape(listed: Mapping[str, object]) -> str:
     """Describe a mask file by its number of sites and, where all sites state it, their numbers of heads."""
     only_sites = f"{len(listed)} sites"
     counts: list[int] = []

@@ -2,16 +2,22 @@
 
 One function each, of a :class:`~hydractl.metrics.probabilities.Block` of arrays, or of tensors in an exported graph.
 The choices of ``--ood-score`` are read from here when help is shown, so nothing here imports numpy: the arithmetic is
-the block's.
+the block's. Other packages name theirs by entry points of the group ``hydractl.ood_scores``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hydractl.errors import InputError
+from hydractl.files.plugins import load_entry_point
+
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from hydractl.metrics.probabilities import Block, Floats
 
 
@@ -35,8 +41,55 @@ class OodScore:
 
 _GEN_GAMMA, _GEN_CLASSES = 0.1, 100
 
-SCORES: dict[str, OodScore] = {}
-"""The scores by name, in the order of their declarations."""
+GROUP = "hydractl.ood_scores"
+
+
+class ScoreTable(Mapping[str, OodScore]):
+    """Scores by name: those of this file in the order of their declarations, then those of other packages by name.
+
+    What is installed is looked at when a name is not one of this file, and imported when its score is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._declared_here: dict[str, OodScore] = {}
+
+    def __setitem__(self, name: str, score: OodScore) -> None:
+        self._declared_here[name] = score
+
+    @cached_property
+    def _points(self) -> dict[str, EntryPoint]:
+        from importlib.metadata import entry_points
+
+        points: dict[str, EntryPoint] = {}
+        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+            if point.name in self._declared_here or point.name in ON_FEATURES:
+                what = f"the OOD score {point.name} = {point.value} of another package"
+                raise InputError(f"{what}: the name is taken", hint="give its entry point another name")
+            points[point.name] = point
+        return points
+
+    def __getitem__(self, name: str) -> OodScore:
+        if name in self._declared_here:
+            return self._declared_here[name]
+        point = self._points[name]
+        loaded = load_entry_point(point)
+        if not isinstance(loaded, OodScore):
+            what = f"the OOD score {point.name} = {point.value} of another package"
+            raise InputError(f"{what} is no score", hint=f"declare it by @ood_score of {__name__}")
+        return loaded
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._declared_here or name in self._points
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._declared_here
+        yield from self._points
+
+    def __len__(self) -> int:
+        return len(self._declared_here) + len(self._points)
+
+
+SCORES = ScoreTable()
 
 
 ON_FEATURES = {
@@ -64,11 +117,12 @@ def says_nothing(name: str, members: int) -> bool:
 
 
 def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callable[[Block], Floats]], OodScore]:
-    """Declare the function below as the score of its name."""
+    """Declare the function below as a score; in this file, of its name."""
 
     def declare(function: Callable[[Block], Floats]) -> OodScore:
         score = OodScore(function, convention, of_several)
-        SCORES[function.__name__] = score
+        if function.__module__ == __name__:
+            SCORES[function.__name__] = score
         return score
 
     return declare

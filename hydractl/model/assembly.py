@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.families.base import ModelFamily, Stages, attention_names, read_heads
+from hydractl.families.base import ModelFamily, Stages, attention_names, parts_by_name, read_heads
 from hydractl.files.checkpoint import LentTensors, TensorSource, page_buffer
 from hydractl.files.description import Description
 from hydractl.heads.mask import Site
@@ -33,7 +33,7 @@ class Assembly:
         chains: one for each tower, in the order of the sites.
 
     Args:
-        description, family: of the model.
+        description, family, sites: of the model.
         tensors: its weights.
         device: where they go.
         dtype: what they become.
@@ -44,6 +44,7 @@ class Assembly:
         self,
         description: Description,
         family: ModelFamily,
+        sites: Sequence[Site],
         tensors: TensorSource,
         device: torch.device,
         dtype: torch.dtype,
@@ -52,10 +53,11 @@ class Assembly:
     ) -> None:
         self._family = family
         self._masks = description.masks
-        self._sites = family.sites(description.config)
+        self._sites = sites
         self._stored_once = sites_stored_once(tensors, family, self._sites)
         members = range(len(description.masks))
         self._views = [MemberTensors(tensors, member) for member in members]
+        self._parts = parts_by_name(family, self._views[0].stored, sites)
         self._per_member = self._names_per_member()
         self._reader = _Reader(tensors, device, dtype)
         self._late: LateWeights | None = None
@@ -111,7 +113,7 @@ class Assembly:
 
     def _make_chains(self, starts: Sequence[Start]) -> list[Chain]:
         """Return one chain for each tower."""
-        parts_per_member = {self._part(name) for name in self._per_member}
+        parts_per_member = {self._parts[name] for name in self._per_member}
         merged = "mlp" not in parts_per_member
         chains = []
         for tower, start in enumerate(starts):
@@ -120,13 +122,9 @@ class Assembly:
             chains.append(chain)
         return chains
 
-    def _part(self, name: str) -> str:
-        """Return the part of the model that a tensor of the library's model belongs to, such as ``mlp`` or ``norm``."""
-        return self._family.part(name, self._sites)
-
     def _is_attention(self, name: str) -> bool:
         """Return whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
-        return self._part(name) == "attention"
+        return self._parts[name] == "attention"
 
     def _late_names(self, network: nn.Module) -> set[str]:
         """Return the parameters that are read only when they run: of blocks, and of tables of a library's own class.
@@ -193,7 +191,7 @@ class Assembly:
         inside_block = name.startswith(f"{block}.")
         if not inside_block:  # it merges tokens
             return True
-        return self._part(name) == "norm"
+        return self._parts[name] == "norm"
 
     # --- attention ----------------------------------------------------------------------------------------------------
 

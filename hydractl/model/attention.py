@@ -153,7 +153,7 @@ class HeadAttention(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> HeadAttention:
         self._stacked.forget()
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
 
     def stack(self, context: RunContext) -> None:
         """Stack the weights of all members now, where batched products are wanted and possible.

@@ -176,7 +176,7 @@ class Detector:
     """
 
     members: Sequence[Mapping[str, Statistics]]
-    fitted_on: Mapping[str, Any] = field(default_factory=dict)
+    fitted_on: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -355,7 +355,7 @@ def fit_detector(
     read: TrainingFeatures,
     labels: Any,
     neighbours: int,
-    fitted_on: Mapping[str, Any],
+    fitted_on: Mapping[str, object],
 ) -> Detector:
     """Fit scores to what the members make of training data.
 
@@ -382,7 +382,7 @@ def fit_detector(
     return detector_of(names, training, fitted_on)
 
 
-def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, Any]) -> Detector:
+def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, object]) -> Detector:
     """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
     members = []
     for training_of_member in training:

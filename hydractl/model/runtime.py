@@ -87,7 +87,9 @@ class HydraModel(nn.Module):
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
         self.lineage: Sequence[str] = bases_of(description.provenance)
-        assembly = Assembly(description, self.family, tensors, torch.device(device), dtype, streamed=streamed)
+        assembly = Assembly(
+            description, self.family, self.sites, tensors, torch.device(device), dtype, streamed=streamed
+        )
         self.networks = nn.ModuleList(assembly.networks)
         self.attentions = assembly.attentions
         self.chains = assembly.chains
@@ -205,7 +207,7 @@ class HydraModel(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> HydraModel:
         self._weights_change()
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
         self._stack_weights()
         return self
 
@@ -357,7 +359,7 @@ class HydraModel(nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch has no types there
         self.preprocess = self.family.collate(self.description.preprocess)
         self._compiled_with = None
         self._all_prompted = weakref.WeakSet()

@@ -6,11 +6,10 @@ import functools
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import torch
 
@@ -25,7 +24,7 @@ from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
-from hydractl.jsonio import canonical_json
+from hydractl.jsonio import Held, canonical_json
 from hydractl.model.stored import (
     EditedHeads,
     MemberTensors,
@@ -103,17 +102,19 @@ class Source:
             return []
         return self.lineage
 
-    @property
+    # What the library says of the model is asked once: for each answer it builds the model without weights.
+
+    @functools.cached_property
     def family(self) -> ModelFamily:
         """The family of the model."""
         return get_family(self.description.family)
 
-    @property
+    @functools.cached_property
     def sites(self) -> list[Site]:
         """The attention blocks of the model."""
         return self.family.sites(self.description.config)
 
-    @property
+    @functools.cached_property
     def classes(self) -> int | None:
         """Number of classes; None for a zero-shot model whose classes have not been named; 0 for a body."""
         return classes_of(self.description)
@@ -121,8 +122,29 @@ class Source:
 
 _PLAIN = ModelOptions()
 
-HELD: ContextVar[Mapping[str, Source]] = ContextVar("HELD")
-"""The models that a Python program hands to the running call: ``memory:NAME`` is one of them."""
+
+class HeldModel(Held):
+    """A model that a Python program has opened, in the place of its reference.
+
+    Args:
+        name: what messages call it.
+        value: the model.
+        keeps: what has to last as long, such as the folder of its file.
+    """
+
+    value: Source
+    keeps: object
+
+    def __new__(cls, name: str, value: Source, keeps: object = None) -> Self:
+        held = super().__new__(cls, name, value)
+        held.keeps = keeps
+        return held
+
+
+class HeldRow(Held):
+    """A row that a Python program has put together; ``value`` is what :func:`split_model` returns of it."""
+
+    value: tuple[str | None, list[str]]
 
 
 def split_model(text: str) -> tuple[str | None, list[str]]:
@@ -133,6 +155,10 @@ def split_model(text: str) -> tuple[str | None, list[str]]:
     Raises:
         UsageError: for a member without a name.
     """
+    if isinstance(text, HeldRow):
+        return text.value
+    if isinstance(text, HeldModel):
+        return None, [text]
     name: str | None = None
     refs = _references(text)
     before_equals, equals, behind_equals = text.partition("=")
@@ -252,11 +278,9 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     """Find one model by its reference, as :func:`open_source`, without what options change of it."""
+    if isinstance(ref, HeldModel):
+        return replace(ref.value, name=name or ref.value.name)
     prefix, _, rest = ref.partition(":")
-    models_in_memory = HELD.get({})
-    if prefix == "memory" and rest in models_in_memory:
-        source = models_in_memory[rest]
-        return replace(source, name=name or source.name)
     if rest and prefix in FAMILIES.names:
         return _open_name(prefix, rest, seed, name)
     path = Path(ref)
@@ -366,11 +390,11 @@ def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Sour
     return source
 
 
-def _parse_query(query: str) -> dict[str, Any]:
+def _parse_query(query: str) -> dict[str, object]:
     """Read ``a=1&b=true`` with values as YAML scalars; ``pretrained=0`` means False."""
     import yaml
 
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if not query:
         return options
     for part in query.split("&"):
@@ -464,6 +488,7 @@ def _arch_hint(tensors: TensorSource) -> str:
 def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
     """Return the source of a dense model that a family has loaded."""
     family = get_family(family_name)
+    sites = family.sites(loaded.config)
     description = Description(
         kind="dense",
         family=family_name,
@@ -472,10 +497,10 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
         config=loaded.config,
         preprocess=loaded.preprocess,
         labels=loaded.labels,
-        masks=[HeadMask.full(family.sites(loaded.config))],
+        masks=[HeadMask.full(sites)],
         origin=loaded.origin,
     )
-    check_tensors(name, loaded.tensors, family, description)
+    check_tensors(name, loaded.tensors, family, description, sites)
     if isinstance(loaded.tensors, FileTensors):
         return Source(name, loaded.tensors.sha256, description, loaded.tensors, loaded.tensors.size)
     digest = functools.cache(lambda: digest_of(description, loaded.tensors))
@@ -497,13 +522,13 @@ def digest_of(description: Description, tensors: TensorSource) -> str:
 def _open_file(file: FileTensors, description: Description, name: str) -> Source:
     """Return the source of a file that describes itself, its removed heads sliced away."""
     family = get_family(description.family)
+    sites = family.sites(description.config)
     origin = str(file.path)
     if description.layout != "zeroed":
-        check_tensors(origin, file, family, description)
+        check_tensors(origin, file, family, description, sites)
         return Source(name, file.sha256, description, file, file.size)
-    sites = family.sites(description.config)
     all_heads = HeadMask.full(sites)
-    check_tensors(origin, file, family, replace(description, masks=[all_heads]))
+    check_tensors(origin, file, family, replace(description, masks=[all_heads]), sites)
     tensors = sliced(file, family, sites, all_heads, description.mask)
     return Source(name, file.sha256, description, tensors, file.size)
 

@@ -150,7 +150,7 @@ class PerMember(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> PerMember:
         self._weight.forget()
         self._bias.forget()
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
 
     def stack(self, context: RunContext) -> None:
         """Stack the weights, see :class:`hydractl.model.attention.HeadAttention`."""

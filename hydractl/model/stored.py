@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
-from hydractl.families import classes_of
 from hydractl.families.base import ModelFamily, attention_names, read_heads
 from hydractl.families.pixels import input_size
 from hydractl.files.checkpoint import FileTensors, MappedTensors, TensorSource, is_finite, read_piece
@@ -201,13 +200,21 @@ def zeroed(
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, description: Description) -> None:
+def check_tensors(
+    origin: str, tensors: TensorSource, family: ModelFamily, description: Description, sites: Sequence[Site]
+) -> None:
     """Check what a model says of itself, and every member's tensors, against the library's own model and kept heads.
+
+    Args:
+        origin: for messages.
+        tensors: of the model.
+        family: of the model.
+        description: what the model says of itself.
+        sites: those that the family finds in its configuration.
 
     Raises:
         InputError: listing what does not fit.
     """
-    sites = family.sites(description.config)
     heads_by_path = [(site.path, site.heads) for site in sites]
     if heads_by_path != list(description.masks[0].heads.items()):
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
@@ -225,7 +232,7 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
         problems += same_names(member_tensors, stock, origin)
         shapes = _expected_shapes(stock, family, sites, held_mask(description.masks, member, once))
         problems += _unfit_tensors(member_tensors, stock, shapes)
-    problems += _misplaced_tensors(tensors, description, family, sites)
+    problems += _misplaced_tensors(tensors, description, family, sites, once)
     if problems:
         raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
 
@@ -234,7 +241,7 @@ def _unfit_classes(description: Description, family: ModelFamily) -> list[str]:
     """List what does not fit the model in its class names and prompts."""
     problems: list[str] = []
     labels = description.labels
-    classes = classes_of(description)
+    classes = family.classes(description.config)
     if labels is not None and classes is not None and len(labels) != classes:
         problems.append(f"{len(labels)} labels for {classes} classes")
     if description.prompt is not None:
@@ -265,9 +272,18 @@ _MOST_LISTED = 10
 
 
 def _misplaced_tensors(
-    tensors: TensorSource, description: Description, family: ModelFamily, sites: Sequence[Site]
+    tensors: TensorSource,
+    description: Description,
+    family: ModelFamily,
+    sites: Sequence[Site],
+    once: Collection[str],
 ) -> list[str]:
-    """List tensors that no member would read, and tensors or sites that some members share and others do not."""
+    """List tensors that no member would read, and tensors or sites that some members share and others do not.
+
+    Args:
+        tensors, description, family, sites: of the model.
+        once: the sites whose attention stands under stock names, by path.
+    """
     names = tensors.names()
     if description.kind != "fused":
         of_members = [name for name in names if name.startswith("members.")]
@@ -283,7 +299,6 @@ def _misplaced_tensors(
             else:
                 names_per_member.add(name)
     unread = [name for name in names if name not in read]
-    once = sites_stored_once(tensors, family, sites)
     mixed_sites = []
     for site in sites:
         if site.path in once and attention_names(family, names_per_member, sites, site):

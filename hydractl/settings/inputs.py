@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydractl.files.inputs import InputFile, reading, refuse_input
-from hydractl.jsonio import HeldDocument
+from hydractl.jsonio import Held
 from hydractl.settings.common import Common
 from hydractl.settings.option import Option, options_of
 from hydractl.settings.yaml_files import DEFAULT_NAME
@@ -23,7 +23,8 @@ def inputs_of(settings: Common) -> list[InputFile]:
         OutputError: an option names as an output what another one names as an input.
     """
     inputs = list(_inputs(settings))
-    with reading(replace(read, replaceable=False) for read in inputs):
+    none_replaceable = [replace(read, replaceable=False) for read in inputs]
+    with reading(none_replaceable):
         for path in _other_outputs(settings):
             refuse_input(Path(path), folder=False)
     return inputs
@@ -55,11 +56,10 @@ def _other_outputs(settings: Common) -> Iterator[str]:
 
 def _texts(settings: Common, option: Option) -> list[str]:
     value = getattr(settings, option.name)
-    if value is None or isinstance(value, HeldDocument):  # what a program holds is no file
+    if value is None:
         return []
-    if isinstance(value, list):
-        return value
-    return [value]
+    texts = value if isinstance(value, list) else [value]
+    return [text for text in texts if not isinstance(text, Held)]  # what a program holds is no file
 
 
 def _paths(text: str, *, members: bool) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from hydractl.errors import did_you_mean
+from hydractl.jsonio import held_as
 
 Raw = str | bool | list[str] | Mapping[str, str]
 """A value as it was given, before its option has read it."""
@@ -242,7 +243,7 @@ class Option:
         if isinstance(value, Mapping):
             if not self.names:
                 raise ValueError("must be a list, not a mapping")
-            items = [f"{name}={item}" for name, item in value.items()]
+            items = [_named_item(name, item) for name, item in value.items()]
         elif isinstance(value, str):
             items = self._items(value)
         elif isinstance(value, Sequence):
@@ -350,6 +351,14 @@ def _take_text(value: object) -> str:
     if not value.strip():
         raise ValueError("must not be empty")
     return value
+
+
+def _named_item(name: object, item: object) -> str:
+    """Return ``NAME=VALUE``, which holds what the value holds."""
+    text = f"{name}={item}"
+    if isinstance(item, str):
+        return held_as(item, text)
+    return text
 
 
 def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:

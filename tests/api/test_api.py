@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 import hydractl
+from hydractl.api.calling import data_argument
 from hydractl.cli.app import main
 from hydractl.data import open_data
-from hydractl.data.held import HeldSet, held_set
-from hydractl.data.memory import HELD_SETS
+from hydractl.expressions.data_sets import with_setting
 from hydractl.files.checkpoint import sha256_file
 from hydractl.methods.deep import DeepOptions
 from tests.pico import SMALL
@@ -238,43 +238,44 @@ def test_no_function_has_the_name_of_a_folder() -> None:
 def test_images_in_memory_are_those_of_a_file() -> None:
     tensors = torch.from_numpy(X).permute(0, 3, 1, 2)
     forms = [X, list(X), [Image.fromarray(x) for x in X], tensors, tensors.float() / 255, X.astype(np.float64) / 255]
-    held: dict[str, HeldSet] = {}
+    of_file = open_data("cal.npz")
     for number, form in enumerate(forms):
         labels = torch.from_numpy(Y) if number else list(Y)
-        held[str(number)] = held_set((form, labels), "data")
-    of_file = open_data("cal.npz")
-    token = HELD_SETS.set(held)
-    try:
-        assert {open_data(f"memory:{name}").fingerprint() for name in held} == {of_file.fingerprint()}
-        limited = open_data("memory:0?corruption=gaussian_noise&severity=1", limit=5)
-        assert len(limited) == 5
-        assert limited.ids == [f"0#{i}" for i in range(5)]
-    finally:
-        HELD_SETS.reset(token)
+        assert open_data(data_argument((form, labels), "data")).fingerprint() == of_file.fingerprint()
+    corrupted = with_setting(data_argument((X, list(Y)), "data"), "corruption=gaussian_noise&severity=1")
+    limited = open_data(corrupted, limit=5)
+    assert limited.spec == "memory:data?corruption=gaussian_noise&severity=1"
+    assert limited.ids == [f"data#{i}" for i in range(5)]
     with pytest.raises(hydractl.errors.InputError, match="nothing of this name is in memory"):
         open_data("memory:0")
 
 
+def test_a_file_with_the_name_of_an_argument_is_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vit = str(Path("vit.st").resolve())
+    monkeypatch.chdir(tmp_path)
+    Path("data").write_text("of another run")
+    scores = hydractl.score(vit, method="taylor", data=(X, Y), output="data", force=True)
+    assert json.loads(Path("data").read_text())["sites"] == scores["sites"]
+
+
+def test_an_ensemble_of_opened_models_is_a_row_under_its_name() -> None:
+    opened = hydractl.open("vit.st")
+    both = hydractl.evaluate({"both": [opened, "a.st"], "alone": opened}, test=(X, Y), allow_seen=True)
+    of_files = hydractl.evaluate({"both": ["vit.st", "a.st"], "alone": "vit.st"}, test="cal.npz", allow_seen=True)
+    assert [row["name"] for row in both["models"]] == ["both", "alone"]
+    assert [row["id"] for row in both["models"]] == [row["id"] for row in of_files["models"]]
+
+
 def test_texts_in_memory() -> None:
     pairs = [("a", "b"), ("c", "d")]
-    held = {
-        "labelled": held_set((["one", "two"], ["no", "yes"]), "data"),
-        "pairs": held_set((pairs, None), "data"),
-        "a number": held_set((["a", 1], None), "data"),
-        "nothing": held_set(([], []), "data"),
-    }
-    token = HELD_SETS.set(held)
-    try:
-        texts = open_data("memory:labelled")
-        assert list(texts) == ["one", "two"]
-        assert texts.label_names == ["no", "yes"]
-        assert [*map(int, texts.labels)] == [0, 1]
-        assert list(open_data("memory:pairs")) == pairs
-        for name in ("a number", "nothing"):
-            with pytest.raises(hydractl.errors.InputError):
-                open_data(f"memory:{name}")
-    finally:
-        HELD_SETS.reset(token)
+    texts = open_data(data_argument((["one", "two"], ["no", "yes"]), "data"))
+    assert list(texts) == ["one", "two"]
+    assert texts.label_names == ["no", "yes"]
+    assert [*map(int, texts.labels)] == [0, 1]
+    assert list(open_data(data_argument((pairs, None), "data"))) == pairs
+    for wrong in ((["a", 1], None), ([], [])):
+        with pytest.raises(hydractl.errors.InputError):
+            open_data(data_argument(wrong, "data"))
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

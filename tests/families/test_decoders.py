@@ -17,6 +17,7 @@ import transformers
 from hydractl.criteria import get_criterion
 from hydractl.criteria.criterion import Calibration
 from hydractl.errors import InputError
+from hydractl.families.base import attention_names
 from hydractl.families.hf.family import FAMILY
 from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import common_heads, plan_fusion
@@ -131,8 +132,9 @@ def test_keys_that_members_have_in_common_are_stored_once_if_they_are_equal() ->
     tensors = {name: second.tensors.read(name) for name in second.tensors.names()}
     tensors[f"{path}.k_proj.weight"] = tensors[f"{path}.k_proj.weight"] + 1
     other = replace(second, tensors=DictTensors(tensors))
-    assert common_heads([first, other], source.sites[0]) is None
-    assert common_heads([first, other], source.sites[1]) is not None
+    names = [attention_names(source.family, source.tensors.names(), source.sites, site) for site in source.sites[:2]]
+    assert common_heads([first, other], source.sites[0], names[0]) is None
+    assert common_heads([first, other], source.sites[1], names[1]) is not None
 
 
 # --- refusals, and folders --------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tm
     classifier = with_drawn_head(with_new_head(pruned, None, 7), seed=3)
     assert classifier.classes == 7
     assert classifier.description.mask.counts() == [2, 1]
-    check_tensors("made", classifier.tensors, FAMILY, classifier.description)
+    check_tensors("made", classifier.tensors, FAMILY, classifier.description, classifier.sites)
     name = HF_CLIP[variant][0].replace("Model", "ForImageClassification")
     assert classifier.description.arch == name
 

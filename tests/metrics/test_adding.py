@@ -1,4 +1,4 @@
-"""The page on adding a metric, followed to the letter: a package of somebody else's, and a score of our own."""
+"""The page on adding a metric, followed to the letter: a metric and a score of somebody else's, a score of our own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError
+from hydractl.expressions.score_choice import parse_ood_score
 from hydractl.metrics import declaration, ood_scores, samples
 from hydractl.metrics.bootstrap import draw, resample
 from hydractl.metrics.rows import row_blocks, row_keys
@@ -22,7 +23,7 @@ from tests.metrics.arrays import pooled_probabilities
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-metric.md").read_text(encoding="utf-8")
 MODULE, SCORE = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-(ENTRY,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+ENTRY, ENTRY_OF_SCORE = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 # A command in a process of its own: documents and tables read the metrics when they are imported.
 EVAL = """
@@ -32,12 +33,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def install(folder: Path, module: str, entry: str) -> None:
+def install(folder: Path, module: str, entry: str, package: str = "overconfidence") -> None:
     """What ``pip install`` leaves of a package that is one module."""
-    (folder / "overconfidence.py").write_text(module, encoding="utf-8")
-    info = folder / "overconfidence-1.0.dist-info"
+    (folder / f"{package}.py").write_text(module, encoding="utf-8")
+    info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: overconfidence\nVersion: 1.0\n", encoding="utf-8")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
     group, line = entry.strip().splitlines()
     name = re.fullmatch(r'\[project\.entry-points\."(.+)"\]', group)
     assert name is not None
@@ -142,3 +143,39 @@ def test_the_score_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [1 - sum(p**2 for p in row) for row in pooled_probabilities(logits)]
     assert samples.samples_of(logits, score="gini").score == pytest.approx(expected, abs=1e-15)
     del ood_scores.gini  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def fresh_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path; the table of scores looks anew, before and afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    vars(ood_scores.SCORES).pop("_points", None)
+    yield tmp_path
+    vars(ood_scores.SCORES).pop("_points", None)
+    sys.modules.pop("gini", None)
+
+
+def test_a_score_of_another_package(fresh_scores: Path) -> None:
+    install(fresh_scores, SCORE, ENTRY_OF_SCORE, "gini")
+    importlib.invalidate_caches()
+    assert list(ood_scores.SCORES)[-1] == "gini"
+    assert "gini" not in sys.modules  # its name is known before it is imported
+    assert parse_ood_score("msp,gini").names == ("msp", "gini")
+    logits = np.random.default_rng(0).normal(size=(3, 50, 4)) * 2
+    expected = [1 - sum(p**2 for p in row) for row in pooled_probabilities(logits)]
+    assert samples.samples_of(logits, score="gini").score == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("module", "entry", "said"),
+    [
+        ("gini = 3", ENTRY_OF_SCORE, "gini = gini:gini of another package is no score"),
+        (SCORE, ENTRY_OF_SCORE.replace("gini =", "msp ="), "msp = gini:gini of another package: the name is taken"),
+        (SCORE, ENTRY_OF_SCORE.replace("gini =", "knn ="), "knn = gini:gini of another package: the name is taken"),
+    ],
+)
+def test_what_is_no_score_is_refused(module: str, entry: str, said: str, fresh_scores: Path) -> None:
+    install(fresh_scores, module, entry, "gini")
+    importlib.invalidate_caches()
+    with pytest.raises(InputError, match=said):
+        list(ood_scores.SCORES.values())

@@ -34,7 +34,7 @@ HEADS += ["distilled", "swin", "distilbert", "electra", "roberta", "deberta-v3",
 def test_a_new_head_is_zeros_and_all_else_is_as_it_was(variant: str, classes: int) -> None:
     source = source_of(shared_stock(variant), variant)
     made = with_new_head(source, [f"c{i}" for i in range(classes)], classes)
-    check_tensors("made", made.tensors, made.family, made.description)
+    check_tensors("made", made.tensors, made.family, made.description, made.sites)
     assert made.classes == classes
     changed = {n for n in made.tensors.names() if not _equal(made.tensors.read(n), source.tensors.read(n))}
     assert changed and all("classifier" in n or n.startswith(("head", "score")) for n in changed)
@@ -104,7 +104,7 @@ def test_a_zero_shot_model_has_no_head_to_draw() -> None:
 def test_drawn_weights_are_the_librarys(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     one, same, other = drawn(source, 3), drawn(source, 3), drawn(source, 4)
-    check_tensors("drawn", one.tensors, one.family, one.description)
+    check_tensors("drawn", one.tensors, one.family, one.description, one.sites)
     names = [
         n for n in one.tensors.names() if n.endswith(("qkv.weight", "query.weight", "q_proj.weight", "in_proj_weight"))
     ]
@@ -120,7 +120,7 @@ def test_drawn_weights_of_a_pruned_model_stay_pruned() -> None:
     source = source_of(shared_stock("class-token"), "class-token")
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     whole, cut = drawn(source, 1), drawn(pruned, 1)
-    check_tensors("cut", cut.tensors, cut.family, cut.description)
+    check_tensors("cut", cut.tensors, cut.family, cut.description, cut.sites)
     full = whole.tensors.read("blocks.0.attn.qkv.weight").reshape(3, 3, 8, 24)
     assert torch.equal(cut.tensors.read("blocks.0.attn.qkv.weight").reshape(3, 2, 8, 24), full[:, [0, 2]])
 

@@ -48,7 +48,7 @@ def write_lines(
 
 
 def write_rows(
-    output: Output, rows: Iterable[Mapping[str, Any]], fields: Sequence[str], *, named_classes: bool = True
+    output: Output, rows: Iterable[Mapping[str, object]], fields: Sequence[str], *, named_classes: bool = True
 ) -> Path:
     """Write rows as they come: as CSV or Parquet where the file has that ending, else as JSON lines.
 
@@ -99,17 +99,17 @@ def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
     return index if labels is None else labels[index]
 
 
-def json_line(row: Mapping[str, Any]) -> str:
+def json_line(row: Mapping[str, object]) -> str:
     """Return a row as one line of JSON, with its end."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _write_json_lines(handle: IO[bytes], rows: Iterable[Mapping[str, Any]]) -> None:
+def _write_json_lines(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -> None:
     for row in rows:
         handle.write(json_line(row).encode("utf-8"))
 
 
-def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> None:
+def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()

@@ -127,7 +127,7 @@ class PredictionsWriter:
     def __init__(
         self,
         path: Path,
-        model: Mapping[str, Any],
+        model: Mapping[str, object],
         sets: Sequence[SetEntry],
         *,
         members: int,
@@ -342,7 +342,7 @@ def _begun(path: Path) -> bool:
     return is_written
 
 
-def _check_same(path: Path, description: Mapping[str, Any]) -> None:
+def _check_same(path: Path, description: Mapping[str, object]) -> None:
     """Check that an unfinished file was begun with the same model, data and settings.
 
     Raises:
@@ -359,9 +359,9 @@ def _check_same(path: Path, description: Mapping[str, Any]) -> None:
     )
 
 
-def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(description: Mapping[str, object]) -> dict[str, object]:
     """Return a description in which the entries of the model stand beside those of the file."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     model = description.get("model")
     if isinstance(model, dict):
         flat.update(model)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from hydractl.errors import InputError, OutputError
 from hydractl.evaluation.predicting import Window
@@ -41,19 +41,18 @@ class UnfinishedPredictions:
         OutputError, StorageError: it cannot be written.
     """
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, path: Path, fingerprint: Mapping[str, object], *, resume: bool) -> None:
         self.path = path
         self.stop: int | None = None
         self.predicted = 0
-        header = {"schema": SCHEMA, "fingerprint": dict(fingerprint)}
         with storing(path):
             if path.is_symlink():
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it")
             self._file: IO[bytes] = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by close()
             try:
-                if not (resume and self._take_up(header)):
+                if not (resume and self._take_up(fingerprint)):
                     self._file.truncate(0)
-                    self._append(header)
+                    self._append({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
             except BaseException:
                 self._file.close()
                 raise
@@ -73,48 +72,57 @@ class UnfinishedPredictions:
         """Close the file, which stays; closing again is safe."""
         self._file.close()
 
-    def _append(self, record: Mapping[str, Any]) -> None:
+    def _append(self, record: Mapping[str, object]) -> None:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
         self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
         self._file.flush()
 
-    def _take_up(self, header: Mapping[str, Any]) -> bool:
+    def _take_up(self, fingerprint: Mapping[str, object]) -> bool:
         """Read how far the run is, and cut off a line that is half-written; returns whether there was a run."""
         self._file.seek(0)
         whole_bytes = 0
         for number, line in enumerate(self._file, start=1):
             if not line.endswith(b"\n"):
                 break
-            record = self._record(line, number)
             if number == 1:
-                self._check_same_run(record, header)
+                self._check_same_run(line, fingerprint)
             else:
-                self.stop = record["stop"]
-                self.predicted += len(record["rows"])
+                window = self._window(line, number)
+                self.stop = window.stop
+                self.predicted += len(window.rows)
             whole_bytes += len(line)
         self._file.truncate(whole_bytes)
         return whole_bytes > 0
 
-    def _record(self, line: bytes, number: int) -> dict[str, Any]:
-        """Return one line as an object that this program writes.
+    def _object(self, line: bytes, number: int, keys: Collection[str]) -> dict[str, object]:
+        """Return one line as an object with these keys.
 
         Raises:
             InputError: it is none.
         """
         record = parse_json(line, f"line {number} of {self.path}")
-        keys = {"schema", "fingerprint"} if number == 1 else set(Window._fields)
-        if not isinstance(record, dict) or set(record) != keys:
+        if not isinstance(record, dict) or set(record) != set(keys):
             raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
-        if number > 1 and (type(record["stop"]) is not int or not isinstance(record["rows"], list)):
-            raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
         return record
 
-    def _check_same_run(self, record: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    def _window(self, line: bytes, number: int) -> Window:
+        """Return the window of a line.
+
+        Raises:
+            InputError: the line holds none.
+        """
+        record = self._object(line, number, Window._fields)
+        if type(record["stop"]) is not int or not isinstance(record["rows"], list):
+            raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
+        return Window(**record)  # type: ignore[arg-type]  # its rows are what this program wrote
+
+    def _check_same_run(self, line: bytes, fingerprint: Mapping[str, object]) -> None:
         """Refuse the file of another run, with every difference."""
+        record = self._object(line, 1, ("schema", "fingerprint"))
         there = record["fingerprint"]
         if record["schema"] != SCHEMA or not isinstance(there, dict):
             raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
-        problems = differences(there, header["fingerprint"], "in the file")
+        problems = differences(there, fingerprint, "in the file")
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)

@@ -73,7 +73,9 @@ class Answering(ABC):
             detector: what takes scores on features; None for no scores.
         """
 
-    def fitted_detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, Any]) -> Detector | None:
+    def fitted_detector(
+        self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]
+    ) -> Detector | None:
         """Return OOD scores fitted to features that were read already; None where they are yet to be read."""
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.concatenated import Concatenated
@@ -77,7 +76,7 @@ class PredictedModel(LogitsProvider):
         """Return whether the file has a set, sample for sample."""
         return self._index(dataset) is not None
 
-    def check_made_with(self, wanted: Mapping[str, Any]) -> None:
+    def check_made_with(self, wanted: Mapping[str, object]) -> None:
         """Refuse logits of other settings.
 
         Raises:

@@ -51,7 +51,7 @@ class ProbeClassifier(Answering):
             return MemberOutputs(logits, {})
         return MemberOutputs(logits, detector.scores(logits, features))
 
-    def fitted_detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, Any]) -> Detector:
+    def fitted_detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]) -> Detector:
         """Return OOD scores fitted to the features that the probes were fitted to."""
         assert self._probes is not None  # fitted before anything is measured
         return self._probes.detector(names, neighbours, fitted_on)

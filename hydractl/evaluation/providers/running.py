@@ -204,9 +204,9 @@ class RunningModel(LogitsProvider):
                 return predictions
         return None
 
-    def _made_with(self) -> dict[str, Any]:
+    def _made_with(self) -> dict[str, object]:
         """Return the entries that predictions of this model must have in their header."""
-        wanted: dict[str, Any] = {"labels": None}
+        wanted: dict[str, object] = {"labels": None}
         if self.labels is not None:
             wanted["labels"] = list(self.labels)
         if self.detector is not None:
@@ -297,7 +297,7 @@ class RunningModel(LogitsProvider):
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
     ) -> Detector:
         """Return the scores of these names, fitted to the features of a probe if there is one, else of the members."""
-        fitted_on: ScoreDataEntry | dict[str, Any] = {}
+        fitted_on: ScoreDataEntry | dict[str, object] = {}
         labels = None
         if data is not None:
             fitted_on = {**data.to_json(), "knn_k": neighbours}
