@@ -54,11 +54,16 @@ def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -
     """
     import numpy as np
 
-    ratios = np.asarray(runs, dtype=np.float64) / np.asarray(reference, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(ratios), size=(RESAMPLES, len(ratios)))
+    times = np.asarray(runs, dtype=np.float64)
+    reference_times = np.asarray(reference, dtype=np.float64)
+    ratios = times / reference_times
+    rounds = len(ratios)
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(rounds, size=(RESAMPLES, rounds))
     medians = np.median(ratios[drawn], axis=1)  # [RESAMPLES]
     low, high = np.percentile(medians, [2.5, 97.5])
-    return float(np.median(ratios)), [float(low), float(high)]
+    median = np.median(ratios)
+    return float(median), [float(low), float(high)]
 
 
 def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bool | None:
@@ -75,7 +80,8 @@ def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bo
     assert latency.q25 is not None and latency.q75 is not None  # of runs that were timed
     scatter = (latency.q75 - latency.q25) / latency.median
     low, high = interval
-    return bool(scatter > NOISY or (high - low) / ratio > NOISY)
+    width = (high - low) / ratio
+    return bool(scatter > NOISY or width > NOISY)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

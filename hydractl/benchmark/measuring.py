@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.errors import HydraError, InputError, NonFiniteError
 from hydractl.exports.opened import ExportedModel
+from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import first_line
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
 from hydractl.log import Log, Progress
@@ -35,6 +36,9 @@ from hydractl.model.runtime import move
 
 _RECORDING = 2
 """Calls after the first one in which CUDA graphs are recorded."""
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""One batch of a model: pixels, or tensors by name."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,19 @@ def measure_rows(
     peaks: dict[str, float | None] = {}
     with threads(options.threads) as count, log.progress("bench", total, "rounds") as progress:
         for dtype in options.dtypes:
-            warnings.append(slow_format(resolve_dtype(dtype), device))
+            torch_dtype = resolve_dtype(dtype)
+            warnings.append(slow_format(torch_dtype, device))
             # Before and after, as a peak that other work on the machine held down would make the shares too large.
-            before = peak_macs_per_s(device, resolve_dtype(dtype))
+            before = peak_macs_per_s(device, torch_dtype)
             measured = _measure_dtype(options, rows, costs, device, dtype, progress)
-            after = peak_macs_per_s(device, resolve_dtype(dtype))
-            peaks[dtype] = max(before, after) if before and after else None
-            results += [replace(row, peak_share=_peak_share(row, peaks[dtype])) for row in measured]
+            after = peak_macs_per_s(device, torch_dtype)
+            peak = None
+            if before and after:
+                peak = max(before, after)
+            peaks[dtype] = peak
+            for row in measured:
+                share = _peak_share(row, peak)
+                results.append(replace(row, peak_share=share))
         machine = _machine(device, count, peaks)
     warnings.append(_noise(results, options.rounds))
     said = [warning for warning in warnings if warning is not None]
@@ -93,9 +103,11 @@ def measure_rows(
 
 def _peak_share(row: BenchRow, peak: float | None) -> float | None:
     """Return the rate of multiply-adds of a row over that of the machine at its best, which is that of floats."""
-    if peak is None or row.cost.macs is None or row.cost.kind == "onnx-int8":
+    cost = row.cost
+    if peak is None or cost.macs is None or cost.kind == "onnx-int8":
         return None
-    return row.cost.macs * row.timing.throughput_per_s / peak
+    macs_per_s = cost.macs * row.timing.throughput_per_s
+    return macs_per_s / peak
 
 
 def _measure_dtype(
@@ -112,10 +124,14 @@ def _measure_dtype(
     measured = []
     for batch_size in options.batch_sizes:
         where = f"batch {batch_size}, {dtype}, {device}"
-        inputs = None if options.data is None else _inputs_of(options.data, rows, batch_size, device, dtype)
+        inputs = None
+        if options.data is not None:
+            inputs = _inputs_of(options.data, rows, batch_size, device, dtype)
         contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
         runs = contest.run(options.warmup, options.rounds, progress)
-        for row, cost in zip(rows, _served_costs(costs, contest), strict=True):
+        runs_of_first = runs[rows[0].name]
+        served_costs = _served_costs(costs, contest)
+        for row, cost in zip(rows, served_costs, strict=True):
             compile_mode = contest.modes[row.name]
             measured.append(
                 BenchRow(
@@ -126,7 +142,7 @@ def _measure_dtype(
                     device=str(device),
                     compile=compile_mode is not None,
                     compile_mode=compile_mode,
-                    timing=timed(runs[row.name], runs[rows[0].name], batch_size, options.seed),
+                    timing=timed(runs[row.name], runs_of_first, batch_size, options.seed),
                     peak_memory_bytes=contest.peak_memory_bytes[row.name],
                     cost=cost,
                 )
@@ -138,17 +154,23 @@ def _inputs_of(
     data: Dataset, rows: Sequence[BenchModel], batch_size: int, device: torch.device, dtype: str
 ) -> dict[str, list[Any]]:
     """Return the full batches of a data set for each row, on the device: one object for all that prepare alike."""
-    prepared: list[tuple[Any, list[Any]]] = []  # settings of preparing, which cannot be hashed, and batches
+    torch_dtype = resolve_dtype(dtype)
+    known_settings: list[Preprocessing] = []  # they cannot be hashed
+    known_batches: list[list[Any]] = []
     inputs_of_rows = {}
     for row in rows:
         family, settings = preparation_of(row.model)
-        full_batches = next((inputs for other, inputs in prepared if other == settings), None)
-        if full_batches is None:
-            full_batches = []
-            for batch in batches(data, family.collate(settings), batch_size):
-                if len(batch.indices) == batch_size:
-                    full_batches.append(move(batch.inputs, device, resolve_dtype(dtype)))
-            prepared.append((settings, full_batches))
+        if settings in known_settings:
+            position = known_settings.index(settings)
+            inputs_of_rows[row.name] = known_batches[position]
+            continue
+        full_batches = []
+        for batch in batches(data, family.collate(settings), batch_size):
+            if len(batch.indices) == batch_size:
+                inputs = move(batch.inputs, device, torch_dtype)
+                full_batches.append(inputs)
+        known_settings.append(settings)
+        known_batches.append(full_batches)
         inputs_of_rows[row.name] = full_batches
     return inputs_of_rows
 
@@ -211,7 +233,7 @@ class Contest:
         seed: int,
         mode: str | None,
         where: str,
-        inputs: Mapping[str, Sequence[Any]] | None = None,
+        inputs: Mapping[str, Sequence[Inputs]] | None = None,
     ) -> None:
         self.models = models
         self.device = device
@@ -221,9 +243,12 @@ class Contest:
         self._random = np.random.default_rng(seed)
         if inputs is None:
             drawn = {name: model.example_inputs(batch_size, seed) for name, model in models.items()}
-            inputs = {name: [batch] for name, batch in _same_inputs(drawn).items()}
+            shared = _same_inputs(drawn)
+            inputs = {name: [batch] for name, batch in shared.items()}
         self._batches = inputs
-        self._first_batch = {name: batches_of_model[0] for name, batches_of_model in inputs.items()}
+        self._first_batch: dict[str, Inputs] = {}
+        for name, batches_of_model in inputs.items():
+            self._first_batch[name] = batches_of_model[0]
         self._graphs_before = 0
         if mode is not None:
             # Compiled code is cached by the code of a class, not by object: another batch size starts afresh.
@@ -316,9 +341,11 @@ class Contest:
     def _round(self) -> dict[str, float]:
         """Time every model once, in an order that is drawn."""
         names = list(self.models)
+        order = self._random.permutation(len(names))
         seconds = {}
-        for index in self._random.permutation(len(names)):
-            seconds[names[index]] = self._time(names[index])
+        for index in order:
+            name = names[index]
+            seconds[name] = self._time(name)
         return seconds
 
     def _time(self, name: str) -> float:
@@ -331,33 +358,43 @@ class Contest:
         for batch in inputs:
             call(batch)
         wait(self.device)
-        return (time.perf_counter() - start) / len(inputs)
+        elapsed = time.perf_counter() - start
+        return elapsed / len(inputs)
 
     @torch.inference_mode()
     def shares(self) -> dict[str, float | None]:
         """Return, by model, the share of its samples that go on in its cascade; None for a model without one."""
         shares: dict[str, float | None] = {}
         for name, model in self.models.items():
+            shares[name] = None
             has_cascade = getattr(model, "cascade", None) is not None
-            shares[name] = self._share(name) if has_cascade else None
+            if has_cascade:
+                shares[name] = self._share(name)
         return shares
 
     def _share(self, name: str) -> float:
         """Return the share of a model's samples for which a member answers otherwise than the first."""
-        parts = [self.models[name].member_logits(batch) for batch in self._batches[name]]
+        model = self.models[name]
+        parts = [model.member_logits(batch) for batch in self._batches[name]]
         logits = torch.cat(parts, dim=1)  # [M, N, classes]
-        went_on = (logits != logits[:1]).any(2).any(0)  # [N]: where a sample stops, all have the first one's logits
+        of_first = logits[:1]
+        differs = (logits != of_first).any(2)  # [M, N]: where a sample stops, all have the first one's logits
+        went_on = differs.any(0)  # [N]
         return float(went_on.float().mean())
 
     def _call(self, name: str) -> Tensor:
         """Call a model on its first batch."""
         self._next_step()
-        return self._calls[name](self._first_batch[name])
+        call = self._calls[name]
+        batch = self._first_batch[name]
+        return call(batch)
 
     @property
     def _records(self) -> bool:
         """Whether compiled models may run as CUDA graphs."""
-        return self.mode is not None and self.device.type == "cuda"
+        if self.mode is None:
+            return False
+        return self.device.type == "cuda"
 
     def _next_step(self) -> None:
         """Say that the answer of the call before is no longer needed: the memory of CUDA graphs is used again."""
@@ -375,8 +412,10 @@ class Contest:
         wait(self.device)
         added = torch.cuda.max_memory_allocated(self.device) - before
         model: nn.Module = self.models[name]
-        held = [*model.parameters(), *model.buffers(), *_tensors(self._first_batch[name])]
-        return added + sum(tensor.numel() * tensor.element_size() for tensor in held)
+        inputs = _tensors(self._first_batch[name])
+        tensors = [*model.parameters(), *model.buffers(), *inputs]
+        bytes_of_all = sum(tensor.nbytes for tensor in tensors)
+        return added + bytes_of_all
 
 
 def _failure_hint(error: Exception, mode: str | None) -> str:
@@ -394,11 +433,13 @@ def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
     With ``fullgraph`` a graph break, an error of the compiler and the limit of recompilations raise, whatever torch's
     configuration says of falling back to eager code.
     """
-    options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": mode}
     # Newer versions of torch can keep the code of each model apart; older ones compile eight models at most.
+    apart: dict[str, bool] = {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        options["isolate_recompiles"] = True
-    return torch.compile(model, **options)
+        apart["isolate_recompiles"] = True
+    compile_model: Any = torch.compile
+    compiled: Callable[[Any], Tensor] = compile_model(model, fullgraph=True, dynamic=False, mode=mode, **apart)
+    return compiled
 
 
 def _graphs() -> int:
@@ -408,27 +449,36 @@ def _graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-def _tensors(inputs: Any) -> list[Tensor]:
+def _tensors(inputs: Inputs) -> list[Tensor]:
     """Return the tensors of a batch."""
     if isinstance(inputs, Tensor):
         return [inputs]
     return list(inputs.values())
 
 
-def _same_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+class _Form(NamedTuple):
+    """What tensors of one form have in common: shape and dtype; of token ids the numbers too."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    ids: bytes | None
+
+
+def _same_inputs(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
     """Return one object for all inputs of one form, so that no model gains by a copy; token ids are of a vocabulary."""
-    first_of_form: dict[Any, Any] = {}
+    first_of_form: dict[tuple[_Form, ...], Inputs] = {}
     shared = {}
-    for name, value in inputs.items():
-        form = tuple(_form(tensor) for tensor in _tensors(value))
-        shared[name] = first_of_form.setdefault(form, value)
+    for name, batch in inputs.items():
+        forms = tuple(map(_form, _tensors(batch)))
+        shared[name] = first_of_form.setdefault(forms, batch)
     return shared
 
 
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what tensors of one form have in common: shape and dtype; of token ids the numbers too."""
-    ids = None if tensor.is_floating_point() else tensor.cpu().numpy().tobytes()
-    return (tuple(tensor.shape), tensor.dtype, ids)
+def _form(tensor: Tensor) -> _Form:
+    ids = None
+    if not tensor.is_floating_point():
+        ids = tensor.cpu().numpy().tobytes()
+    return _Form(tuple(tensor.shape), tensor.dtype, ids)
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

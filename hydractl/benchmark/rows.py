@@ -15,6 +15,7 @@ from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
 from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.families.base import ModelFamily
+from hydractl.families.config_json import Preprocessing
 from hydractl.files.bench_answer import BenchCost, BenchInput
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
@@ -70,7 +71,8 @@ class BenchModel:
             return self.model.build()
         if self.kind == STOCK:
             return build_stock(self.model.sources[0], device, dtype)
-        return self.model.build(device, dtype, whole_last_block=self.whole_last_block).with_classes()
+        model = self.model.build(device, dtype, whole_last_block=self.whole_last_block)
+        return model.with_classes()
 
     def cost(self) -> BenchCost:
         """Return what is known without a measurement; of an exported file it is what the file says."""
@@ -82,11 +84,12 @@ class BenchModel:
         else:
             size = total_cost(self._cost_of_member(source) for source in sources)
         first_macs, rest_macs = self._staged_macs()
+        members = sum(len(source.description.masks) for source in sources)
         return BenchCost(
             kind=self.kind,
             input=input_of(self.model),
             checkpoint_bytes=self.model.file_bytes,
-            members=sum(len(source.description.masks) for source in sources),
+            members=members,
             params=size["params"],
             macs=size["macs"],
             bytes=size["bytes"],
@@ -124,7 +127,9 @@ def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:
     first = costs[0].macs
     with_ratio = []
     for cost in costs:
-        ratio = None if cost.macs is None or first is None else cost.macs / first
+        ratio = None
+        if cost.macs is not None and first is not None:
+            ratio = cost.macs / first
         with_ratio.append(replace(cost, mac_ratio=ratio))
     return with_ratio
 
@@ -165,18 +170,24 @@ def bench_rows(
     """
     first = models[0]
     fused = [model for model in models if _members(model) > 1]
-    stock = unsliced(first.sources[0]) if len(first.sources) == 1 else None
+    stock = None
+    if len(first.sources) == 1:
+        stock = unsliced(first.sources[0])
     problems = _comparison_problems(first, compare, has_fused=bool(fused), has_stock=stock is not None)
     rows: list[BenchModel] = []
     for model in models:
-        kind = model.kind if isinstance(model, ExportedFile) else "model"
+        kind = "model"
+        if isinstance(model, ExportedFile):
+            kind = model.kind
         rows.append(BenchModel(kind, model))
         if model is first and STOCK in compare and stock is not None:
-            rows.append(BenchModel(STOCK, ModelArgument(f"{first.name}.stock", [stock])))
+            stock_model = ModelArgument(f"{first.name}.stock", [stock])
+            rows.append(BenchModel(STOCK, stock_model))
         if model is first and DEEP in compare and first.sources:
             copies = max(map(_members, fused), default=0)
             sources = [first.sources[0]] * copies
-            rows.append(BenchModel(DEEP, ModelArgument(f"{first.name}.deep", sources)))
+            deep = ModelArgument(f"{first.name}.deep", sources)
+            rows.append(BenchModel(DEEP, deep))
         if MEMBERS in compare and model in fused and isinstance(model, ModelArgument):
             rows += _taken_apart(model)
     counts = Counter(row.name for row in rows)
@@ -227,7 +238,7 @@ def input_of(model: Contestant) -> BenchInput:
     return BenchInput(tokens=ids.shape[1])
 
 
-def preparation_of(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
+def preparation_of(model: Contestant) -> tuple[ModelFamily, Preprocessing]:
     """Return the family that prepares the samples of a model, and its settings for that."""
     if isinstance(model, ExportedFile):
         return model.family, model.preprocess
@@ -264,7 +275,8 @@ def _at_length(model: Contestant, tokens: int) -> Contestant:
     """Return the model that cuts texts at so many tokens."""
     if isinstance(model, ExportedFile):
         return model.at_length(tokens)
-    return replace(model, sources=[with_max_length(source, tokens) for source in model.sources])
+    sources = [with_max_length(source, tokens) for source in model.sources]
+    return replace(model, sources=sources)
 
 
 def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
@@ -275,8 +287,11 @@ def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed:
     """
     reads = {}
     for row in rows:
-        takes_texts = input_of(row.model).tokens is not None
-        reads[row.name] = "text" if takes_texts else "image"
+        sample = input_of(row.model)
+        if sample.tokens is None:
+            reads[row.name] = "image"
+        else:
+            reads[row.name] = "text"
     data = open_data(spec, limit=limit, seed=seed, reads=reads, ignore_labels=True)
     if len(data) < batch_size:
         raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")
@@ -287,9 +302,13 @@ def _taken_apart(fused: ModelArgument) -> list[BenchModel]:
     """Return the members of a fused model: all of them one after another, and the first alone."""
     source = replace(fused.sources[0], name=fused.name)
     members = [member_source(source, index) for index in range(_members(fused))]
+    first = members[0]
     together = ModelArgument(f"{fused.name}.members", members)
-    first_alone = ModelArgument(members[0].name, members[:1])
-    return [BenchModel(MEMBERS, together), BenchModel("member", first_alone)]
+    first_alone = ModelArgument(first.name, [first])
+    return [
+        BenchModel(MEMBERS, together),
+        BenchModel("member", first_alone),
+    ]
 
 
 def _members(model: Contestant) -> int:
@@ -307,7 +326,9 @@ def _is(model: Contestant) -> str:
         return f"{len(model.sources)} models one after another"
     if _members(model) > 1:
         return "fused"
-    return "one model" if model.sources[0].description.mask.is_full else "sliced"
+    if model.sources[0].description.mask.is_full:
+        return "one model"
+    return "sliced"
 
 
 # --- the library's own model ------------------------------------------------------------------------------------------
@@ -330,25 +351,32 @@ class StockModel(nn.Module):
         self.family = source.family
         self.description = source.description
         self.network = self.family.build(self.description.config)
-        for name, _ in list(self.network.named_parameters()):
+        parameter_names = [name for name, _ in self.network.named_parameters()]
+        buffer_names = [name for name, _ in self.network.named_buffers()]
+        for name in parameter_names:
             parent, _, leaf = name.rpartition(".")
+            module = self.network.get_submodule(parent)
             tensor = source.tensors.read(name).to(device, dtype, copy=True)
-            self.network.get_submodule(parent).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
-        stored_statistics = [name for name, _ in self.network.named_buffers() if name in source.tensors.names()]
-        for name in stored_statistics:
-            parent, _, leaf = name.rpartition(".")
-            self.network.get_submodule(parent).register_buffer(leaf, source.tensors.read(name).clone())
+            module.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+        stored = set(source.tensors.names())
+        for name in buffer_names:
+            if name in stored:
+                parent, _, leaf = name.rpartition(".")
+                module = self.network.get_submodule(parent)
+                module.register_buffer(leaf, source.tensors.read(name).clone())
         self.to(device).eval()
-        has_classifier = self.family.classes(self.description.config) is not None
-        self._features = None if has_classifier else self._label_features()
+        self._features: Tensor | None = None
+        if self.family.classes(self.description.config) is None:
+            self._features = self._label_features()
 
     @torch.no_grad()
     def _label_features(self) -> Tensor:
         """Compute the features of the class names by the tower of the labels, once: ``[classes, D]``."""
-        labels = self.description.labels or STAND_INS
-        templates = self.description.prompt or [DEFAULT_PROMPT]
+        description = self.description
+        labels = description.labels or STAND_INS
+        templates = description.prompt or [DEFAULT_PROMPT]
         tower = next(stages for stages in self.family.stages(self.network) if stages.of_labels)
-        prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
+        prompts = self.family.prompts(description.config, description.preprocess, labels, templates)
         state = tower.stem(self._moved(prompts))
         for block in tower.blocks:
             state = block(state)
@@ -356,27 +384,36 @@ class StockModel(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``, by the library's own forward."""
-        return log_mean_softmax(self._logits(inputs)[None])
+        logits = self._logits(inputs)
+        return log_mean_softmax(logits[None])
 
     def _logits(self, inputs: Any) -> Tensor:
         """Compute logits ``[B, classes]``."""
         if self._features is not None:
             images = self.family.sample_features(self.network, inputs)
             return self.family.logits(self.network, [images, self._features])
-        answer = self.network(**inputs) if isinstance(inputs, Mapping) else self.network(inputs)
-        logits: Tensor = answer if isinstance(answer, Tensor) else answer.logits
+        if isinstance(inputs, Mapping):
+            answer = self.network(**inputs)
+        else:
+            answer = self.network(inputs)
+        if isinstance(answer, Tensor):
+            return answer
+        logits: Tensor = answer.logits
         return logits
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Return random inputs of the right shape on the model's device and dtype."""
-        return self._moved(self.family.example_inputs(self.description.preprocess, batch, seed))
+        preprocess = self.description.preprocess
+        inputs = self.family.example_inputs(preprocess, batch, seed)
+        return self._moved(inputs)
 
     def _moved(self, inputs: Any) -> Any:
         parameter = next(self.parameters())
         inputs = move(inputs, parameter.device, parameter.dtype)
         if parameter.is_meta and isinstance(inputs, Mapping):
             # Libraries look at the numbers of a mask; where there are none, only shapes are asked for.
-            return {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
+            inputs = dict(inputs)
+            inputs.pop("attention_mask", None)
         return inputs
 
 

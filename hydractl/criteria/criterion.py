@@ -106,7 +106,7 @@ class Calibration:
     size: int
     seed: int
     log: Log
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     def losses(self, model: ScoredModel) -> Iterator[tuple[Tensor, int]]:
         """Yield the summed cross-entropy and the size of each batch; the total over :attr:`size` is the mean loss."""
@@ -169,7 +169,7 @@ class Decision:
 
     scores: dict[int, list[float]]
     kept: dict[int, list[int]]
-    info: dict[str, Any]
+    info: Mapping[str, object]
 
 
 class Decider(Criterion):

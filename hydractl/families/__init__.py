@@ -36,7 +36,8 @@ def get_family(name: str) -> ModelFamily:
 
 def families_for_folders() -> list[ModelFamily]:
     """Return all families, in the order in which a folder is offered to them."""
-    return sorted(FAMILIES.all(), key=lambda family: family.priority, reverse=True)
+    families = FAMILIES.all()
+    return sorted(families, key=lambda family: family.priority, reverse=True)
 
 
 def classes_of(description: Description) -> int | None:

@@ -141,7 +141,10 @@ def for_each(function: Callable[[Any, State], ResultT], blocks: Iterable[Any]) -
 
 def numbered_paths(path: str, modules: Iterable[Any]) -> list[str]:
     """Return the paths of the modules of a list."""
-    return [f"{path}.{index}" for index, _ in enumerate(modules)]
+    paths = []
+    for index, _ in enumerate(modules):
+        paths.append(f"{path}.{index}")
+    return paths
 
 
 def first_tokens(count: int) -> Callable[[State], Tensor]:
@@ -231,7 +234,8 @@ class AttentionLayout:
             tensor = self._outputs_first(tensors[name])
             parts = [tensor]
             if len(fields) > 1:  # [heads * head_dim + 2 * key_heads * head_dim, ...]
-                keys = (tensor.shape[0] - queries) // 2
+                rows = tensor.shape[0]
+                keys = (rows - queries) // 2
                 parts = list(tensor.split([queries, keys, keys]))
             for field_name, part in zip(fields, parts, strict=True):
                 head_rows[field_name] = part.unflatten(0, (-1, site.head_dim))
@@ -272,14 +276,17 @@ class AttentionLayout:
                 if part is not None:
                     parts.append(part.flatten(0, 1))
             if parts:
-                tensors[name] = self._outputs_first(torch.cat(parts))
+                stacked = torch.cat(parts)
+                tensors[name] = self._outputs_first(stacked)
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = weights.o.permute(1, 0, 2).flatten(1)  # [heads, d_model, head_dim] -> [d_model, heads * head_dim]
         tensors[out_weight] = self._outputs_first(output)
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
         if weights.table is not None:
-            table = weights.table if self.features else weights.table.T
+            table = weights.table
+            if not self.features:
+                table = table.T
             tensors[f"{site.path}.{self.table}"] = table.contiguous()
         if weights.scale is not None:
             tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]  # [heads, 1] -> [heads, 1, 1]
@@ -314,7 +321,8 @@ class AttentionLayout:
             named_fields[weight] = fields
             has_own_biases = bool(self.biases) and module in self.qkv
             if not has_own_biases:
-                named_fields[bias] = tuple(f"{field_name}_bias" for field_name in fields)
+                bias_fields = [f"{field_name}_bias" for field_name in fields]
+                named_fields[bias] = tuple(bias_fields)
         for bias in self.biases:
             named_fields[f"{path}.{bias}"] = (bias,)
         return named_fields
@@ -470,11 +478,13 @@ class ModelFamily(ABC):
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """Read the weights of one site, which may hold any number of heads. Works on meta tensors too."""
-        return self.layout(site).read(tensors, site)
+        layout = self.layout(site)
+        return layout.read(tensors, site)
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """Write the weights of one site: the inverse of :meth:`read`, bit for bit."""
-        self.layout(site).write(tensors, site, weights)
+        layout = self.layout(site)
+        layout.write(tensors, site, weights)
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
         """Return the part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed``, ``own``.
@@ -637,7 +647,8 @@ class MultiheadStandIn(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
         """Attend from ``query`` ``[M * B, T, d_model]`` to itself: the blocks give it as key and value too."""
-        return self.attention(query, attn_mask=attn_mask), None
+        attended = self.attention(query, attn_mask=attn_mask)
+        return attended, None
 
 
 class _UnitLength(nn.Module):
@@ -649,7 +660,9 @@ class _UnitLength(nn.Module):
 
 def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:
     """Read tensors that hold the heads ``kept``, see :meth:`ModelFamily.read`; they tell which heads share keys."""
-    return replace(family.read(tensors, site), key_heads=site.key_heads(kept))
+    weights = family.read(tensors, site)
+    key_heads = site.key_heads(kept)
+    return replace(weights, key_heads=key_heads)
 
 
 def parts_by_name(family: ModelFamily, names: Iterable[str], sites: Sequence[Site]) -> dict[str, str]:

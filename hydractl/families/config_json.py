@@ -18,7 +18,9 @@ Preprocessing = Mapping[str, object]
 
 def is_whole_number(value: object, least: int, most: float = math.inf) -> TypeGuard[int]:
     """Return whether a value of a file is a whole number within these bounds, both included."""
-    return type(value) is int and least <= value <= most
+    if type(value) is not int:
+        return False
+    return least <= value <= most
 
 
 def are_whole_numbers(values: Sequence[object], least: int, most: float = math.inf) -> TypeGuard[Sequence[int]]:
@@ -41,7 +43,9 @@ def object_in(values: Mapping[str, object], key: str, origin: str) -> Mapping[st
 def object_or_empty(values: Mapping[str, object], key: str) -> Mapping[str, object]:
     """Return the object at a key; an empty one where there is none."""
     value = values.get(key)
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def list_in(values: Mapping[str, object], key: str, origin: str) -> list[object]:

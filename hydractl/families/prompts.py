@@ -52,7 +52,8 @@ def mean_features(features: Tensor, prompts: int) -> Tensor:
     normalised = F.normalize(features, dim=-1)
     by_class = normalised.unflatten(0, (-1, prompts))  # [classes, prompts, D]
     means = by_class.mean(dim=1)
-    return means / means.norm(dim=1, keepdim=True)
+    lengths = means.norm(dim=1, keepdim=True)
+    return means / lengths
 
 
 def scaled_cosines(model: Any, images: Tensor, classes: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ _NAME = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^/@\s]+))?(
 def first_line(error: BaseException) -> str:
     """Return the message of a library's error, cut to one line."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[0]
 
 
 def kind_of_error(error: BaseException) -> str:
@@ -126,7 +128,8 @@ def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
 
 def write_config(path: Path, document: Mapping[str, object]) -> None:
     """Write a JSON file of a published folder."""
-    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    text = json.dumps(document, indent=2, sort_keys=True)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def refuse_options(ref: str, options: Mapping[str, object], hint: str) -> None:
@@ -136,7 +139,8 @@ def refuse_options(ref: str, options: Mapping[str, object], hint: str) -> None:
         UsageError: naming them.
     """
     if options:
-        raise UsageError(f"{ref} takes no options ({', '.join(sorted(options))})", hint=hint)
+        listed = ", ".join(sorted(options))
+        raise UsageError(f"{ref} takes no options ({listed})", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,9 @@ class TimmViT(ModelFamily):
         mode = mode_of(channels)
         settings = {}
         for key, value in preprocess.items():
-            settings[key] = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                value = tuple(value)
+            settings[key] = value
         with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
             transform = timm.data.create_transform(**settings, is_training=False)
             transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
@@ -309,13 +311,15 @@ class TimmViT(ModelFamily):
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, C, H, W]``."""
-        return random_pixels(input_size(preprocess), batch, seed)
+        size = input_size(preprocess)
+        return random_pixels(size, batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off timm's data configuration."""
-        return ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
+        size = input_size(preprocess)
+        return ImageFormat.of_preprocessing(size, preprocess)
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by timm's own initialisation."""
@@ -397,10 +401,13 @@ def timm_sites(model: Any) -> list[Site]:
     sites = []
     if isinstance(model, _RELATIVE):
         for path, block in timm_relative.relative_blocks(model).items():
-            sites.append(timm_relative.relative_site(f"{path}.attn", block.attn))
+            site = timm_relative.relative_site(f"{path}.attn", block.attn)
+            sites.append(site)
         return sites
-    for path, block in zip(numbered_paths("blocks", model.blocks), model.blocks, strict=True):
-        sites.append(timm_eva.rotary_site(f"{path}.attn", block.attn))
+    paths = numbered_paths("blocks", model.blocks)
+    for path, block in zip(paths, model.blocks, strict=True):
+        site = timm_eva.rotary_site(f"{path}.attn", block.attn)
+        sites.append(site)
     return sites
 
 
@@ -481,8 +488,10 @@ def _create(config: LibraryConfig) -> Any:
     _check_depth(config.get("architecture"), config.get("model_args"))
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(canonical_json(config), encoding="utf-8")
-        with refused_as(f"timm {timm.__version__} cannot build {shown(config.get('architecture'))}"):
+        path = Path(folder) / "config.json"
+        path.write_text(canonical_json(config), encoding="utf-8")
+        architecture = shown(config.get("architecture"))
+        with refused_as(f"timm {timm.__version__} cannot build {architecture}"):
             return timm.create_model(f"local-dir:{folder}", pretrained=False)
 
 
@@ -490,7 +499,8 @@ def _check_depth(name: object, arguments: object) -> None:
     """Refuse blocks without end: each would be built before any is compared with the weights."""
     if not isinstance(arguments, Mapping):
         return
-    depths = arguments.get("depths", [arguments.get("depth", 1)])  # of stages, or of a model without
+    depth_without_stages = arguments.get("depth", 1)
+    depths = arguments.get("depths", [depth_without_stages])
     depth = depths
     if isinstance(depths, list) and are_whole_numbers(depths, 0):
         depth = sum(depths)
@@ -554,7 +564,10 @@ def _published_config(model: nn.Module, options: Mapping[str, object]) -> Librar
 
     Rates of dropout are no part of it, as timm has it.
     """
-    arguments = {name: value for name, value in options.items() if not name.endswith("drop_rate")}
+    arguments = {}
+    for name, value in options.items():
+        if not name.endswith("drop_rate"):
+            arguments[name] = value
     with tempfile.TemporaryDirectory() as folder, quiet_logger("timm"):
         path = Path(folder) / "config.json"
         save_config_for_hf(model, path, model_args=arguments)
@@ -594,7 +607,9 @@ def _for_each_channel(values: Any, channels: int, key: str, name: str) -> list[f
 
 
 def _is_pixel(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _LARGEST_PIXEL
+    if type(value) not in (int, float):
+        return False
+    return bool(abs(value) < _LARGEST_PIXEL)
 
 
 def _labels(model: Any, config: LibraryConfig) -> list[str] | None:
@@ -623,9 +638,10 @@ def _in_order(names: Mapping[str, object], classes: int) -> list[object] | None:
 
 def _tags(name: str) -> str:
     """Return a hint that names the published weights of an architecture."""
-    base = name.split(".")[0]
+    base, _, _ = name.partition(".")
     tags = timm.list_pretrained(f"{base}.*")
-    return f"published: {', '.join(tags[:5])}"
+    first_tags = ", ".join(tags[:5])
+    return f"published: {first_tags}"
 
 
 def _near(name: str) -> str:

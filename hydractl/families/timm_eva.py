@@ -62,7 +62,9 @@ class RotaryStandIn(nn.Module):
                 each head has its own, or ``[M, heads, T - prefix, ...]``.
             attn_mask, is_causal: as of the library.
         """
-        rotary = None if rope is None else self._rotary(rope)
+        rotary = None
+        if rope is not None:
+            rotary = self._rotary(rope)
         return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
 
     def _rotary(self, rope: Tensor) -> Rotary:
@@ -128,8 +130,10 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     """
 
     def stem(images: Tensor) -> State:
-        hidden, rope = model._pos_embed(model.patch_embed(images))
-        return State(model.norm_pre(hidden), {"rope": rope})
+        patches = model.patch_embed(images)
+        tokens, rope = model._pos_embed(patches)
+        hidden = model.norm_pre(tokens)
+        return State(hidden, {"rope": rope})
 
     blocks: list[Callable[[State], State]] = []
     for index, block in enumerate(model.blocks):
@@ -151,13 +155,17 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
 
 def _run(block: nn.Module, state: State) -> State:
-    return State(block(state.hidden, rope=state.context["rope"]), state.context)
+    context = state.context
+    hidden = block(state.hidden, rope=context["rope"])
+    return State(hidden, context)
 
 
 def _run_by_index(index: int, block: nn.Module, state: State) -> State:
     """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its index."""
-    rope = state.context["rope"].select(-4, index)
-    return State(block(state.hidden, rope=rope), state.context)
+    context = state.context
+    rope = context["rope"].select(-4, index)
+    hidden = block(state.hidden, rope=rope)
+    return State(hidden, context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:

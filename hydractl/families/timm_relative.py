@@ -198,8 +198,10 @@ def _windows_of(block: Any, grid: _Grid) -> int:
 
 
 def _run(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State:
-    hidden = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
-    return State(block(hidden).flatten(1, 2), state.context)
+    on_grid = state.hidden.unflatten(1, grid)  # [B, T, d] -> [B, H, W, d]
+    merged = merge(on_grid)
+    hidden = block(merged).flatten(1, 2)
+    return State(hidden, state.context)
 
 
 def _attention_input(block: Any, merge: nn.Module, grid: _Grid, state: State) -> Tensor:

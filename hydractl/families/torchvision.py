@@ -214,7 +214,8 @@ class TorchvisionViT(ModelFamily):
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace ``nn.MultiheadAttention``."""
-        super().install(model, site, MultiheadStandIn(attention))
+        stand_in = MultiheadStandIn(attention)
+        super().install(model, site, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model. Stem: patches, class token, positions. Readout: final norm, class token, classifier."""
@@ -223,7 +224,9 @@ class TorchvisionViT(ModelFamily):
             patches = model._process_input(images)
             class_tokens = model.class_token.expand(patches.shape[0], -1, -1)
             tokens = torch.cat([class_tokens, patches], dim=1)
-            return State(model.encoder.dropout(tokens + model.encoder.pos_embedding))
+            placed = tokens + model.encoder.pos_embedding
+            hidden = model.encoder.dropout(placed)
+            return State(hidden)
 
         blocks = list(model.encoder.layers)
         tower = Stages(
@@ -254,11 +257,13 @@ class TorchvisionViT(ModelFamily):
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, 3, H, W]``."""
-        return random_pixels(input_size(preprocess), batch, seed)
+        size = input_size(preprocess)
+        return random_pixels(size, batch, seed)
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off the settings of the transform."""
-        return ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
+        size = input_size(preprocess)
+        return ImageFormat.of_preprocessing(size, preprocess)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -276,7 +281,8 @@ def _block_path(index: int) -> str:
 
 
 def _run(block: nn.Module, state: State) -> State:
-    return State(block(state.hidden), state.context)
+    hidden = block(state.hidden)
+    return State(hidden, state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:

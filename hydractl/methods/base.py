@@ -207,9 +207,9 @@ class MethodOptions:
             arguments[field.name] = field.metadata["argument"]
         return arguments
 
-    def to_json(self) -> dict[str, Any] | None:
+    def to_json(self) -> dict[str, object] | None:
         """Return the method and its arguments for the provenance of a checkpoint; None for an ordinary training."""
-        record: dict[str, Any] = {"kind": self.kind}
+        record: dict[str, object] = {"kind": self.kind}
         for name, declared in self.arguments().items():
             value = getattr(self, name)
             if declared.type is float and value is not None:

@@ -7,7 +7,6 @@ Lakshminarayanan, Pritzel, Blundell, Simple and Scalable Predictive Uncertainty 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hydractl.methods.base import MethodOptions, argument
 from hydractl.methods.method import Method
@@ -36,7 +35,7 @@ class DeepOptions(MethodOptions):
         """Return the options of an ordinary training."""
         return DeepOptions(1)
 
-    def to_json(self) -> dict[str, Any] | None:
+    def to_json(self) -> dict[str, object] | None:
         """Return None, because each member is the result of an ordinary training with its seed."""
         return None
 

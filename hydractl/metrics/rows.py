@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
+from hydractl.files.records import Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.ood import Curve, curve_of
 from hydractl.metrics.probabilities import Floats
@@ -54,7 +55,7 @@ class RowBlocks(DetectionBlocks):
     of members is measured; ``scores`` holds the scores that are reported beside the one that leads, by name.
     """
 
-    id: dict[str, Any]
+    id: dict[str, MetricValue]
     diversity: dict[str, dict[str, float | list[PairBlock] | None]]
     scores: NotRequired[dict[str, DetectionBlocks]]
 
@@ -74,7 +75,7 @@ def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]
         The block of the row. All values but n are None when there is no sample. Data without labels have n alone.
     """
     n = len(samples)
-    block: dict[str, Any] = {"n": n}
+    block: dict[str, MetricValue] = {"n": n}
     if samples.labels is None:
         return block
     for metric in _asked_for("id", names):
@@ -108,7 +109,7 @@ def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricV
     return block
 
 
-def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
+def little_diversity(values: Metrics, where: str) -> str | None:
     """Return a warning that the members hardly differ on some data; None where they do differ.
 
     Args:
@@ -117,7 +118,9 @@ def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
     """
     mi = values.get("mi")
     disagreement = values.get("disagreement")
-    if mi is None or disagreement is None:
+    if mi is None or isinstance(mi, Mapping):
+        return None
+    if disagreement is None or isinstance(disagreement, Mapping):
         return None
     if mi >= LITTLE_MI or disagreement >= LITTLE_DISAGREEMENT:
         return None
@@ -294,7 +297,7 @@ def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     return keys
 
 
-def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, MetricValue]:
     """Return n and the metrics of :func:`id_block`, from logits.
 
     Args:

@@ -192,7 +192,9 @@ def _dense_tensors(description: Description) -> TensorSource:
     family = get_family(description.family)
     network = family.build(description.config)
     stock = network.state_dict()
-    infos = {name: tensor_info(tensor) for name, tensor in stock.items()}
+    infos = {}
+    for name, tensor in stock.items():
+        infos[name] = tensor_info(tensor)
     return MappedTensors(infos, stock.__getitem__)
 
 

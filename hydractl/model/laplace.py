@@ -75,7 +75,8 @@ class Posterior(nn.Module):
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
     """Return ``mean / sqrt(1 + pi / 8 variance)``."""
     square_of_divisor = 1 + math.pi / 8 * variance
-    return mean / square_of_divisor.sqrt()
+    divisor = square_of_divisor.sqrt()
+    return mean / divisor
 
 
 def with_one(x: Tensor, bias: Tensor | None) -> Tensor:

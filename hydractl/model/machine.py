@@ -62,8 +62,10 @@ def _next_size(size: int, seconds: float) -> int:
     # A larger product never runs at a lower rate, and the multiply-adds grow with the third power of the size.
     measurable = max(seconds, 1e-6)  # a clock may be too coarse to see any time pass
     growth = (SECONDS / measurable) ** (1 / 3)
-    grown = int(size * growth) // _STEP * _STEP
-    at_least_one_step = max(grown, size + _STEP)
+    steps = int(size * growth) // _STEP
+    grown = steps * _STEP
+    one_step_more = size + _STEP
+    at_least_one_step = max(grown, one_step_more)
     return min(at_least_one_step, _LARGEST)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
 from hydractl.families import classes_of
+from hydractl.families.config_json import Preprocessing
 from hydractl.files.description import Description, bases_of
 from hydractl.heads.mask import Site
 from hydractl.log import Log
@@ -141,14 +142,14 @@ def known(labels: Tensor | None) -> Tensor:
     return labels
 
 
-def asked_classes(source: Source, tower: str | None) -> dict[str, object]:
+def asked_classes(source: Source, tower: str | None) -> dict[str, list[str] | str | None]:
     """Return what a result's provenance says beside every model's settings.
 
     Returns:
         ``labels`` and ``prompt`` of a zero-shot model, None where it has none; ``tower`` where one is meant.
     """
     description = source.description
-    facts: dict[str, object] = {}
+    facts: dict[str, list[str] | str | None] = {}
     is_zero_shot = source.family.classes(description.config) is None
     if is_zero_shot:
         labels = list(description.labels or [])
@@ -163,7 +164,7 @@ def asked_classes(source: Source, tower: str | None) -> dict[str, object]:
 # --- whether models can be averaged, from their descriptions alone ----------------------------------------------------
 
 
-def preprocess_differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+def preprocess_differences(a: Preprocessing, b: Preprocessing) -> list[str]:
     """List where two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
     differences = []
     keys = dict.fromkeys([*a, *b])  # each once, in their order

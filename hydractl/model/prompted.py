@@ -61,14 +61,17 @@ class PromptedClasses:
     def inputs(self, at_once: int | None = None) -> list[Any]:
         """Return the prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
         device = next(self._networks.parameters()).device
-        inputs = {name: tensor.to(device) for name, tensor in self._prompts.items()}
+        inputs = {}
+        for name, tensor in self._prompts.items():
+            inputs[name] = tensor.to(device)
         if at_once is None:
             return [inputs]
         classes_at_once = max(1, at_once // len(self.templates))
         parts = []
         for start in range(0, len(self.labels), classes_at_once):
             stop = start + classes_at_once
-            parts.append({name: tensor[start:stop] for name, tensor in inputs.items()})
+            part = {name: tensor[start:stop] for name, tensor in inputs.items()}
+            parts.append(part)
         return parts
 
     def features(self) -> Tensor:
@@ -90,12 +93,17 @@ class PromptedClasses:
 
     def _read(self, log: Log, title: str) -> Tensor:
         """Compute the features ``[M, classes, D]``, ``PROMPTS_AT_ONCE`` prompts at a time."""
-        self._read_from = [(weakref.ref(weight), times_written(weight)) for weight in self._weights()]
+        self._read_from = []
+        for weight in self._weights():
+            written = times_written(weight)
+            self._read_from.append((weakref.ref(weight), written))
+        classes = len(self.labels)
         if next(self._networks.parameters()).is_meta:  # only shapes matter: one class stands for all
-            features_of_first_class = self._chain(self.inputs(at_once=1)[0])  # [M, 1, D]
-            return features_of_first_class.expand(-1, len(self.labels), -1)
+            first_class = self.inputs(at_once=1)[0]
+            features_of_first_class = self._chain(first_class)  # [M, 1, D]
+            return features_of_first_class.expand(-1, classes, -1)
         # Outside inference mode: a tensor of that mode could not take part in a graph of gradients later.
-        with torch.inference_mode(False), torch.no_grad(), log.progress(title, len(self.labels), "classes") as progress:
+        with torch.inference_mode(False), torch.no_grad(), log.progress(title, classes, "classes") as progress:
             parts = []
             for inputs in self.inputs(PROMPTS_AT_ONCE):
                 features = self._chain(inputs)  # [M, classes of the part, D]
@@ -125,8 +133,12 @@ class PromptedClasses:
         """Return all weights but the heads of the other tower, which have no part in this one."""
         elsewhere: set[int] = set()
         for attention in self._elsewhere:
-            elsewhere.update(id(parameter) for parameter in attention.parameters())
-        return [parameter for parameter in self._networks.parameters() if id(parameter) not in elsewhere]
+            elsewhere.update(map(id, attention.parameters()))
+        weights = []
+        for parameter in self._networks.parameters():
+            if id(parameter) not in elsewhere:
+                weights.append(parameter)
+        return weights
 
     def _in_motion(self) -> bool:
         """Return whether training, gates or gradients make the features those of this call only."""

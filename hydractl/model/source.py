@@ -93,7 +93,8 @@ class Source:
     @property
     def lineage(self) -> list[str]:
         """The digests of the model and of those that it goes back to, the nearest first."""
-        return [self.sha256, *bases_of(self.description.provenance)]
+        bases = bases_of(self.description.provenance)
+        return [self.sha256, *bases]
 
     @property
     def bases(self) -> list[str]:
@@ -112,7 +113,8 @@ class Source:
     @functools.cached_property
     def sites(self) -> list[Site]:
         """The attention blocks of the model."""
-        return self.family.sites(self.description.config)
+        config = self.description.config
+        return self.family.sites(config)
 
     @functools.cached_property
     def classes(self) -> int | None:
@@ -252,7 +254,9 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
         InputError: for names of the classifier in another order.
     """
     description = source.description
-    names = description.labels if labels is None else list(labels)
+    names = description.labels
+    if labels is not None:
+        names = list(labels)
     classes = source.family.classes(description.config)
     if classes is None:
         return _with_prompts(source, names, prompt)
@@ -263,17 +267,21 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
     doubt_about_order = None
     if names is not None and description.labels is not None:
         doubt_about_order = renaming_doubt(description.labels, names, source.name)
-    return replace(source, description=replace(description, labels=names), renamed=doubt_about_order)
+    description = replace(description, labels=names)
+    return replace(source, description=description, renamed=doubt_about_order)
 
 
 def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
     """Return a zero-shot model with these classes, each asked for by all templates."""
     description = source.description
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
-    some_name = names[0] if names else "a"
+    some_name = "a"
+    if names:
+        some_name = names[0]
     # Called because it refuses templates that it cannot use.
     source.family.prompts(description.config, description.preprocess, [some_name], templates)
-    return replace(source, description=replace(description, labels=names, prompt=templates))
+    description = replace(description, labels=names, prompt=templates)
+    return replace(source, description=description)
 
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
@@ -355,8 +363,11 @@ def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
     extra = dict(description.extra)
     for key in ("cascade", "calibration", "threshold", "conformal", "reference"):
         extra.pop(key, None)
-    name = source.name if named else f"{source.name}.whole"
-    return replace(source, name=name, description=replace(description, extra=extra))
+    name = source.name
+    if not named:
+        name = f"{source.name}.whole"
+    description = replace(description, extra=extra)
+    return replace(source, name=name, description=description)
 
 
 def _is_file(ref: str) -> bool:
@@ -381,10 +392,12 @@ def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Sour
     """Open ``NAME?key=value`` of a family, which may draw its weights."""
     bare, _, query = rest.partition("?")
     options = _parse_query(query)
-    loaded = get_family(family_name).load_name(bare, options, seed)
+    family = get_family(family_name)
+    loaded = family.load_name(bare, options, seed)
     if isinstance(loaded, Path):
         return _find(str(loaded), None, seed, name or loaded.stem)
-    source = _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+    name_by_default = bare.replace("/", "_")
+    source = _from_loaded(family_name, loaded, name or name_by_default)
     if options.get("pretrained") is False:
         return replace(source, drawn_by=seed)
     return source
@@ -466,7 +479,8 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
         InputError: they are not the weights of such a model.
         UsageError: ``arch`` cannot be read.
     """
-    return _open_bare(Path(name), tensors, arch, 0, name)
+    path = Path(name)
+    return _open_bare(path, tensors, arch, 0, name)
 
 
 def _arch_hint(tensors: TensorSource) -> str:
@@ -509,8 +523,9 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
 
 def digest_of(description: Description, tensors: TensorSource) -> str:
     """Return the SHA-256 of a model that is no single file: of its architecture and its weights."""
-    architecture = canonical_json({"arch": description.arch, "config": description.config})
-    digest = hashlib.sha256(architecture.encode())
+    architecture = {"arch": description.arch, "config": description.config}
+    text = canonical_json(architecture)
+    digest = hashlib.sha256(text.encode())
     for tensor_name in tensors.names():
         tensor = tensors.read(tensor_name).contiguous()
         bytes_of_tensor = tensor.reshape(-1).view(torch.uint8)

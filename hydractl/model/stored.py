@@ -48,15 +48,22 @@ class MemberTensors(MappedTensors):
                 self.stored[stored] = stored
         for stored in names:
             if stored.startswith(prefix):
-                self.stored[stored.removeprefix(prefix)] = stored
-        infos = {name: tensors.info(stored) for name, stored in self.stored.items()}
+                stock_name = stored.removeprefix(prefix)
+                self.stored[stock_name] = stored
+        infos = {}
+        for stock_name, stored in self.stored.items():
+            infos[stock_name] = tensors.info(stored)
         super().__init__(infos, lambda name: tensors.read(self.stored[name]))
 
 
 def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequence[Site]) -> set[str]:
     """Return the sites whose attention stands under stock names, by path; all of them in a model of one member."""
-    names = [name for name in tensors.names() if not name.startswith("members.")]
-    return {site.path for site in sites if attention_names(family, names, sites, site)}
+    stock_names = [name for name in tensors.names() if not name.startswith("members.")]
+    paths = set()
+    for site in sites:
+        if attention_names(family, stock_names, sites, site):
+            paths.add(site.path)
+    return paths
 
 
 def union(masks: Sequence[HeadMask], path: str) -> tuple[int, ...]:
@@ -101,7 +108,8 @@ class EditedHeads:
         for site in sites:
             names_of_site = attention_names(family, names, sites, site)
             without_numbers = {name: meta_tensor(source.info(name)) for name in names_of_site}
-            for name, tensor in self._edited(site, without_numbers).items():
+            edited = self._edited(site, without_numbers)
+            for name, tensor in edited.items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
         # The site that was read last, by its path, with its edited tensors.
@@ -109,9 +117,11 @@ class EditedHeads:
 
     def _edited(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of a site after the edit."""
-        weights = read_heads(self.family, tensors, site, self.present.kept[site.path])
+        present_heads = self.present.kept[site.path]
+        weights = read_heads(self.family, tensors, site, present_heads)
+        edited_weights = self.edit(site, weights)
         edited = dict(tensors)
-        self.family.write(edited, site, self.edit(site, weights))
+        self.family.write(edited, site, edited_weights)
         return edited
 
     def names(self) -> list[str]:
@@ -141,9 +151,10 @@ class EditedHeads:
 
     def read_piece(self, name: str, start: int, stop: int) -> Tensor:
         """Some elements of one tensor after the edit, in storage order."""
-        if name in self._site_of:
-            return self.read(name).reshape(-1)[start:stop]
-        return read_piece(self.source, name, start, stop)
+        if name not in self._site_of:
+            return read_piece(self.source, name, start, stop)
+        elements = self.read(name).reshape(-1)
+        return elements[start:stop]
 
 
 class StoredHeads:
@@ -165,9 +176,13 @@ class StoredHeads:
     def head_weights(self, site_index: int) -> HeadWeights:
         """Return the attention weights of one site, on the CPU."""
         site = self.sites[site_index]
-        names = attention_names(self._family, self._tensors.names(), self.sites, site)
-        tensors = {name: self._tensors.read(name).to(self._dtype) for name in names}
-        return read_heads(self._family, tensors, site, self.description.mask.kept[site.path])
+        all_names = self._tensors.names()
+        tensors = {}
+        for name in attention_names(self._family, all_names, self.sites, site):
+            tensor = self._tensors.read(name)
+            tensors[name] = tensor.to(self._dtype)
+        kept = self.description.mask.kept[site.path]
+        return read_heads(self._family, tensors, site, kept)
 
 
 def sliced(
@@ -177,7 +192,8 @@ def sliced(
 
     def edit(site: Site, weights: HeadWeights) -> HeadWeights:
         present_heads = present.kept[site.path]
-        places = [present_heads.index(head) for head in kept.kept[site.path]]
+        kept_heads = kept.kept[site.path]
+        places = [present_heads.index(head) for head in kept_heads]
         return weights.select(places)
 
     return EditedHeads(source, family, sites, present, edit)
@@ -190,8 +206,10 @@ def zeroed(
 
     def edit(site: Site, weights: HeadWeights) -> HeadWeights:
         all_heads = range(site.heads)
-        full = weights.expanded(present.kept[site.path], site.heads, site.key_heads(all_heads))
-        removed = [head for head in all_heads if head not in kept.kept[site.path]]
+        present_heads = present.kept[site.path]
+        kept_heads = kept.kept[site.path]
+        full = weights.expanded(present_heads, site.heads, site.key_heads(all_heads))
+        removed = [head for head in all_heads if head not in kept_heads]
         return full.zeroed(removed)
 
     return EditedHeads(source, family, sites, present, edit)
@@ -230,7 +248,8 @@ def check_tensors(
     for member in range(len(description.masks)):
         member_tensors = MemberTensors(tensors, member)
         problems += same_names(member_tensors, stock, origin)
-        shapes = _expected_shapes(stock, family, sites, held_mask(description.masks, member, once))
+        mask = held_mask(description.masks, member, once)
+        shapes = _expected_shapes(stock, family, sites, mask)
         problems += _unfit_tensors(member_tensors, stock, shapes)
     problems += _misplaced_tensors(tensors, description, family, sites, once)
     if problems:
@@ -260,8 +279,9 @@ def _unfit_tensors(
     common_names = set(member) & set(shapes)
     for name in sorted(common_names):
         info = member.info(name)
-        if info.shape != shapes[name]:
-            problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(shapes[name])}")
+        expected = shapes[name]
+        if info.shape != expected:
+            problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(expected)}")
         if stock[name].is_floating_point() and not torch_dtype(info).is_floating_point:
             problems.append(f"tensor {name!r} is {info.dtype}, expected a floating point number")
     return problems
@@ -319,8 +339,12 @@ def _expected_shapes(
     tensors = dict(stock)
     for site in sites:
         all_heads = read_heads(family, stock, site, range(site.heads))
-        family.write(tensors, site, all_heads.select(mask.kept[site.path]))
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        kept_heads = all_heads.select(mask.kept[site.path])
+        family.write(tensors, site, kept_heads)
+    shapes = {}
+    for name, tensor in tensors.items():
+        shapes[name] = tuple(tensor.shape)
+    return shapes
 
 
 def check_finite_weights(name: str, tensors: TensorSource) -> None:

@@ -400,7 +400,8 @@ def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
 
 def sizes_to_try(heads: int) -> list[int]:
     """Return the numbers of heads to try: 1 to ``heads``, or ``MOST_SIZES`` of these spread evenly, with both ends."""
-    evenly_spread = np.linspace(1, heads, min(heads, MOST_SIZES))
+    count = min(heads, MOST_SIZES)
+    evenly_spread = np.linspace(1, heads, count)
     sizes = {round(size) for size in evenly_spread.tolist()}
     return sorted(sizes)
 
@@ -534,7 +535,7 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
 
 def _knee(
     calibration: Calibration, sizes: Sequence[int], correct: Sequence[int], total: int
-) -> tuple[int, dict[str, Any]]:
+) -> tuple[int, dict[str, object]]:
     """Return the number of heads at the knee, and as JSON the curve and the knees of all degrees.
 
     Args:
@@ -543,7 +544,7 @@ def _knee(
         correct: the number of samples classified right with each.
         total: the number of samples.
     """
-    degree = calibration.options["degree"]
+    degree = int(calibration.options["degree"])
     accuracy = [count / total for count in correct]
     knees = {}
     heads_at_knees = {}

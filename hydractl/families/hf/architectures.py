@@ -44,7 +44,8 @@ _MOST_LABELS = 1 << 20
 
 def _pooler(model: Any, base: Any, state: State) -> Tensor:
     pooled = base.pooler(state.hidden)
-    return model.classifier(model.dropout(pooled))
+    dropped = model.dropout(pooled)
+    return model.classifier(dropped)
 
 
 def _head(model: Any, base: Any, state: State) -> Tensor:
@@ -52,53 +53,68 @@ def _head(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
-    first = model.pre_classifier(state.hidden[:, 0])
-    return model.classifier(model.dropout(torch.relu(first)))
+    class_token = state.hidden[:, 0]
+    first = model.pre_classifier(class_token)
+    dropped = model.dropout(torch.relu(first))
+    return model.classifier(dropped)
 
 
 def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
     pooled = model.pooler(state.hidden)
-    return model.classifier(model.dropout(pooled))
+    dropped = model.dropout(pooled)
+    return model.classifier(dropped)
 
 
 def _beit(model: Any, base: Any, state: State) -> Tensor:
     hidden = base.layernorm(state.hidden)
-    return model.classifier(base.pooler(hidden))
+    pooled = base.pooler(hidden)
+    return model.classifier(pooled)
 
 
 def _swin(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(_swin_mean(model, base, state))
+    pooled = _swin_mean(model, base, state)
+    return model.classifier(pooled)
 
 
 def _swin_mean(model: Any, base: Any, state: State) -> Tensor:
     hidden = base.layernorm(state.hidden)
-    return torch.flatten(base.pooler(hidden.transpose(1, 2)), 1)
+    pooled = base.pooler(hidden.transpose(1, 2))
+    return torch.flatten(pooled, 1)
 
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(base.layernorm(state.hidden)[:, 0, :])
+    hidden = base.layernorm(state.hidden)
+    class_token = hidden[:, 0, :]
+    return model.classifier(class_token)
 
 
 def _normed_head(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(base.LayerNorm(state.hidden))
+    hidden = base.LayerNorm(state.hidden)
+    return model.classifier(hidden)
 
 
 def _mean(model: Any, base: Any, state: State) -> Tensor:
-    return model.classifier(base.layernorm(state.hidden).mean(dim=1))
+    hidden = base.layernorm(state.hidden)
+    mean = hidden.mean(dim=1)
+    return model.classifier(mean)
 
 
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
     hidden = base.layernorm(state.hidden)
-    of_class = model.cls_classifier(hidden[:, 0, :])
-    of_distillation = model.distillation_classifier(hidden[:, 1, :])
+    class_token = hidden[:, 0, :]
+    distillation_token = hidden[:, 1, :]
+    of_class = model.cls_classifier(class_token)
+    of_distillation = model.distillation_classifier(distillation_token)
     return (of_class + of_distillation) / 2
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
     hidden = base.layernorm(state.hidden)
     registers = getattr(model.config, "num_register_tokens", 0)
-    patches = hidden[:, 1 + registers :].mean(dim=1)
-    return model.classifier(torch.cat([hidden[:, 0], patches], dim=1))
+    class_token = hidden[:, 0]
+    patches = hidden[:, 1 + registers :]
+    features = torch.cat([class_token, patches.mean(dim=1)], dim=1)
+    return model.classifier(features)
 
 
 def _modern(model: Any, base: Any, state: State) -> Tensor:
@@ -107,7 +123,8 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
         features = hidden[:, 0]
     else:
         features = mean_of_tokens(hidden, state.context["tokens"])
-    return model.classifier(model.drop(model.head(features)))
+    dropped = model.drop(model.head(features))
+    return model.classifier(dropped)
 
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
@@ -190,8 +207,10 @@ OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
 
 def is_decoder(model: Any) -> bool:
     """Return whether a token sees only those before it."""
-    name = type(model).__name__
-    return name in ARCHITECTURES and ARCHITECTURES[name].readout is last_token_logits
+    architecture = ARCHITECTURES.get(type(model).__name__)
+    if architecture is None:
+        return False
+    return architecture.readout is last_token_logits
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
@@ -205,7 +224,8 @@ def _first_token(model: Any, base: Any, state: State) -> Tensor:
 
 def _last_token(model: Any, base: Any, state: State) -> Tensor:
     """Read the last token of a body of a decoder."""
-    return at_last_token(state, last_norm(base, state))
+    hidden = last_norm(base, state)
+    return at_last_token(state, hidden)
 
 
 def readout_of(model: Any) -> tuple[Readout, int | None]:
@@ -369,14 +389,17 @@ def check_counts(config: Any, name: str) -> None:
     if not is_whole_number(layers, 1, _MOST_LAYERS):
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
     heads = getattr(config, "num_attention_heads", 1)
-    heads_of_stages = heads if isinstance(heads, (list, tuple)) else [heads]
+    heads_of_stages = [heads]
+    if isinstance(heads, (list, tuple)):
+        heads_of_stages = list(heads)
     if not all(is_whole_number(number, 1) for number in heads_of_stages):
         raise InputError(f"{name} has {shown(heads)} attention heads")
     positions = getattr(config, "max_position_embeddings", 1)
     image = getattr(config, "image_size", None)
     patch = getattr(config, "patch_size", None)
     if type(image) is int and is_whole_number(patch, 1):
-        positions = (image // patch) ** 2
+        patches_of_side = image // patch
+        positions = patches_of_side**2
     if not is_whole_number(positions, 1, _MOST_POSITIONS):
         raise InputError(f"{name} takes {shown(positions)} tokens")
     problem = problem_of(config)
@@ -386,8 +409,9 @@ def check_counts(config: Any, name: str) -> None:
 
 def _check_layers(model: Any) -> None:
     """Refuse attention that is not what the layout says, as in another version of the library."""
+    name = type(model).__name__
     for tower in towers_of(model):
-        check_encoder(type(model).__name__, tower.base, tower.layout)
+        check_encoder(name, tower.base, tower.layout)
 
 
 def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
@@ -413,14 +437,18 @@ def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
     core = block.get_submodule(layout.core)
     paths = (*layout.heads.qkv, layout.heads.out)
     projections = [block.get_submodule(path) for path in paths]
-    kind = name.partition("For")[0].removesuffix("Model")
+    before_task, _, _ = name.partition("For")
+    kind = before_task.removesuffix("Model")
     # Attention that several classes have is named after none of them.
     starts = (kind.removesuffix("Text"), kind, "")
     expected = [start + layout.core_class for start in starts]
-    linear_class = Conv1D if layout.heads.transposed else nn.Linear
+    linear_class: type[nn.Module] = nn.Linear
+    if layout.heads.transposed:
+        linear_class = Conv1D
     is_linear = all(type(projection) is linear_class for projection in projections)
-    if type(core).__name__ not in expected or not is_linear:
-        raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
+    core_class = type(core).__name__
+    if core_class not in expected or not is_linear:
+        raise InputError(f"the attention of this {name} is {core_class}, expected {expected[0]}")
     head_dim = getattr(core, "head_dim", 0)
     scale = getattr(core, "scaling", 0)
     if head_dim and scale and not math.isclose(scale, head_dim**-0.5):
@@ -454,7 +482,8 @@ class EncoderTower:
 def layers_of(base: Any, layout: EncoderLayout) -> list[tuple[str, Any]]:
     """Return the layers of an encoder, which may be in stages, with their paths within it."""
     if layout.staged:
-        return [(swin_layer.path, swin_layer.layer) for swin_layer in relative.swin_layers(base)]
+        layers_of_stages = relative.swin_layers(base)
+        return [(swin_layer.path, swin_layer.layer) for swin_layer in layers_of_stages]
     layers = base.get_submodule(layout.layers)
     paths = numbered_paths(layout.layers, layers)
     return list(zip(paths, layers, strict=True))
@@ -502,9 +531,13 @@ def class_name(config: LibraryConfig) -> str:
     name: object = None
     if isinstance(names, list) and len(names) == 1:
         (name,) = names
-    hint = f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}"
+    two_towers = ", ".join(TWO_TOWERS)
+    bodies = ", ".join(reversed(BODIES))
+    hint = f"supported are {two_towers}, and classifiers and bodies of {bodies}"
     if not isinstance(name, str):
-        what = shown(names) if name is None else name
+        what = name
+        if name is None:
+            what = shown(names)
         raise InputError(f"transformers' {what} is not supported", hint=hint)
     if name in ARCHITECTURES or name in TWO_TOWERS:
         return name

@@ -30,7 +30,9 @@ Stem = Callable[[Any, Any], State]
 def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
     """Return the tower of images, then that of texts."""
     images, texts = towers_of(model)
-    return [_image_stages(model, images, stem), _text_stages(model, texts, stem)]
+    stages_of_images = _image_stages(model, images, stem)
+    stages_of_texts = _text_stages(model, texts, stem)
+    return [stages_of_images, stages_of_texts]
 
 
 def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
@@ -87,8 +89,11 @@ def _projection(layer: Any, pooled: Callable[[State], Tensor]) -> Projection:
 
     def inputs(state: State) -> Tensor:
         ids = state.context.get("ids")
-        prompts = 1 if ids is None else ids.shape[1]
-        return pooled(state).unflatten(0, (-1, prompts))  # [classes * prompts, d] -> [classes, prompts, d]
+        prompts = 1
+        if ids is not None:
+            prompts = ids.shape[1]
+        features = pooled(state)  # [classes * prompts, d]
+        return features.unflatten(0, (-1, prompts))
 
     return Projection(inputs, lambda: (layer.weight, layer.bias))
 
@@ -99,7 +104,9 @@ def is_causal(model: Any) -> bool:
 
 
 def _run(layer: Any, state: State) -> State:
-    return State(layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context)
+    context = state.context
+    hidden = layer(state.hidden, attention_mask=context["attention_mask"])
+    return State(hidden, context)
 
 
 def _attention_input(layer: Any, state: State) -> Tensor:
@@ -118,7 +125,8 @@ def _image_features(model: Any, state: State) -> Tensor:
 
 
 def _pooled_image(model: Any, state: State) -> Tensor:
-    return model.vision_model.post_layernorm(state.hidden[:, 0])
+    class_token = state.hidden[:, 0]
+    return model.vision_model.post_layernorm(class_token)
 
 
 def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]) -> State:
@@ -138,28 +146,37 @@ def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]
 def _pooled_tokens(model: Any, ids: Tensor) -> Tensor:
     """Return the position ``[N, 1]`` of the token that the library reads of texts ``[N, T]``."""
     if not is_causal(model):
-        return torch.full_like(ids[:, :1], ids.shape[1] - 1)
+        last = ids.shape[1] - 1
+        return torch.full_like(ids[:, :1], last)
     end = model.text_model.eos_token_id
     if end == 2 and model.config.model_type == "clip":
         # As the library: with this number, which older files of CLIP hold by mistake, the end is the highest token.
         return ids.int().argmax(dim=-1, keepdim=True)
-    return torch.eq(ids, end).int().argmax(dim=-1, keepdim=True)
+    is_end = torch.eq(ids, end)
+    return is_end.int().argmax(dim=-1, keepdim=True)
 
 
 def _class_features(model: Any, state: State) -> Tensor:
     """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
-    layer = model.text_projection if is_causal(model) else model.text_model.head
-    features = layer(_pooled_texts(model, state))
-    return mean_features(features, state.context["ids"].shape[1])
+    if is_causal(model):
+        layer = model.text_projection
+    else:
+        layer = model.text_model.head
+    pooled = _pooled_texts(model, state)
+    features = layer(pooled)
+    _, prompts, _ = state.context["ids"].shape  # [classes, prompts, T]
+    return mean_features(features, prompts)
 
 
 def _pooled_texts(model: Any, state: State) -> Tensor:
     """Compute ``[classes * prompts, d_model]``, the features that the library reads of each text."""
     hidden = state.hidden
     if "read" not in state.context:
-        positions = _pooled_tokens(model, state.context["ids"].flatten(0, 1))
+        ids = state.context["ids"].flatten(0, 1)
+        positions = _pooled_tokens(model, ids)
         hidden = hidden.take_along_dim(positions[..., None], dim=1)
-    return model.text_model.final_layer_norm(hidden[:, 0])
+    pooled = hidden[:, 0]
+    return model.text_model.final_layer_norm(pooled)
 
 
 def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
@@ -196,8 +213,10 @@ def class_prompts(
     nothing; a SigLIP always as many as it was trained with.
     """
     texts = filled_templates(labels, templates)
-    tokens = prompt_tokens(preprocess.get("texts"), texts, full_length=not is_causal(model))
+    full_length = not is_causal(model)
+    tokens = prompt_tokens(preprocess.get("texts"), texts, full_length=full_length)
+    classes = len(labels)
     by_class = {}
     for name, tensor in tokens.items():
-        by_class[name] = tensor.unflatten(0, (len(labels), -1))  # [classes * templates, T] -> [classes, templates, T]
+        by_class[name] = tensor.unflatten(0, (classes, -1))  # [classes * templates, T] -> [classes, templates, T]
     return by_class

@@ -82,15 +82,19 @@ def _short_lengths(config: Any) -> list[Any]:
 
 def longest_text_of(config: Any) -> int:
     """Return the largest number of tokens of a text: all texts have the angles of short ones."""
-    return min([config.max_position_embeddings, *_short_lengths(config)])
+    lengths = [config.max_position_embeddings]
+    lengths += _short_lengths(config)
+    return min(lengths)
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
     """Return for each layer whether its tokens see all before them or those in a window."""
     if hasattr(type(config), "layer_types"):
         return list(config.layer_types)
-    is_sliding = getattr(config, "sliding_window", None) is not None
-    return [_SLIDING if is_sliding else _FULL] * config.num_hidden_layers
+    kind = _FULL
+    if getattr(config, "sliding_window", None) is not None:
+        kind = _SLIDING
+    return [kind] * config.num_hidden_layers
 
 
 def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
@@ -106,22 +110,29 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     config = base.config
     positions = torch.arange(ids.shape[1], device=ids.device)[None]  # [1, T]: padding has positions too
     if hasattr(base, "wpe"):
-        hidden = base.drop(base.wte(ids) + base.wpe(positions))
+        embedded = base.wte(ids) + base.wpe(positions)
+        hidden = base.drop(embedded)
     else:
         hidden = base.embed_tokens(ids)
     kinds = list(dict.fromkeys(kinds_of_layers(config)))
-    context: dict[str, Any] = {}
+    context: dict[str, object] = {}
     for kind in kinds:
-        window = config.sliding_window if kind == _SLIDING else None
+        window = None
+        if kind == _SLIDING:
+            window = config.sliding_window
         context[kind] = _mask(ids, tokens, causal, window)
     if hasattr(base, "rotary_emb"):
         context["angles"] = _angles(base.rotary_emb, hidden, positions, kinds)
     context["tokens"] = tokens
-    context["last"] = _last_positions(config, ids) if causal else None
+    context["last"] = None
+    if causal:
+        context["last"] = _last_positions(config, ids)
     return State(hidden, context)
 
 
-def _angles(rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]) -> dict[str, Any]:
+def _angles(
+    rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the library's cosines and sines for each kind of layer."""
     forward = inspect.unwrap(type(rotary_emb).forward)  # without a look at how long the texts are
     has_angles_by_kind = isinstance(getattr(rotary_emb, "rope_type", None), dict)
@@ -194,21 +205,25 @@ def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
 def _interleaved(angles: Tensor) -> Tensor:
     """Return the angles of halves of the dimensions as those of neighbours."""
     half = angles.shape[-1] // 2
-    return angles[..., :half].repeat_interleave(2, dim=-1)
+    first_half = angles[..., :half]
+    return first_half.repeat_interleave(2, dim=-1)
 
 
 def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
     """Run one layer of the library, of the kind that its mask and angles are of."""
-    arguments = {"attention_mask": state.context[kind]}
-    if "angles" in state.context:
-        arguments["position_embeddings"] = state.context["angles"][kind]
-    return State(layer(state.hidden, **arguments), state.context)
+    context = state.context
+    arguments = {"attention_mask": context[kind]}
+    if "angles" in context:
+        arguments["position_embeddings"] = context["angles"][kind]
+    hidden = layer(state.hidden, **arguments)
+    return State(hidden, context)
 
 
 def last_norm(base: Any, state: State) -> Tensor:
     """Return the state after the last norm."""
-    norm = base.ln_f if hasattr(base, "ln_f") else base.norm
-    return norm(state.hidden)
+    if hasattr(base, "ln_f"):
+        return base.ln_f(state.hidden)
+    return base.norm(state.hidden)
 
 
 def at_last_token(state: State, values: Tensor) -> Tensor:
@@ -216,8 +231,10 @@ def at_last_token(state: State, values: Tensor) -> Tensor:
     if "read" in state.context:
         return values[:, 0]
     last = state.context["last"]  # [B, 1]
-    positions = last[:, :, None].expand(-1, -1, values.shape[2])
-    return values.gather(1, positions)[:, 0]
+    width = values.shape[2]
+    positions = last[:, :, None].expand(-1, -1, width)
+    read = values.gather(1, positions)  # [B, 1, n]
+    return read[:, 0]
 
 
 def mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
@@ -225,12 +242,15 @@ def mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
     if tokens is None:
         tokens = torch.ones_like(hidden[..., 0])
     weights = tokens.unsqueeze(-1)  # [B, T, 1]
-    return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+    weighted = hidden * weights
+    return weighted.sum(dim=1) / weights.sum(dim=1)
 
 
 def last_token_logits(model: Any, base: Any, state: State) -> Tensor:
     """Compute logits as the library's ``GenericForSequenceClassification``."""
-    return model.score(at_last_token(state, last_norm(base, state)))
+    hidden = last_norm(base, state)
+    last = at_last_token(state, hidden)
+    return model.score(last)
 
 
 def pooled_logits(model: Any, base: Any, state: State) -> Tensor:

@@ -31,7 +31,9 @@ def dinov3_stages(model: Any) -> list[Stages]:
 
 
 def _stem(model: Any, inputs: Any) -> State:
-    pixels = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
+    pixels = inputs
+    if isinstance(inputs, Mapping):
+        pixels = inputs["pixel_values"]
     hidden = model.embeddings(pixels)
     cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim]
     patches, head_dim = cos.shape
@@ -39,11 +41,14 @@ def _stem(model: Any, inputs: Any) -> State:
     prefix_shape = (tokens_before, head_dim)
     cos = torch.cat([cos.new_ones(prefix_shape), cos])
     sin = torch.cat([sin.new_zeros(prefix_shape), sin])
-    return State(hidden, {"angles": (cos[None], sin[None])})  # [T, head_dim] -> [1, T, head_dim]
+    angles = (cos[None], sin[None])  # [T, head_dim] -> [1, T, head_dim]
+    return State(hidden, {"angles": angles})
 
 
 def _run(layer: Any, state: State) -> State:
-    return State(layer(state.hidden, position_embeddings=state.context["angles"]), state.context)
+    context = state.context
+    hidden = layer(state.hidden, position_embeddings=context["angles"])
+    return State(hidden, context)
 
 
 def _attention_input(layer: Any, state: State) -> Tensor:

@@ -48,9 +48,12 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
 
 def _angles_by_kind(base: Any, hidden: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the cosines and sines of a ModernBERT for each kind of its layers."""
-    positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
-    kinds = set(base.config.layer_types)
-    return {kind: base.rotary_emb(hidden, positions, kind) for kind in kinds}
+    tokens = hidden.shape[1]
+    positions = torch.arange(tokens, device=hidden.device).unsqueeze(0)  # [1, T]
+    angles = {}
+    for kind in set(base.config.layer_types):
+        angles[kind] = base.rotary_emb(hidden, positions, kind)
+    return angles
 
 
 def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
@@ -84,10 +87,12 @@ def _readable(mask: Tensor | None) -> Tensor | None:
     return mask
 
 
-def _context(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, Any]:
+def _context(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, object]:
     """Return what the layers of an encoder are given beside the state."""
     attention_mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
-    return {"attention_mask": attention_mask, **relative.relative_context(base, hidden, pixels, mask)}
+    context: dict[str, object] = {"attention_mask": attention_mask}
+    context.update(relative.relative_context(base, hidden, pixels, mask))
+    return context
 
 
 def run_encoder_layer(layer: Any, state: State) -> State:

@@ -94,13 +94,15 @@ class _StandIn(nn.Module):
         if position_embeddings is not None and self.turn is not None:
             cos, sin = position_embeddings
             rotary = self.turn(_of_every_head(cos), _of_every_head(sin))
-        return self.attention(hidden_states, attn_mask=attention_mask, rotary=rotary), None
+        attended = self.attention(hidden_states, attn_mask=attention_mask, rotary=rotary)
+        return attended, None
 
 
 def _of_every_head(angles: Tensor) -> Tensor:
     """Return cosines or sines ``[1, T, head_dim]`` as ``[1, 1, T, head_dim]``, in float32 or wider as the library."""
     dtype = torch.promote_types(angles.dtype, torch.float32)
-    return angles.to(dtype)[:, None]
+    wide = angles.to(dtype)
+    return wide[:, None]
 
 
 _WEIGHTS = "model.safetensors"
@@ -220,7 +222,8 @@ class HFEncoder(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build the library's model with its parameters on the meta device and its buffers real."""
-        return copy.deepcopy(meta_model(config))
+        model = meta_model(config)
+        return copy.deepcopy(model)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return the sites ``bert.encoder.layer.0.attention`` and so on: the blocks that hold all four projections."""
@@ -228,7 +231,9 @@ class HFEncoder(ModelFamily):
         is_zero_shot = type(model).__name__ in TWO_TOWERS
         sites = []
         for tower in towers_of(model):
-            tower_name = clip.NAMES[tower.prefix] if is_zero_shot else "main"
+            tower_name = "main"
+            if is_zero_shot:
+                tower_name = clip.NAMES[tower.prefix]
             for layer_path, layer in layers_of(tower.base, tower.layout):
                 sites.append(_site(tower, tower_name, layer_path, layer))
         return sites
@@ -246,7 +251,8 @@ class HFEncoder(ModelFamily):
         """Tokenize prompts as the checkpoint does: ``{"input_ids": [classes, templates, tokens]}``, perhaps a mask."""
         if self.classes(config) is not None:
             return super().prompts(config, preprocess, labels, templates)
-        return clip.class_prompts(meta_model(config), preprocess, labels, templates)
+        model = meta_model(config)
+        return clip.class_prompts(model, preprocess, labels, templates)
 
     def image_shape(self, config: LibraryConfig) -> list[int] | None:
         """Return the image shape of the patch embedding; None for DINOv2, which stretches its positions to any size."""
@@ -263,13 +269,16 @@ class HFEncoder(ModelFamily):
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the rate of the attention weights, and of the output where the attention itself drops of it."""
-        return dropouts_of(model, site.path, LAYOUTS[site.layout])
+        layout = LAYOUTS[site.layout]
+        return dropouts_of(model, site.path, layout)
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
         layout = LAYOUTS[site.layout]
-        layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
-        put_in_place(model, site.path, layout, attention, relative.stand_in(attention, layer))
+        path_of_layer = site.path.removesuffix(f".{layout.block}")
+        layer = model.get_submodule(path_of_layer)
+        stand_in = relative.stand_in(attention, layer)
+        put_in_place(model, site.path, layout, attention, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model. Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
@@ -320,9 +329,11 @@ class HFEncoder(ModelFamily):
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """Compute normalised features by ``get_image_features``."""
-        arguments = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
-        features = model.get_image_features(**arguments).pooler_output
-        return torch.nn.functional.normalize(features, dim=-1)
+        arguments = inputs
+        if not isinstance(inputs, Mapping):
+            arguments = {"pixel_values": inputs}
+        output = model.get_image_features(**arguments)
+        return torch.nn.functional.normalize(output.pooler_output, dim=-1)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -385,16 +396,22 @@ class HFEncoder(ModelFamily):
     ) -> tuple[str, LibraryConfig, Preprocessing]:
         """Return the library's own classifier, of the mean of all patches."""
         name = class_name(config).replace("Model", "ForImageClassification")
-        images = {key: value for key, value in preprocess.items() if key != "texts"}
-        return name, {**config, "architectures": [name], "num_labels": classes}, images
+        of_classifier = dict(config)
+        of_classifier["architectures"] = [name]
+        of_classifier["num_labels"] = classes
+        images = dict(preprocess)
+        images.pop("texts", None)
+        return name, of_classifier, images
 
     def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
         """Set the number of heads, with ``head_dim``: the library's vision transformers read it.
 
         None where the heads would get other widths.
         """
-        head_dim = self.sites(config)[0].head_dim
-        small = {**config, "num_attention_heads": heads, "head_dim": head_dim}
+        first_site = self.sites(config)[0]
+        small = dict(config)
+        small["num_attention_heads"] = heads
+        small["head_dim"] = first_site.head_dim
         return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
@@ -463,7 +480,10 @@ def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[flo
     if hasattr(core, "resid_dropout"):
         return float(core.attn_dropout.p), float(core.resid_dropout.p)
     # Some classes hold a rate, others a module with one.
-    of_weights = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
+    if hasattr(core, "attention_dropout"):
+        of_weights = core.attention_dropout
+    else:
+        of_weights = core.dropout
     rate_of_weights = getattr(of_weights, "p", of_weights)
     rate_of_output = getattr(core, "residual_dropout", 0.0)
     if hasattr(core, "out_drop"):

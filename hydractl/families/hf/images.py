@@ -97,7 +97,9 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
     mode = mode_of(size[0])
 
     def collate(samples: list[Any]) -> Any:
-        images = [in_mode(image, mode) for image in images_of(samples)]
+        images = []
+        for image in images_of(samples):
+            images.append(in_mode(image, mode))
         return _pixels(processor, images)
 
     return collate
@@ -146,12 +148,15 @@ def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
 def write_processor(folder: Path, preprocess: Preprocessing) -> None:
     """Write ``preprocessor_config.json``."""
     settings: Any = preprocess["processor"]
-    write_config(folder / _PROCESSOR_FILE, settings)
+    path = folder / _PROCESSOR_FILE
+    write_config(path, settings)
 
 
 def _processor(settings: object) -> Any:
     """Build the library's processor from its settings."""
-    name = settings.get("image_processor_type") if isinstance(settings, Mapping) else None
+    name = None
+    if isinstance(settings, Mapping):
+        name = settings.get("image_processor_type")
     if not isinstance(settings, Mapping) or name not in PROCESSORS:
         hint = f"supported: {', '.join(PROCESSORS)}"
         raise InputError(f"transformers' image processor {shown(name)} is not supported", hint=hint)
@@ -163,12 +168,14 @@ def _processor(settings: object) -> Any:
     if not is_size(patches):
         raise InputError(f"the image processor has the patch_size and max_num_patches {shown(patches)}")
     with refused_as(f"transformers cannot build its {name}"):
-        return getattr(transformers, name).from_dict(dict(settings))
+        processor_class = getattr(transformers, name)
+        return processor_class.from_dict(dict(settings))
 
 
 def _are_lengths(sizes: Mapping[str, object]) -> bool:
     """Return whether all sizes that a processor has set are lengths of sides of images."""
-    return is_size([length for length in sizes.values() if length])
+    lengths = [length for length in sizes.values() if length]
+    return is_size(lengths)
 
 
 def _shape_of_images(processor: Any, channels: int) -> list[int]:

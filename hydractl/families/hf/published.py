@@ -165,10 +165,11 @@ def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report:
 def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, TensorInfo]) -> torch.dtype:
     """Return the dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
     published_names = revert_weight_conversion(loaded, {name: tensor})
-    stored = [infos[published] for published in published_names if published in infos]
-    if len(stored) != 1:
+    names_in_file = [published for published in published_names if published in infos]
+    if len(names_in_file) != 1:
         return tensor.dtype
-    return torch_dtype(stored[0])
+    info = infos[names_in_file[0]]
+    return torch_dtype(info)
 
 
 def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
@@ -231,7 +232,7 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
 def class_labels(published: LibraryConfig, classes: int) -> list[str] | None:
     """Return the names of the classes; the library's own placeholders are no names."""
     names = published.get("id2label")
-    numbers = [str(number) for number in range(classes)]
+    numbers = list(map(str, range(classes)))
     if not isinstance(names, Mapping) or sorted(names) != sorted(numbers):
         return None
     labels = [str(names[number]) for number in numbers]

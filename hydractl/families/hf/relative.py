@@ -6,6 +6,7 @@ Each has a module of :mod:`hydractl.model.attention` with the call and the answe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,10 +40,11 @@ class BeitInPlace(_Tables):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend ``[M * B, T, d_model]``."""
-        if self.index is None and attention_mask is None:
-            return self.attention(hidden_states), None
-        relative = Relative(self.index, shared=attention_mask)
-        return self.attention(hidden_states, relative=relative), None
+        relative = None
+        if self.index is not None or attention_mask is not None:
+            relative = Relative(self.index, shared=attention_mask)
+        attended = self.attention(hidden_states, relative=relative)
+        return attended, None
 
 
 class Data2VecInPlace(BeitInPlace):
@@ -66,7 +68,8 @@ class SwinInPlace(_Tables):
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend ``[M * B * W, T, d_model]``."""
         relative = Relative(self.index, attention_mask)
-        return self.attention(hidden_states, relative=relative), None
+        attended = self.attention(hidden_states, relative=relative)
+        return attended, None
 
 
 class Swinv2InPlace(_Tables):
@@ -76,15 +79,19 @@ class Swinv2InPlace(_Tables):
 
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__(attention, library.relative_position_index)
-        self.register_buffer("coordinates", library.relative_coords_table.flatten(0, 2), persistent=False)
+        coordinates = library.relative_coords_table.flatten(0, 2)
+        self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
     ) -> tuple[Tensor, None]:
         """Attend ``[M * B * W, T, d_model]``."""
-        mask = None if attention_mask is None else 2 * attention_mask  # which the library adds twice
+        mask = None
+        if attention_mask is not None:
+            mask = 2 * attention_mask  # which the library adds twice
         relative = Relative(self.index, mask, coordinates=self.coordinates, scale=1.0)
-        return self.attention(hidden_states, relative=relative), None
+        attended = self.attention(hidden_states, relative=relative)
+        return attended, None
 
 
 class MPNetInPlace(_Tables):
@@ -99,7 +106,8 @@ class MPNetInPlace(_Tables):
     ) -> tuple[Tensor]:
         """Attend ``[M * B, T, d_model]``."""
         relative = Relative(None, shared=position_bias)
-        return (self.attention(hidden_states, attention_mask, relative=relative),)
+        attended = self.attention(hidden_states, attention_mask, relative=relative)
+        return (attended,)
 
 
 class DisentangledInPlace(nn.Module):
@@ -170,7 +178,9 @@ def _take_index(holder: Any) -> Tensor | None:
     return table.generate_relative_position_index(table.window_size)
 
 
-def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict[str, Any]:
+def relative_context(
+    base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
+) -> Mapping[str, Tensor | tuple[int, ...]]:
     """Return what the layers of an encoder with relative terms are given beside the state, by the library's names.
 
     Args:
@@ -181,7 +191,7 @@ def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
     """
     kind = type(base).__name__
     if kind in _BEITS:
-        context: dict[str, Any] = {"resolution": tuple(pixels.shape[2:])}
+        context: dict[str, Tensor | tuple[int, ...]] = {"resolution": tuple(pixels.shape[2:])}
         table = _shared_table(base)
         if table is not None:
             context["shared_position_bias"] = table(table.window_size)[0]
@@ -225,8 +235,9 @@ def run_relative_layer(layer: Any, state: State) -> State:
         name_of_shared = "relative_position_bias"
     if shared is not None:
         arguments[name_of_shared] = shared[None]
-    output = layer(state.hidden, **arguments)
-    hidden = output[0] if isinstance(output, tuple) else output
+    hidden = layer(state.hidden, **arguments)
+    if isinstance(hidden, tuple):
+        hidden = hidden[0]
     return State(hidden, state.context)
 
 
@@ -234,20 +245,25 @@ def run_relative_layer(layer: Any, state: State) -> State:
 
 
 def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    attended, _ = layer.attention(layer.layernorm_before(hidden), shared)
-    attended = _scaled(layer.lambda_1, layer.dropout(attended))
+    normed = layer.layernorm_before(hidden)
+    attended, _ = layer.attention(normed, shared)
+    attended = layer.dropout(attended)
+    attended = _scaled(layer.lambda_1, attended)
     hidden = layer.drop_path(attended) + hidden
-    expanded = layer.mlp(layer.layernorm_after(hidden))
-    expanded = _scaled(layer.lambda_2, layer.dropout(expanded))
+    normed = layer.layernorm_after(hidden)
+    expanded = layer.dropout(layer.mlp(normed))
+    expanded = _scaled(layer.lambda_2, expanded)
     return layer.drop_path(expanded) + hidden
 
 
 def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    attended = layer.attention(layer.layernorm_before(hidden), relative_position_bias=shared)[0]
-    attended = _scaled(layer.lambda_1, attended)
+    normed = layer.layernorm_before(hidden)
+    output = layer.attention(normed, relative_position_bias=shared)
+    attended = _scaled(layer.lambda_1, output[0])
     hidden = layer.drop_path(attended) + hidden
     widened = layer.intermediate(layer.layernorm_after(hidden))
-    expanded = _scaled(layer.lambda_2, layer.output(widened))
+    expanded = layer.output(widened)
+    expanded = _scaled(layer.lambda_2, expanded)
     return layer.drop_path(expanded) + hidden
 
 
@@ -304,8 +320,11 @@ def _problems_of_deberta(base: Any) -> list[str]:
 def _problems_of_swin(base: Any) -> list[str]:
     messages = []
     size = base.config.image_size
-    sides = [size, size] if isinstance(size, int) else size
-    if any(side % base.embeddings.patch_size for side in sides):
+    sides = size
+    if isinstance(size, int):
+        sides = [size, size]
+    patch_size = base.embeddings.patch_size
+    if any(side % patch_size for side in sides):
         messages.append("its images are cut into patches that do not fill them")
     sides_of_grids = [min(swin_layer.grid) for swin_layer in swin_layers(base)]
     smallest = min(sides_of_grids)
@@ -354,7 +373,9 @@ def swin_layers(base: Any) -> list[SwinLayer]:
             path = f"encoder.layers.{number}.blocks.{index}"
             layers.append(SwinLayer(path, layer, merging, grid_before, grid))
             merging = None
-        merging = f"encoder.layers.{number}.downsample" if stage.downsample is not None else None
+        merging = None
+        if stage.downsample is not None:
+            merging = f"encoder.layers.{number}.downsample"
     return layers
 
 
@@ -377,13 +398,17 @@ def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages
         if swin_layer.merging is not None:
             merge = base.get_submodule(swin_layer.merging)
             merging[index] = f"{prefix}.{swin_layer.merging}"
+        layer = swin_layer.layer
         grid_before = swin_layer.grid_before
         grid = swin_layer.grid
-        blocks.append(partial(_run_swin, swin_layer.layer, merge, grid_before, grid))
-        attention_inputs.append(partial(_swin_input, norm, swin_layer.layer, merge, grid_before))
+        run = partial(_run_swin, layer, merge, grid_before, grid)
+        attention_input = partial(_swin_input, norm, layer, merge, grid_before)
+        blocks.append(run)
+        attention_inputs.append(attention_input)
         side = min(base.config.window_size, *grid)
         windows = math.prod(-(-tokens // side) for tokens in grid)
-        spans.append((math.prod(grid) / all_tokens, windows))
+        share_of_tokens = math.prod(grid) / all_tokens
+        spans.append((share_of_tokens, windows))
     return replace(tower, blocks=blocks, attention_inputs=attention_inputs, merging=merging, spans=spans)
 
 
@@ -396,8 +421,9 @@ def _merged(merge: Any, grid_before: Grid, state: State) -> Tensor:
 
 
 def _run_swin(layer: Any, merge: Any, grid_before: Grid, grid: Grid, state: State) -> State:
-    hidden = _merged(merge, grid_before, state)
-    return State(layer(hidden, grid)[0], state.context)
+    merged = _merged(merge, grid_before, state)
+    output = layer(merged, grid)
+    return State(output[0], state.context)
 
 
 def _swin_input(norm: str, layer: Any, merge: Any, grid_before: Grid, state: State) -> Tensor:

@@ -201,7 +201,9 @@ def text_collate(preprocess: object) -> TextCollate:
         InputError: for preprocessing that describes no tokenizer, or a length that the model cannot take.
     """
     tokenizer = stored_tokenizer(preprocess)
-    length = preprocess.get("max_length") if isinstance(preprocess, Mapping) else None
+    length = None
+    if isinstance(preprocess, Mapping):
+        length = preprocess.get("max_length")
     longest = tokenizer.model_max_length
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if not is_whole_number(length, least, longest):
@@ -211,7 +213,8 @@ def text_collate(preprocess: object) -> TextCollate:
 
 def padding_of(preprocess: object) -> int:
     """Return the number of the padding token."""
-    return int(stored_tokenizer(preprocess).pad_token_id)
+    tokenizer = stored_tokenizer(preprocess)
+    return int(tokenizer.pad_token_id)
 
 
 class TextCollate:
@@ -277,14 +280,17 @@ class TextCollate:
 
         Plain ASCII has at most a token for each character, and a few that mark its ends.
         """
-        is_ascii = all(text.isascii() for text in texts)
-        characters = sum(len(text) for text in texts)
-        return is_ascii and characters <= self.max_length - _ENDS
+        if not all(map(str.isascii, texts)):
+            return False
+        characters = sum(map(len, texts))
+        return characters <= self.max_length - _ENDS
 
 
 def _texts_of(sample: Any) -> tuple[str, ...]:
     """Return a sample as one or two texts."""
-    texts = (sample,) if isinstance(sample, str) else tuple(sample)
+    texts: tuple[Any, ...] = (sample,)
+    if not isinstance(sample, str):
+        texts = tuple(sample)
     if len(texts) not in (1, 2) or not all(map(_is_text, texts)):
         raise InputError(f"this is no text that can be tokenized: {shown(texts)}")
     return texts
@@ -396,7 +402,9 @@ def _tokens_in(document: Mapping[str, object], is_map: bool) -> Iterator[dict[st
 def _check_ids(document: Mapping[str, object], origin: str) -> None:
     """Refuse numbers of tokens that are larger than any vocabulary."""
     model = document.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    vocabulary = None
+    if isinstance(model, dict):
+        vocabulary = model.get("vocab")
     numbers = list(_parts(vocabulary))
     for token in _parts(document.get("added_tokens")):
         if isinstance(token, dict):
@@ -449,7 +457,9 @@ def _packed(text: str, folder: Path) -> str:
 
 def _size(text: str) -> int:
     # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
-    return len(canonical_json(canonical_json(text)).encode("utf-8"))
+    string_in_json = canonical_json(text)
+    in_header = canonical_json(string_in_json)
+    return len(in_header.encode("utf-8"))
 
 
 def _unpacked(text: str) -> str:

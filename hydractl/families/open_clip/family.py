@@ -192,11 +192,13 @@ class OpenClip(ModelFamily):
         For towers and tokenizers of transformers, what transformers reads of them is written beside it. open_clip's own
         tokenizer comes with the library, and its folders know no class names.
         """
-        published = {key: value for key, value in config.items() if key != "hf_config"}
+        published = dict(config)
+        published.pop("hf_config", None)
         document = {"model_cfg": published, "preprocess_cfg": published_preprocess(preprocess)}
         write_config(folder / CONFIG, document)
         if "hf_config" in config:
-            write_config(folder / "config.json", object_in(config, "hf_config", "the configuration of the model"))
+            hf_config = object_in(config, "hf_config", "the configuration of the model")
+            write_config(folder / "config.json", hf_config)
         if "texts" in preprocess:
             write_tokenizer(folder, preprocess["texts"])
         return WEIGHTS
@@ -205,7 +207,8 @@ class OpenClip(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build the library's model with its parameters on the meta device and its causal mask real."""
-        return copy.deepcopy(skeleton(config))
+        model = skeleton(config)
+        return copy.deepcopy(model)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return the sites ``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn``."""
@@ -214,9 +217,13 @@ class OpenClip(ModelFamily):
         trunk = getattr(model.visual, "trunk", None)
         if trunk is not None:
             for site in timm.timm_sites(trunk):
-                sites.append(dataclasses.replace(site, path=TRUNK + site.path, tower="visual"))
+                path = f"{TRUNK}{site.path}"
+                sites.append(dataclasses.replace(site, path=path, tower="visual"))
         for path, block in blocks_of(model):
-            site = _site_of_transformers(path, block) if is_of_transformers(path) else _site(path, block)
+            if is_of_transformers(path):
+                site = _site_of_transformers(path, block)
+            else:
+                site = _site(path, block)
             sites.append(site)
         return sites
 
@@ -232,14 +239,17 @@ class OpenClip(ModelFamily):
         Where no token behind the end of a text counts (a causal tower that pools there), what lies behind the longest
         of these texts is left out: the features are the same, for a small part of the work.
         """
-        text = tokens_of(config, preprocess, filled_templates(labels, templates))
+        texts = filled_templates(labels, templates)
+        tokens = tokens_of(config, preprocess, texts)
         model = skeleton(config)
         if own_tokenizer(config) and hf_text(model) is None:
             tower = text_tower(model)
             if tower.ends_early:
-                longest = int(pooled_at(text, tower.pool, tower.eos).max()) + 1
-                text = text[:, :longest]
-        return {"text": text.reshape(len(labels), len(templates), -1)}
+                ends = pooled_at(tokens, tower.pool, tower.eos)
+                longest = int(ends.max()) + 1
+                tokens = tokens[:, :longest]
+        by_class = tokens.reshape(len(labels), len(templates), -1)
+        return {"text": by_class}
 
     def layout(self, site: Site) -> AttentionLayout:
         """Return the layout; for a tower of another library, that of the family of that library."""
@@ -252,9 +262,11 @@ class OpenClip(ModelFamily):
     def part(self, name: str, sites: Sequence[Site]) -> str:
         """Return the part; for a tower of another library, that of the family of that library."""
         if is_of_transformers(name):
-            return hf.FAMILY.part(f"bert.{name.removeprefix(TRANSFORMER)}", sites)
+            inside = name.removeprefix(TRANSFORMER)
+            return hf.FAMILY.part(f"bert.{inside}", sites)
         if name.startswith(TRUNK):
-            return timm.FAMILY.part(name.removeprefix(TRUNK), sites)
+            inside = name.removeprefix(TRUNK)
+            return timm.FAMILY.part(inside, sites)
         return super().part(name, sites)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
@@ -284,7 +296,9 @@ class OpenClip(ModelFamily):
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model into the visual tower, which reads images, and the text tower, which reads prompts."""
-        return [visual_stages(model), text_stages(model)]
+        images = visual_stages(model)
+        texts = text_stages(model)
+        return [images, texts]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """Return ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
@@ -305,13 +319,15 @@ class OpenClip(ModelFamily):
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
         """Draw standard normal pixels ``[B, 3, H, W]``."""
-        return random_pixels(size_of_images(preprocess), batch, seed)
+        size = size_of_images(preprocess)
+        return random_pixels(size, batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off open_clip's ``PreprocessCfg``."""
-        return ImageFormat.of_preprocessing(size_of_images(preprocess), preprocess)
+        size = size_of_images(preprocess)
+        return ImageFormat.of_preprocessing(size, preprocess)
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by open_clip's own initialisation."""
@@ -353,12 +369,15 @@ class OpenClip(ModelFamily):
         """
         tower = visual_stages(model)
         is_of_timm = tower.stem_prefixes[0].startswith(TRUNK)
-        names = ("drop_path1", "drop_path2") if is_of_timm else ("ls_1", "ls_2")
+        names = ("ls_1", "ls_2")
+        if is_of_timm:
+            names = ("drop_path1", "drop_path2")
         for path in tower.block_paths:
             block = model.get_submodule(path)
             for name in names:
+                module = getattr(block, name)
                 dropout = nn.Dropout(rate).eval()
-                setattr(block, name, nn.Sequential(getattr(block, name), dropout))
+                setattr(block, name, nn.Sequential(module, dropout))
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------
@@ -401,12 +420,14 @@ def _known_config(arch: str) -> dict[str, object]:
     known = open_clip.list_models()
     if arch not in known:
         spelled = {name.lower(): name for name in known}
-        near = [spelled[name] for name in difflib.get_close_matches(arch.lower(), spelled, 5)]
+        matches = difflib.get_close_matches(arch.lower(), spelled, 5)
+        near = [spelled[name] for name in matches]
         hint = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
         if near:
             hint = f"near names: {', '.join(near)}"
         raise InputError(f"open_clip {open_clip.__version__} has no architecture {arch!r}", hint=hint)
-    return towers_of_coca(open_clip.get_model_config(arch))
+    config = open_clip.get_model_config(arch)
+    return towers_of_coca(config)
 
 
 def _published(arch: str, tag: str) -> Mapping[str, object]:
@@ -456,7 +477,11 @@ def _arch_of(config: LibraryConfig) -> str:
 
 @cache
 def _known_architectures() -> dict[str, LibraryConfig]:
-    return {name: _filled(_known_config(name)) for name in open_clip.list_models()}
+    configs = {}
+    for name in open_clip.list_models():
+        config = _known_config(name)
+        configs[name] = _filled(config)
+    return configs
 
 
 def _filled(config: LibraryConfig) -> LibraryConfig:

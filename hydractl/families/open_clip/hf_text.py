@@ -44,7 +44,10 @@ def hf_text(model: Any) -> HFTextEncoder | None:
 
 def is_of_transformers(name: str) -> bool:
     """Return whether a module or parameter of this name is of transformers' text tower, not of open_clip's own."""
-    return name.startswith(TRANSFORMER) and not name.startswith(f"{TRANSFORMER}resblocks.")
+    if not name.startswith(TRANSFORMER):
+        return False
+    inside = name.removeprefix(TRANSFORMER)
+    return not inside.startswith("resblocks.")
 
 
 def hf_config_in(folder: Path, name: str) -> LibraryConfig:
@@ -64,7 +67,9 @@ def hf_config_in(folder: Path, name: str) -> LibraryConfig:
 
 def problem_of_hf_config(config: object) -> str | None:
     """Return why a text tower cannot be built of a configuration, or None; before it is built."""
-    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    kind = None
+    if isinstance(config, Mapping):
+        kind = config.get("model_type")
     if not isinstance(config, Mapping) or kind not in _KINDS:
         return f"its text tower is {shown(kind)} of transformers, expected {', '.join(_KINDS)}"
     settings = transformers.AutoConfig.for_model(**config)
@@ -121,15 +126,23 @@ def hf_text_stages(text: HFTextEncoder) -> Stages:
 
 def _stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
-    tokens = (text != base.config.pad_token_id).long()
+    is_token = text != base.config.pad_token_id
+    tokens = is_token.long()
     state = encoder_stem(base, {"input_ids": text, "attention_mask": tokens})
-    return State(state.hidden, {**state.context, "text": inputs["text"], "tokens": tokens})
+    context = dict(state.context)
+    context["text"] = inputs["text"]
+    context["tokens"] = tokens
+    return State(state.hidden, context)
 
 
 def _class_features(text: Any, state: State) -> Tensor:
     """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
     pooler = text.transformer.pooler
-    pooled = None if pooler is None else pooler(state.hidden)
+    pooled = None
+    if pooler is not None:
+        pooled = pooler(state.hidden)
     output = BaseModelOutputWithPooling(state.hidden, pooled)
-    features = text.proj(text.pooler(output, state.context["tokens"]))
-    return mean_features(features, state.context["text"].shape[1])
+    read = text.pooler(output, state.context["tokens"])
+    features = text.proj(read)
+    _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
+    return mean_features(features, prompts)

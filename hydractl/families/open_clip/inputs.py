@@ -17,7 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError
-from hydractl.families.config_json import LibraryConfig, Preprocessing, integers_in, is_whole_number, object_in
+from hydractl.families.config_json import (
+    LibraryConfig,
+    Preprocessing,
+    integer_in,
+    integers_in,
+    is_whole_number,
+    object_in,
+)
 from hydractl.families.hf.texts import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
 from hydractl.families.pixels import in_mode, is_size, stacked
 from hydractl.families.reading import cached_by_config, refused_as
@@ -52,21 +59,29 @@ def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
     if not isinstance(published, Mapping):
         raise InputError(f"the preprocess_cfg is no object but {shown(published)}")
     settings = merge_preprocess_dict(PreprocessCfg(), published)
-    settings["size"] = [size, size] if isinstance(size, int) else size
+    settings["size"] = size
+    if isinstance(size, int):
+        settings["size"] = [size, size]
     for key in ("mean", "std"):
-        if isinstance(settings[key], (int, float)):  # one number for all channels
-            settings[key] = [settings[key]] * 3
-    return {"kind": "image", **json.loads(json.dumps(settings))}
+        value = settings[key]
+        if isinstance(value, (int, float)):  # one number for all channels
+            settings[key] = [value] * 3
+    plain = json.loads(json.dumps(settings))
+    return {"kind": "image", **plain}
 
 
 def published_preprocess(preprocess: Preprocessing) -> Preprocessing:
     """Return the part of :func:`open_clip_preprocess` that is open_clip's own."""
-    return {key: preprocess[key] for key in _FIELDS}
+    published = {}
+    for key in _FIELDS:
+        published[key] = preprocess[key]
+    return published
 
 
 def size_of_images(preprocess: Preprocessing) -> list[int]:
     """Return the size ``[3, height, width]`` of the images that a model is given."""
-    return [3, *integers_in(preprocess, "size", "the preprocessing")]
+    size = integers_in(preprocess, "size", "the preprocessing")
+    return [3, *size]
 
 
 def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
@@ -81,9 +96,11 @@ def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor
     problems = _problems(preprocess)
     if problems:
         raise InputError(f"open_clip cannot preprocess images so: {problems[0]}", problems=problems)
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key, value in published_preprocess(preprocess).items():
-        fields[key] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = tuple(value)
+        fields[key] = value
     with refused_as(f"open_clip cannot preprocess images with {shown(fields, 200)}"):
         transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
         shape = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
@@ -130,13 +147,19 @@ def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
     """Return whether these are a finite number for each of red, green and blue."""
     if not isinstance(values, list) or len(values) != 3:
         return False
-    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    return all(map(_is_finite_number, values))
+
+
+def _is_finite_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-def text_cfg_of(config: LibraryConfig) -> Mapping[str, Any]:
+def text_cfg_of(config: LibraryConfig) -> LibraryConfig:
     """Return the settings of the tower of texts, whose values open_clip itself checks.
 
     Raises:
@@ -147,7 +170,8 @@ def text_cfg_of(config: LibraryConfig) -> Mapping[str, Any]:
 
 def own_tokenizer(config: LibraryConfig) -> bool:
     """Return whether texts are read by open_clip's own SimpleTokenizer, not by one of transformers."""
-    return not text_cfg_of(config).get("hf_tokenizer_name")
+    text_cfg = text_cfg_of(config)
+    return not text_cfg.get("hf_tokenizer_name")
 
 
 def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
@@ -162,8 +186,8 @@ def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
         hf_config: Any = config["hf_config"]
         vocabulary = hf_config["vocab_size"]
     else:
-        vocabulary = text_cfg.get("vocab_size", VOCABULARY)
-    length = text_cfg.get("context_length", CONTEXT_LENGTH)
+        vocabulary = _number_in(text_cfg, "vocab_size", VOCABULARY)
+    length = _number_in(text_cfg, "context_length", CONTEXT_LENGTH)
     texts = text_preprocess(folder, positions=length, vocabulary=vocabulary, always=("input_ids",))
     # The library asks no tokenizer how long a text may be.
     texts["max_length"] = length
@@ -171,35 +195,56 @@ def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
     return texts
 
 
-def _hf_settings(text_cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+def _number_in(text_cfg: LibraryConfig, key: str, default: int) -> int:
+    """Return a whole number of the tower of texts, or the library's default."""
+    if key not in text_cfg:
+        return default
+    return integer_in(text_cfg, key, "text_cfg")
+
+
+def _hf_settings(text_cfg: LibraryConfig) -> LibraryConfig:
     """Return the settings of open_clip's ``HFTokenizer``.
 
     Raises:
         InputError: for settings that are not followed here.
     """
     settings = text_cfg.get("tokenizer_kwargs") or {}
-    is_plain = isinstance(settings, Mapping) and set(settings) <= set(_HF_TOKENIZER)
-    if not is_plain or settings.get("clean", "whitespace") not in _CLEANED:
-        hint = f"supported: {', '.join(_HF_TOKENIZER)}, to clean by {', '.join(_CLEANED)}"
-        raise InputError(f"the settings of its HFTokenizer are not supported: {shown(settings)}", hint=hint)
-    return settings
+    if isinstance(settings, Mapping) and _are_followed(settings):
+        return settings
+    names = ", ".join(_HF_TOKENIZER)
+    ways = ", ".join(_CLEANED)
+    hint = f"supported: {names}, to clean by {ways}"
+    raise InputError(f"the settings of its HFTokenizer are not supported: {shown(settings)}", hint=hint)
+
+
+def _are_followed(settings: LibraryConfig) -> bool:
+    """Return whether these settings of an ``HFTokenizer`` are followed here."""
+    has_others = not set(settings) <= set(_HF_TOKENIZER)
+    if has_others:
+        return False
+    return settings.get("clean", "whitespace") in _CLEANED
 
 
 def cleaned(config: LibraryConfig, texts: Sequence[str]) -> list[str]:
     """Return texts as open_clip gives them to a tokenizer of transformers."""
     settings = _hf_settings(text_cfg_of(config))
-    clean = get_clean_fn(settings.get("clean", "whitespace"))
+    way = settings.get("clean", "whitespace")
+    clean = get_clean_fn(way)
     return [clean(text) for text in texts]
 
 
 def tokens_of(config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> Tensor:
     """Return tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer``."""
     if own_tokenizer(config):
-        return simple_tokenizer(config)(list(texts))
+        tokenize = simple_tokenizer(config)
+        return tokenize(list(texts))
     stored = preprocess.get("texts")
-    ids = prompt_tokens(stored, cleaned(config, texts), full_length=True)["input_ids"]
-    if _hf_settings(text_cfg_of(config)).get("strip_sep_token"):
-        ids = torch.where(ids == stored_tokenizer(stored).sep_token_id, 0, ids)
+    tokens = prompt_tokens(stored, cleaned(config, texts), full_length=True)
+    ids = tokens["input_ids"]
+    settings = _hf_settings(text_cfg_of(config))
+    if settings.get("strip_sep_token"):
+        separator = stored_tokenizer(stored).sep_token_id
+        ids = torch.where(ids == separator, 0, ids)
     return ids
 
 
@@ -211,16 +256,22 @@ def simple_tokenizer(config: LibraryConfig) -> Any:
     """
     text_cfg = text_cfg_of(config)
     settings = text_cfg.get("tokenizer_kwargs") or {}
-    if isinstance(settings, Mapping):
-        foreign = sorted(set(settings) - set(_PLAIN_TOKENIZER))
-    else:
-        foreign = [shown(settings)]
+    if not isinstance(settings, Mapping):
+        raise _foreign_settings([shown(settings)])
+    foreign = set(settings) - set(_PLAIN_TOKENIZER)
     if foreign:
-        raise InputError(
-            f"the settings of its SimpleTokenizer are not supported: {', '.join(map(str, foreign))}",
-            hint=f"supported: {', '.join(_PLAIN_TOKENIZER)}",
-        )
-    return _tokenizer({**settings, "context_length": text_cfg.get("context_length", CONTEXT_LENGTH)})
+        raise _foreign_settings(sorted(foreign))
+    length = text_cfg.get("context_length", CONTEXT_LENGTH)
+    return _tokenizer({**settings, "context_length": length})
+
+
+def _foreign_settings(foreign: Sequence[str]) -> InputError:
+    """Return the refusal of settings of a SimpleTokenizer that are not plain."""
+    listed = ", ".join(map(str, foreign))
+    supported = ", ".join(_PLAIN_TOKENIZER)
+    return InputError(
+        f"the settings of its SimpleTokenizer are not supported: {listed}", hint=f"supported: {supported}"
+    )
 
 
 @cached_by_config
@@ -236,5 +287,8 @@ def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
     """Return the token positions of ``argmax`` and ``eos`` pooling, for tokens ``[..., L]``."""
     if pool == "argmax":
         return text.argmax(dim=-1)
-    end = -1 if eos is None else eos
-    return torch.eq(text, end).int().argmax(dim=-1)
+    end = -1
+    if eos is not None:
+        end = eos
+    is_end = torch.eq(text, end)
+    return is_end.int().argmax(dim=-1)

@@ -77,7 +77,8 @@ class TextTower:
     @property
     def ends_early(self) -> bool:
         """Whether no token behind the one that is pooled can change what is read out."""
-        return self.module.attn_mask is not None and self.pool in ("argmax", "eos")
+        is_causal = self.module.attn_mask is not None
+        return is_causal and self.pool in ("argmax", "eos")
 
 
 def text_tower(model: Any) -> TextTower:
@@ -118,15 +119,17 @@ def skeleton(config: LibraryConfig) -> Any:
 
 def _fill_causal_mask(holder: Any) -> None:
     """Make the one buffer of a text tower real. CLIP throws away the TextTransformer that knows how to make it."""
-    if holder.attn_mask is not None:
-        tokens = SimpleNamespace(num_pos=holder.positional_embedding.shape[0])
-        holder.attn_mask = TextTransformer.build_causal_mask(tokens)
+    if holder.attn_mask is None:
+        return
+    positions, _ = holder.positional_embedding.shape
+    with_positions = SimpleNamespace(num_pos=positions)
+    holder.attn_mask = TextTransformer.build_causal_mask(with_positions)
 
 
 def drawn_clip(config: LibraryConfig) -> Any:
     """Build the library's model of a configuration, on the default device, with weights of its own initialisation."""
     model_class = open_clip.CustomTextCLIP if _is_custom(config) else open_clip.CLIP
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for key, value in config.items():
         if key not in ("custom_text", "hf_config"):
             settings[key] = value
@@ -141,7 +144,10 @@ def drawn_clip(config: LibraryConfig) -> Any:
 
 def _is_custom(config: LibraryConfig) -> bool:
     """Return whether a configuration is of a CustomTextCLIP."""
-    return bool(config.get("custom_text") or text_cfg_of(config).get("hf_model_name"))
+    if config.get("custom_text"):
+        return True
+    text_cfg = text_cfg_of(config)
+    return bool(text_cfg.get("hf_model_name"))
 
 
 def towers_of_coca(config: LibraryConfig) -> dict[str, object]:
@@ -288,8 +294,10 @@ def blocks_of(model: Any) -> list[tuple[str, Any]]:
 
 def _numbered(path: str, blocks: nn.ModuleList) -> list[tuple[str, Any]]:
     """Return the modules of a list with their paths."""
-    return list(zip(numbered_paths(path, blocks), blocks, strict=True))
+    paths = numbered_paths(path, blocks)
+    return list(zip(paths, blocks, strict=True))
 
 
 def _refusal(name: str, reason: str) -> InputError:
-    return InputError(f"open_clip's {name} is not supported: {reason}", hint=_SUPPORTED)
+    message = f"open_clip's {name} is not supported: {reason}"
+    return InputError(message, hint=_SUPPORTED)

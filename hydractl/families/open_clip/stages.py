@@ -24,7 +24,8 @@ def _run(block: Any, state: State) -> State:
     mask = state.context.get("attn_mask")
     if mask is not None and mask.dim() == 4:
         mask = _mask_for(block.attn, mask)
-    return State(block(state.hidden, attn_mask=mask), state.context)
+    hidden = block(state.hidden, attn_mask=mask)
+    return State(hidden, state.context)
 
 
 def _mask_for(attention: Any, mask: Tensor) -> Tensor:
@@ -149,9 +150,11 @@ def _pooled_texts(tower: TextTower, state: State) -> Tensor:
     """Compute ``[classes * prompts, d_model]``, the pooled features of the prompts."""
     norm = tower.module.ln_final
     if "read" in state.context:
-        return norm(state.hidden[:, 0])
+        read = state.hidden[:, 0]
+        return norm(read)
     text = state.context["text"].flatten(0, 1)
-    return text_global_pool(norm(state.hidden), text, tower.pool, eos_token_id=tower.eos)
+    normed = norm(state.hidden)
+    return text_global_pool(normed, text, tower.pool, eos_token_id=tower.eos)
 
 
 def _text_projection(tower: TextTower) -> Projection | None:
@@ -160,8 +163,9 @@ def _text_projection(tower: TextTower) -> Projection | None:
         return None
 
     def inputs(state: State) -> Tensor:
-        prompts = state.context["text"].shape[1]
-        return _pooled_texts(tower, state).unflatten(0, (-1, prompts))
+        _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
+        features = _pooled_texts(tower, state)
+        return features.unflatten(0, (-1, prompts))
 
     def parameters() -> tuple[Tensor, Tensor | None]:
         if isinstance(layer, nn.Linear):
@@ -174,6 +178,8 @@ def _text_projection(tower: TextTower) -> Projection | None:
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
     """Return the position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
     text = state.context["text"].flatten(0, 1)
-    positions = torch.arange(state.hidden.shape[1], device=text.device)
-    of_texts = positions.expand(len(text), -1)[:, :, None]  # [N, T, 1]
-    return text_global_pool(of_texts, text, tower.pool, eos_token_id=tower.eos)
+    tokens = state.hidden.shape[1]
+    positions = torch.arange(tokens, device=text.device)
+    of_texts = positions.expand(len(text), -1)  # [N, T]
+    features = of_texts[:, :, None]
+    return text_global_pool(features, text, tower.pool, eos_token_id=tower.eos)

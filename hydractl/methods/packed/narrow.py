@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydractl.errors import UsageError
+from hydractl.families.config_json import LibraryConfig
 from hydractl.files.checkpoint import DictTensors
 from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask, Site
@@ -131,7 +131,7 @@ class Packed:
         return replace(source, description=narrow_description)
 
 
-def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
+def _sizes(source: Source, config: LibraryConfig) -> list[int]:
     """Return the heads and the width of each site, then the rows and columns of each matrix of the MLPs.
 
     Raises:
@@ -180,11 +180,11 @@ def part_of(
     for wide_site, site in zip(source.sites, sites, strict=True):
         wide_heads = family.read(wide, wide_site)
         heads_like = family.read(shapes, site)
-        cut_heads: dict[str, Any] = {}
+        cut_heads: dict[str, Tensor] = {}
         for field, tensor in _tensor_fields(wide_heads).items():
             like = getattr(heads_like, field)
             cut_heads[field] = _cut_to(tensor, like, start)
-        family.write(tensors, site, replace(wide_heads, **cut_heads))
+        family.write(tensors, site, _with_fields(wide_heads, cut_heads))
     return tensors
 
 
@@ -213,6 +213,11 @@ def _tensor_fields(weights: HeadWeights) -> dict[str, Tensor]:
     return tensors
 
 
+def _with_fields(weights: HeadWeights, tensors: Mapping[str, Tensor]) -> HeadWeights:
+    """Return weights with other tensors in some of their fields, by the names of the fields."""
+    return replace(weights, **tensors)  # type: ignore[arg-type]  # only fields of tensors are named
+
+
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
@@ -228,10 +233,10 @@ def _zero_between_groups(tensors: dict[str, Tensor], source: Source, gamma: int)
 
     for site in source.family.sites(source.description.config):
         heads = source.family.read(tensors, site)
-        grouped: dict[str, Any] = {}
+        grouped: dict[str, Tensor] = {}
         for field, tensor in _tensor_fields(heads).items():
             grouped[field] = _zero_between_heads(field, tensor, gamma)
-        source.family.write(tensors, site, replace(heads, **grouped))
+        source.family.write(tensors, site, _with_fields(heads, grouped))
 
 
 def _zero_between_heads(field: str, tensor: Tensor, gamma: int) -> Tensor:
