@@ -1,13 +1,19 @@
 """Cost of a fused model on a GPU compared with a single one, its members run sequentially and a deep ensemble.
 
     python benchmarks/gpu_cost.py -o gpu.json                           # everything, at most 8 minutes
+    python benchmarks/gpu_cost.py -o gpu.json                           # again: goes on where it was cut off
     python benchmarks/gpu_cost.py --device cpu --arch vit_tiny_patch16_224 --batches 1 --rounds 2      # try it out
 
 Weights are random. The members keep two thirds of the heads of every site, drawn for each; behind the sites they share
 their attention has weights of its own, and everything else is the same in all of them, as when fusing has averaged it.
-Before anything is timed every fused member is compared with that member alone, and the single model with the library's.
-What does not fit into the time is said. Ratios are to the single model of the same format, batch and mode, in the same
-rounds.
+``whole + circuit`` has the single model as its first member, and as its second one the same without two thirds of the
+heads of the last sites. Before anything is timed every fused member is compared with that member alone, and the single
+model with the library's.
+
+Every row is measured in rounds with the single model of the same format, batch and mode, to which its ratios are, and
+written before the next is begun. The most informative come first: bfloat16 at batch 4, compiled and with CUDA graphs,
+then eager. The time is bounded from the start of the script; what it does not allow is said. What the columns mean:
+docs/numbers/gpu-cost.md.
 """
 
 from __future__ import annotations
@@ -15,29 +21,34 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
+import random
+import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.families.torchvision_operators import declare_operators
+BEGUN = time.perf_counter()
+"""Before anything heavy is imported: that too is time of the run."""
+
+from hydractl.families.torchvision_operators import declare_operators  # noqa: E402
 
 declare_operators()
 
 import torch  # noqa: E402
+from gpu.devices import CallTimes, Device, device_of  # noqa: E402
+from gpu.rows import CannotMeasure, Clock, Place, Record, measure_all  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from hydractl.benchmark.figures import timed  # noqa: E402
-from hydractl.benchmark.measuring import Contest  # noqa: E402
+from hydractl.benchmark.figures import paired_ratio, timed  # noqa: E402
 from hydractl.benchmark.rows import build_stock  # noqa: E402
-from hydractl.errors import HydraError  # noqa: E402
+from hydractl.families.reading import first_line  # noqa: E402
 from hydractl.files.checkpoint import DictTensors  # noqa: E402
 from hydractl.fusion.plan import plan_fusion  # noqa: E402
 from hydractl.heads.mask import HeadMask  # noqa: E402
-from hydractl.log import Progress  # noqa: E402
 from hydractl.model.cost import macs  # noqa: E402
 from hydractl.model.loading import SequentialEnsemble, resolve_device, resolve_dtype  # noqa: E402
 from hydractl.model.machine import peak_macs_per_s  # noqa: E402
@@ -49,19 +60,19 @@ TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest difference of logits, times max(1, largest logit); a GPU may compute convolutions in TF32."""
 
 
-@dataclass
-class Clock:
-    """The time of the whole run."""
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        self.start = time.perf_counter()
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self.seconds - (time.perf_counter() - self.start)
+SINGLE = "single"
+STOCK = "stock"
+APART = "members one after another"
+FIRST = "first member alone"
+DEEP = "deep ensemble"
+UNBATCHED = ", not batched"
+PAPER_S_BATCH = 4
+_LARGE = 32
+"""The batch from which on a GPU is busy with any of the models."""
+PAPER = 1.07
+"""The paper's ratio of three members of 8 heads: eager, bfloat16, batch 4."""
+EQUAL = 1.0
+"""The aim under CUDA graphs, bfloat16, batch 4."""
 
 
 def opened(arch: str, folder: Path) -> Source:
@@ -95,25 +106,53 @@ def bert(size: str, folder: Path) -> Path:
 
 
 def member(base: Source, number: int, shared: int) -> Source:
-    """One member: its own heads and weights of them, in the sites of each tower behind the first ``shared``."""
-    sites, first = base.sites, torch.Generator().manual_seed(0)
-    own = torch.Generator().manual_seed(number)
-    kept, changed, place = {}, {}, dict.fromkeys({site.tower for site in sites}, 0)
+    """Return one member: its own heads and weights of them, in the sites of each tower behind the first ``shared``."""
+    sites = base.sites
+    common_draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(number)
+    kept = {}
+    changed = {}
+    place_in_tower = dict.fromkeys((site.tower for site in sites), 0)
     for site in sites:
         count = max(1, 2 * site.heads // 3)
-        common, drawn = (torch.randperm(site.heads, generator=g)[:count].sort().values.tolist() for g in (first, own))
-        alike = place[site.tower] < shared
-        place[site.tower] += 1
-        kept[site.path] = tuple(common if alike or number == 0 else drawn)
-        for name in base.tensors.names() if not alike else ():
+        common_heads = _drawn_heads(site.heads, count, common_draw)
+        heads = _drawn_heads(site.heads, count, draw)
+        is_shared = place_in_tower[site.tower] < shared
+        place_in_tower[site.tower] += 1
+        kept[site.path] = common_heads if is_shared or number == 0 else heads
+        if is_shared:
+            continue
+        for name in base.tensors.names():
             if name.startswith(f"{site.path}.") and base.family.part(name, sites) == "attention":
                 tensor = base.tensors.read(name)
-                changed[name] = tensor + 0.01 * torch.randn(tensor.shape, generator=own)
+                changed[name] = tensor + 0.01 * torch.randn(tensor.shape, generator=draw)
     tensors = DictTensors({name: changed.get(name, base.tensors.read(name)) for name in base.tensors.names()})
-    mask = HeadMask({site.path: site.heads for site in sites}, kept)
-    description, cut = pruned(replace(base, tensors=tensors), mask, "sliced")
-    named = f"member{number}"
-    return replace(base, name=named, digest=f"{named}-{shared}", description=description, tensors=cut)
+    return with_heads(replace(base, tensors=tensors), kept, f"member{number}-{shared}")
+
+
+def _drawn_heads(heads: int, count: int, generator: torch.Generator) -> tuple[int, ...]:
+    drawn = torch.randperm(heads, generator=generator)[:count]
+    return tuple(drawn.sort().values.tolist())
+
+
+def circuit(base: Source, late: int) -> Source:
+    """Return the model without two thirds of the heads in the last ``late`` sites of each tower, all others whole."""
+    kept = {}
+    left_in_tower = {tower: sum(site.tower == tower for site in base.sites) for tower in {s.tower for s in base.sites}}
+    for site in base.sites:
+        heads = range(site.heads)
+        if left_in_tower[site.tower] <= late:
+            heads = range(max(1, site.heads // 3))
+        left_in_tower[site.tower] -= 1
+        kept[site.path] = tuple(heads)
+    return with_heads(base, kept, f"circuit-{late}")
+
+
+def with_heads(base: Source, kept: dict[str, tuple[int, ...]], name: str) -> Source:
+    """Return the model with some heads of each site."""
+    mask = HeadMask({site.path: site.heads for site in base.sites}, kept)
+    description, tensors = pruned(base, mask, "sliced")
+    return replace(base, name=name, digest=name, description=description, tensors=tensors)
 
 
 class Operators(TorchDispatchMode):
@@ -144,68 +183,108 @@ def operators(model: Any) -> int:
     return counted.count
 
 
-class Rows:
-    """The models of one architecture in one format.
+class Models:
+    """The models of one architecture in one format, each built when it is first asked for.
 
     Args:
         base: the dense model.
         options: what was asked for.
         dtype: the format.
+        device: where they go.
+
+    Attributes:
+        names: all of them, the most informative first.
     """
 
-    def __init__(self, base: Source, options: argparse.Namespace, dtype: str) -> None:
-        self.dtype, self.device = dtype, resolve_device(options.device)
-        single = self._build(base)
-        self.models: dict[str, Any] = {"single": single}
-        self.macs = {"single": macs(base.description, base.tensors)}
-        self.worst = difference(build_stock(base, options.device, dtype), single, dtype, "the library's own")
-        apart, sites = {}, len(single.chain_of_samples.sites)
-        for shared in (count for count in options.shared if count < sites):
-            members = [member(base, number, shared) for number in range(options.members)]
-            plan = plan_fusion(members)
-            alone = SequentialEnsemble([self._build(one) for one in members])
-            for way in options.batched:
-                name = f"fused, {shared} shared{'' if way else ', not batched'}"
-                fused = self._build(replace(base, description=plan.description, tensors=plan.tensors))
-                fused.batched, fused.side_by_side = way, True
-                self.worst = max(self.worst, difference(alone, fused, dtype, name))
-                self.models[name] = fused
-                self.macs[name] = macs(plan.description, plan.tensors)
-            if not apart:
-                apart = {"members one after another": alone}
-                work = sum(macs(one.description, one.tensors) for one in members)
-        self.models |= apart
-        self.models["deep ensemble"] = SequentialEnsemble([self._build(base) for _ in range(options.members)])
-        self.operators = {name: operators(model) for name, model in self.models.items()}
-        self.macs |= {"members one after another": work, "deep ensemble": options.members * self.macs["single"]}
+    def __init__(self, base: Source, options: argparse.Namespace, dtype: str, device: torch.device) -> None:
+        self.dtype = dtype
+        self._base = base
+        self._options = options
+        self._device = device
+        self._built: dict[str, Any] = {}
+        self._macs: dict[str, int] = {}
+        self._operators: dict[str, int] = {}
+
+    def model(self, name: str) -> Any:
+        """Return a model, compared with what it should be before it is first returned.
+
+        Raises:
+            SystemExit: it gives something else.
+        """
+        if name not in self._built:
+            self._built[name] = self._build_by_name(name)
+        return self._built[name]
+
+    def macs(self, name: str) -> int:
+        """Return the mult-adds of one sample."""
+        self.model(name)
+        return self._macs[name]
+
+    def operators(self, name: str) -> int:
+        """Return how many operators one eager call takes."""
+        if name not in self._operators:
+            self._operators[name] = operators(self.model(name))
+        return self._operators[name]
+
+    def _build_by_name(self, name: str) -> Any:
+        base = self._base
+        if name == SINGLE:
+            single = self._build(base)
+            self._macs[name] = macs(base.description, base.tensors)
+            stock = build_stock(base, str(self._device), self.dtype)
+            self._agree(stock, single, "single")
+            return single
+        if name == STOCK:
+            self._macs[name] = macs(base.description, base.tensors, whole_last_block=True)
+            return build_stock(base, str(self._device), self.dtype)
+        if name == DEEP:
+            self._macs[name] = self._options.members * self.macs(SINGLE)
+            return SequentialEnsemble([self._build(base) for _ in range(self._options.members)])
+        if name in (APART, FIRST):
+            members = self._members(0)
+            if name == FIRST:
+                members = members[:1]
+            self._macs[name] = sum(macs(source.description, source.tensors) for source in members)
+            models = [self._build(source) for source in members]
+            return models[0] if name == FIRST else SequentialEnsemble(models)
+        sources = self._sources_of_fused(name)
+        plan = plan_fusion(sources)
+        self._macs[name] = macs(plan.description, plan.tensors)
+        fused = self._build(replace(base, description=plan.description, tensors=plan.tensors))
+        fused.batched = not name.endswith(UNBATCHED)
+        fused.side_by_side = True
+        alone = SequentialEnsemble([self._build(source) for source in sources])
+        self._agree(alone, fused, name)
+        return fused
+
+    def _sources_of_fused(self, name: str) -> list[Source]:
+        number = int(name.removesuffix(UNBATCHED).split()[-2 if "shared" in name else -1])
+        if name.startswith("whole"):
+            all_heads = {site.path: tuple(range(site.heads)) for site in self._base.sites}
+            return [with_heads(self._base, all_heads, "whole"), circuit(self._base, number)]
+        return self._members(number)
+
+    def _members(self, shared: int) -> list[Source]:
+        return [member(self._base, number, shared) for number in range(self._options.members)]
 
     def _build(self, source: Source) -> HydraModel:
-        return HydraModel(source.description, source.tensors, self.device, resolve_dtype(self.dtype)).with_classes()
+        return HydraModel(source.description, source.tensors, self._device, resolve_dtype(self.dtype)).with_classes()
 
-    def measure(self, batch: int, mode: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-        """All rows at one batch size; compiled: only the single model and what is fused in the way a GPU runs it."""
-        names = [n for n in self.models if mode == "eager" or n == "single" or n.endswith("shared")]
-        compiled = None if mode == "eager" else options.compile_mode
-        where = f"batch {batch}, {self.dtype}, {mode}"
-        contest = Contest({n: self.models[n] for n in names}, batch, self.device, 0, compiled, where)
-        runs = contest.run(options.warmup, max(2, options.rounds // (2 if batch >= 32 else 1)), Progress())
-        found = []
-        for name in names:
-            figures = timed(runs[name], runs["single"], batch, 0)
-            work = {"macs": self.macs[name], "mac_ratio": self.macs[name] / self.macs["single"]}
-            memory = {"peak_memory_bytes": contest.peak_memory_bytes[name], "operators": self.operators[name]}
-            found.append(
-                {
-                    "model": name,
-                    "batch_size": batch,
-                    "dtype": self.dtype,
-                    "mode": mode,
-                    **work,
-                    **figures.to_json(),
-                    **memory,
-                }
-            )
-        return found
+    def _agree(self, expected: Any, model: Any, name: str) -> None:
+        share = difference(expected, model, self.dtype, name)
+        print(f"{name}, {self.dtype}: agrees, {share:.1%} of what is allowed", file=sys.stderr, flush=True)
+
+
+def names_of_models(options: argparse.Namespace, sites: int) -> list[str]:
+    """Return the models, the most informative first; sites of the tower of the samples."""
+    shared = [count for count in sorted(options.shared, reverse=True) if count < sites]
+    names = [SINGLE]
+    if True in options.batched:
+        names += [f"whole + circuit, last {late}" for late in options.late if late < sites]
+        names += [f"fused, {count} shared" for count in shared]
+    if False in options.batched:
+        names += [f"fused, {count} shared{UNBATCHED}" for count in shared]
+    return [*names, APART, FIRST, DEEP, STOCK]
 
 
 @torch.inference_mode()
@@ -223,79 +302,210 @@ def difference(one: Any, other: Any, dtype: str, name: str) -> float:
     return share
 
 
-def plan(options: argparse.Namespace) -> list[tuple[str, int, str, str]]:
-    """The measurements, the most informative first: format, batch, mode and architecture."""
-    eager = [(d, b, "eager", a) for d in options.dtypes for a in options.arch for b in options.batches]
-    small = [b for b in options.batches if b < 32]
-    compiled = [(options.dtypes[0], b, "compiled", a) for a in options.arch for b in small]
-    return eager + (compiled if "compiled" in options.modes else [])
+def plan(options: argparse.Namespace, names_of: Callable[[str], Sequence[str]]) -> list[Place]:
+    """Return the rows to be measured, the most informative first.
+
+    Args:
+        options: what was asked for.
+        names_of: from an architecture to the names of its models.
+    """
+    places = []
+    for arch in options.arch:
+        names = names_of(arch)
+        for dtype in options.dtypes:
+            for mode in options.modes:
+                for batch in options.batches:
+                    # A graph is for small batches; at the larger ones launching takes no time beside computing.
+                    if mode == "compiled" and (batch >= _LARGE or dtype != options.dtypes[0]):
+                        continue
+                    names_here = names
+                    if mode == "compiled":  # the single model, and what is fused in the way a GPU runs it
+                        names_here = [name for name in names if name == SINGLE or _is_batched(name)]
+                    places += [Place(arch, dtype, batch, mode, name) for name in names_here]
+
+    def rank(place: Place) -> tuple[bool, int]:
+        first_dtype = place.dtype == options.dtypes[0]
+        is_paper_s = place.batch_size == PAPER_S_BATCH
+        if is_paper_s:
+            step = 0 if place.mode == "compiled" else 1 if first_dtype else 2
+        else:
+            step = 5 if not first_dtype else 4 if place.mode == "compiled" else 3
+        return place.arch != options.arch[0], step
+
+    return sorted(places, key=rank)  # rows of one rank stay in order
 
 
-def measure(options: argparse.Namespace, clock: Clock, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Everything that the time allows; the rows, and what is missing."""
-    rows: list[dict[str, Any]] = []
-    missing: list[str] = []
-    bases: dict[str, Source] = {}
-    built: tuple[str, str, Rows] | None = None
-    longest = dict.fromkeys(("eager", "compiled"), 0.0)
-    for dtype, batch, mode, arch in plan(options):
-        label = f"{arch}, {dtype}, batch {batch}, {mode}"
-        if clock.left < max(longest[mode], 1.0):
-            missing.append(f"{label}: no time left")
-            continue
-        started = time.perf_counter()
-        if built is None or built[:2] != (arch, dtype):
-            built = None
-            gc.collect()
-            bases[arch] = bases.get(arch) or opened(arch, folder)
-            built = (arch, dtype, Rows(bases[arch], options, dtype))
-            print(
-                f"{arch}, {dtype}: members agree, {built[2].worst:.1%} of what is allowed", file=sys.stderr, flush=True
-            )
-        begun = time.perf_counter()
+def _is_batched(name: str) -> bool:
+    is_fused = name.startswith(("fused", "whole"))
+    return is_fused and not name.endswith(UNBATCHED)
+
+
+class Measuring:
+    """Measures rows, with what they need built when it is needed.
+
+    Args:
+        options: what was asked for.
+        device: what measures.
+        folder: for files in between.
+    """
+
+    def __init__(self, options: argparse.Namespace, device: Device, folder: Path) -> None:
+        self._options = options
+        self._device = device
+        self._folder = folder
+        self._bases: dict[str, Source] = {}
+        self._models: dict[str, Models] = {}  # of one architecture, by format
+        self._arch_of_models: str | None = None
+        self._calls: dict[str, Any] = {}
+        self._of_calls: Place | None = None
+
+    def base(self, arch: str) -> Source:
+        """Return the dense model of an architecture."""
+        if arch not in self._bases:
+            self._bases[arch] = opened(arch, self._folder)
+        return self._bases[arch]
+
+    def names(self, arch: str) -> list[str]:
+        """Return the names of the models of an architecture."""
+        base = self.base(arch)
+        towers = [site.tower for site in base.sites]
+        return names_of_models(self._options, max(towers.count(tower) for tower in towers))
+
+    def __call__(self, place: Place) -> dict[str, Any]:
+        """Return the figures of one row.
+
+        Raises:
+            CannotMeasure: the model does not compile, or needs more memory than there is.
+        """
+        options = self._options
+        models = self._models_of(place)
         try:
-            found = built[2].measure(batch, mode, options)
-        except HydraError as error:
-            missing.append(f"{label}: {error}")
+            with torch.inference_mode():
+                calls = {name: self._call(place, name) for name in (SINGLE, place.model)}
+                times = self._rounds(calls, place)
+                kernels = self._device.kernels(calls[place.model])
+                memory = self._device.peak_memory(calls[place.model])
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            raise CannotMeasure(first_line(error)) from error
+        own, reference = times[place.model], times[SINGLE]
+        figures = timed([t.wall for t in own], [t.wall for t in reference], place.batch_size, 0)
+        device_ratio, device_interval = paired_ratio([t.device for t in own], [t.device for t in reference], 0)
+        return {
+            "macs": models.macs(place.model),
+            "mac_ratio": models.macs(place.model) / models.macs(SINGLE),
+            "operators": models.operators(place.model),
+            **figures.to_json(),
+            "device_ms": statistics.median(t.device for t in own) * 1e3,
+            "device_runs_ms": [t.device * 1e3 for t in own],
+            "device_ratio": device_ratio,
+            "device_ratio_ci": device_interval,
+            "host_ms": statistics.median(t.host for t in own) * 1e3,
+            "kernels": None if kernels is None else kernels.count,
+            "kernel_ms": None if kernels is None else kernels.seconds * 1e3,
+            "peak_memory_bytes": memory,
+            "compile_mode": options.compile_mode if place.mode == "compiled" else None,
+        }
+
+    def _models_of(self, place: Place) -> Models:
+        if self._arch_of_models != place.arch:  # dropped before those of the next are built
+            self._calls = {}
+            self._models = {}
+            gc.collect()
+            self._arch_of_models = place.arch
+        if place.dtype not in self._models:
+            base = self.base(place.arch)
+            self._models[place.dtype] = Models(base, self._options, place.dtype, self._device.torch_device)
+        return self._models[place.dtype]
+
+    def _call(self, place: Place, name: str) -> Any:
+        """Return a call that has run before; of one batch, format and mode each is prepared once."""
+        before = self._of_calls
+        where = replace(place, model="")
+        if before != where:
+            self._calls = {}
+            self._device.forget_graphs()
+            self._of_calls = where
+        if name not in self._calls:
+            model = self._models_of(place).model(name)
+            inputs = self._models_of(place).model(SINGLE).example_inputs(place.batch_size, 0)
+            compile_mode = self._options.compile_mode if place.mode == "compiled" else None
+            self._calls[name] = self._device.prepared(model, inputs, compile_mode)
+        return self._calls[name]
+
+    def _rounds(self, calls: dict[str, Any], place: Place) -> dict[str, list[CallTimes]]:
+        """Time a model and the single one by turns, in an order that is drawn for each round."""
+        rounds = self._options.rounds if place.batch_size < _LARGE else max(2, self._options.rounds // 2)
+        order = random.Random(0)
+        times: dict[str, list[CallTimes]] = {name: [] for name in calls}
+        names = list(calls)
+        for round_number in range(-self._options.warmup, rounds):
+            order.shuffle(names)
+            for name in names:
+                measured = self._device.times(calls[name])
+                if round_number >= 0:
+                    times[name].append(measured)
+        return times
+
+
+def aims(record: Record) -> list[dict[str, Any]]:
+    """Compare the rows that the paper and the project speak of with what they are to reach.
+
+    A ratio is reached where the whole interval lies at or below it, missed where the whole interval lies above it.
+    """
+    compared = []
+    for row in record.rows:
+        if row["dtype"] != "bfloat16" or row["batch_size"] != PAPER_S_BATCH or not _is_batched(row["model"]):
             continue
-        rows += [{"arch": arch, **row} for row in found]
-        longest[mode] = max(longest[mode], time.perf_counter() - begun)
-        print(f"{label}: {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
-    return rows, missing
-
-
-def machine(device: torch.device, dtypes: list[str]) -> dict[str, Any]:
-    """The software and hardware that the times depend on."""
-    cuda = device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(device) if cuda else platform.machine(),
-        "capability": list(torch.cuda.get_device_capability(device)) if cuda else None,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
-        "peak_macs_per_s": {dtype: peak_macs_per_s(device, resolve_dtype(dtype)) for dtype in dtypes},
-    }
-
-
-def table(document: dict[str, Any]) -> str:
-    """In Markdown, as for docs/numbers/."""
-    lines = [
-        "| model | format | batch | mode | row | ms | time (95 %) | mult-adds | operators | of peak |",
-        "|---|---|---:|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in document["rows"]:
+        is_plain = row["model"].startswith("fused, 0 ")
+        aim = PAPER if row["mode"] == "eager" and is_plain else EQUAL if row["mode"] == "compiled" else None
+        if aim is None:
+            continue
         low, high = row["ratio_ci"]
-        peak = document["machine"]["peak_macs_per_s"][row["dtype"]]
+        verdict = "reached" if high <= aim else "missed" if low > aim else "cannot tell"
+        place = {key: row[key] for key in ("arch", "mode", "model")}
+        compared.append({**place, "aim": aim, "ratio": row["ratio"], "ratio_ci": [low, high], "verdict": verdict})
+    return compared
+
+
+def table(record: Record) -> str:
+    """Return the rows in Markdown, as for docs/numbers/."""
+    lines = [
+        "| model | format | batch | mode | row | wall ms | over single (95 %) | device ms | over single (95 %) "
+        "| host ms | kernel ms | kernels | operators | mult-adds | of peak |",
+        "|---|---|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in record.rows:
+        peak = record.machine.get("peak_macs_per_s", {}).get(row["dtype"])
         share = "" if peak is None else f"{row['macs'] * row['throughput_per_s'] / peak:.0%}"
-        place = f"| {row['arch']} | {row['dtype']} | {row['batch_size']} | {row['mode']} | {row['model']} "
-        ratio = f"{row['ratio']:.2f} ({low:.2f}..{high:.2f}){' ~' if row['noisy'] else ''}"
+        noisy = " ~" if row["noisy"] else ""
+        kernel_ms = "" if row["kernel_ms"] is None else f"{row['kernel_ms']:.3g}"
+        kernels = "" if row["kernels"] is None else row["kernels"]
+        counted = f"{kernels} | {row['operators']} | {row['mac_ratio']:.2f} | {share}"
         lines.append(
-            f"{place}| {row['latency_ms']['median']:.3g} | {ratio} | {row['mac_ratio']:.2f} "
-            f"| {row['operators']} | {share} |"
+            f"| {row['arch']} | {row['dtype']} | {row['batch_size']} | {row['mode']} | {row['model']} "
+            f"| {row['latency_ms']['median']:.3g} | {_ratio(row['ratio'], row['ratio_ci'])}{noisy} "
+            f"| {row['device_ms']:.3g} | {_ratio(row['device_ratio'], row['device_ratio_ci'])} "
+            f"| {row['host_ms']:.3g} | {kernel_ms} | {counted} |"
         )
     return "\n".join(lines)
+
+
+def _ratio(middle: float, interval: Sequence[float]) -> str:
+    low, high = interval
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def say(record: Record) -> None:
+    """Print the table, what was to be reached, what is missing, and the machine."""
+    print(table(record))
+    for aim in record.aims:
+        print(
+            f"\n{aim['arch']}, batch 4, bfloat16, {aim['mode']}, {aim['model']}: "
+            f"{_ratio(aim['ratio'], aim['ratio_ci'])} of the single model, at most {aim['aim']:.2f}: {aim['verdict']}"
+        )
+    for line in record.document()["missing"]:
+        print(f"\nnot measured: {line}")
+    print(json.dumps(record.machine))
 
 
 def arguments() -> argparse.Namespace:
@@ -315,33 +525,46 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arch", type=words, default=words(ARCHITECTURES), help="of timm, bert-base, open_clip:NAME")
     parser.add_argument("--dtypes", type=words, default=["bfloat16", "float32"])
     parser.add_argument("--batches", type=numbers, default=[1, 4, 32, 128])
-    parser.add_argument("--modes", type=words, default=["eager", "compiled"])
+    parser.add_argument("--modes", type=words, default=["compiled", "eager"])
     parser.add_argument("--compile-mode", default="reduce-overhead", help="of torch.compile")
     parser.add_argument("--shared", type=numbers, default=[0, 6, 10], help="numbers of leading sites in common")
+    parser.add_argument(
+        "--late", type=numbers, default=[2], help="whole + circuit: numbers of last sites that the circuit is pruned in"
+    )
     parser.add_argument("--batched", type=ways, default=[True, False], help="on, off or both")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30, help="half as many from a batch of 32 on")
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=450, help="nothing is begun that would not end in this time")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--seconds", type=float, default=470, help="of the whole script, which ends then")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="JSON; rows that it holds are not measured")
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure and print a table."""
     options = arguments()
-    device = resolve_device(options.device)
-    clock = Clock(options.seconds)
-    facts = machine(device, options.dtypes)
+    clock = Clock(options.seconds, BEGUN)
+    settings = {key: value for key, value in vars(options).items() if key not in ("output", "seconds")}
+    record = Record(options.output, settings)
+    device = device_of(resolve_device(options.device))
+    record.set_machine(device.facts())
     with tempfile.TemporaryDirectory() as folder:
-        rows, missing = measure(options, clock, Path(folder))
-    settings = {key: value for key, value in vars(options).items() if key != "output"}
-    document = {"settings": settings, "machine": facts, "rows": rows, "missing": missing}
-    print(table(document))
-    print("".join(f"\nnot measured: {line}" for line in missing))
-    print(json.dumps(facts))
-    if options.output is not None:
-        options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        measuring = Measuring(options, device, Path(folder))
+        places = plan(options, measuring.names)
+
+        def conclude() -> None:
+            record.aims = aims(record)
+            record.write()
+            say(record)
+
+        timer = record.end_in_time(clock, places, conclude)
+        peaks = record.machine.setdefault("peak_macs_per_s", {})
+        for dtype in options.dtypes:
+            if dtype not in peaks:
+                peaks[dtype] = peak_macs_per_s(device.torch_device, resolve_dtype(dtype))
+        measure_all(places, record, clock, measuring)
+        timer.cancel()
+        conclude()
 
 
 if __name__ == "__main__":

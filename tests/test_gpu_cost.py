@@ -1,13 +1,18 @@
-"""The script that measures on a GPU, at a small size on a CPU."""
+"""The script that measures on a GPU: at a small size on a CPU, and what it leaves when it is cut off."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import random
+import subprocess
 import sys
+import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -23,52 +28,208 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs it with arguments."""
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Runs it with arguments, the last of which is the file that it writes."""
 
-    def call(*arguments: str | Path) -> None:
-        common = ["gpu_cost.py", "--device", "cpu", "--rounds", "2"]
+    def call(*arguments: str | Path) -> dict[str, Any]:
+        common = ["gpu_cost.py", "--device", "cpu", "--rounds", "2", "--warmup", "0"]
         monkeypatch.setattr(sys, "argv", [*common, *map(str, arguments)])
+        monkeypatch.setattr(script, "BEGUN", time.perf_counter())
         script.main()
+        document: dict[str, Any] = json.loads(Path(arguments[-1]).read_text(encoding="utf-8"))
+        return document
 
     return call
 
 
+FUSED = ["fused, 2 shared", "fused, 0 shared"]
+NAMES = [
+    *("single", "whole + circuit, last 2", *FUSED, *(f"{name}, not batched" for name in FUSED)),
+    *("members one after another", "first member alone", "deep ensemble", "stock"),
+]
+
+
 @pytest.mark.long
 def test_every_row_is_measured_and_ratios_are_to_the_single_model(
-    run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ["--arch", f"{SMALL},bert-tiny", "--batches", "1,2", "--dtypes", "float32", "--modes", "eager"]
-    run(*few, "--shared", "0,2,10", "-o", tmp_path / "g.json")
-    document = json.loads((tmp_path / "g.json").read_text())
+    few = ["--arch", f"{SMALL},bert-tiny", "--batches", "1,4", "--dtypes", "bfloat16", "--modes", "eager"]
+    document = run(*few, "--shared", "0,2,10", "-o", tmp_path / "g.json")
     assert document["missing"] == []
-    names = ["single", *(f"fused, {n} shared{way}" for n in (0, 2) for way in ("", ", not batched"))]
-    names += ["members one after another", "deep ensemble"]
     found = [(row["arch"], row["batch_size"], row["model"]) for row in document["rows"]]
-    assert found == [(arch, batch, name) for arch in (SMALL, "bert-tiny") for batch in (1, 2) for name in names]
+    assert found == [(arch, batch, name) for arch in (SMALL, "bert-tiny") for batch in (4, 1) for name in NAMES]
     for row in document["rows"]:
-        assert len(row["latency_ms"]["runs"]) == 2
+        assert len(row["latency_ms"]["runs"]) == len(row["device_runs_ms"]) == 2
+        assert row["kernels"] >= row["operators"] / 2 and row["kernel_ms"] > 0
         if row["model"] == "single":
-            assert row["ratio"] == row["mac_ratio"] == 1.0
-    work = {row["model"]: row["mac_ratio"] for row in document["rows"] if row["arch"] == SMALL}
-    assert work["deep ensemble"] == 3
+            assert row["ratio"] == row["mac_ratio"] == row["device_ratio"] == 1.0
+    rows = {row["model"]: row for row in document["rows"] if row["arch"] == SMALL}
+    work = {name: row["mac_ratio"] for name, row in rows.items()}
+    assert work["deep ensemble"] == 3 and work["stock"] > 1
     assert work["fused, 2 shared"] < work["fused, 0 shared"] <= work["members one after another"] < 3
-    counted = {row["model"]: row["operators"] for row in document["rows"] if row["arch"] == SMALL}
+    assert work["first member alone"] < 1 < work["whole + circuit, last 2"] < 2
+    counted = {name: row["operators"] for name, row in rows.items()}
     # Four blocks, in which two products and their joining are one for all members or one for each.
     assert counted["fused, 0 shared"] <= counted["single"] + 6
     assert counted["fused, 0 shared, not batched"] >= counted["fused, 0 shared"] + 4 * 6
+    assert [(aim["arch"], aim["mode"], aim["model"], aim["aim"]) for aim in document["aims"]] == [
+        (arch, "eager", "fused, 0 shared", 1.07) for arch in (SMALL, "bert-tiny")
+    ]
     printed = capsys.readouterr().out
     assert printed.count("| single |") == 4 and '"torch"' in printed
+    assert "at most 1.07" in printed
 
 
-def test_what_the_time_does_not_allow_is_said(
-    run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--seconds", "0", "-o", tmp_path / "g.json")
-    document = json.loads((tmp_path / "g.json").read_text())
+def test_a_second_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "g.json"
+    few = ["--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--modes", "eager", "--shared", "2"]
+    whole = run(*few, "--batched", "on", "-o", file)
+    names = ["single", "whole + circuit, last 2", "fused, 2 shared", *NAMES[-4:]]
+    assert [row["model"] for row in whole["rows"]] == names
+    shortened = {**whole, "rows": whole["rows"][:4]}
+    file.write_text(json.dumps(shortened), encoding="utf-8")
+    again = run(*few, "--batched", "on", "--seconds", "300", "-o", file)
+    assert again["rows"][:4] == whole["rows"][:4], "what is there is not measured again"
+    assert [row["model"] for row in again["rows"]] == names
+    with pytest.raises(SystemExit, match=r"other settings \(shared\)"):
+        run(*few[:-1], "1", "--batched", "on", "-o", file)
+    file.write_text(json.dumps({**whole, "machine": {**whole["machine"], "device": "another"}}), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"measured elsewhere \(device\)"):
+        run(*few, "--batched", "on", "-o", file)
+
+
+def test_what_the_time_does_not_allow_is_said(tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--shared", "0"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_cost.py"), *words, "--seconds", "0"]
+    ended = subprocess.run([*command, "-o", str(tmp_path / "g.json")], capture_output=True, text=True, check=True)
+    document = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
     assert document["rows"] == []
-    assert document["missing"] == [f"{SMALL}, float32, batch 1, {mode}: no time left" for mode in ("eager", "compiled")]
-    assert "not measured" in capsys.readouterr().out
+    place = f"{SMALL}, float32, batch 1"
+    assert document["missing"][0] == f"{place}, compiled: single: no time left"
+    assert f"{place}, eager: stock: no time left" in document["missing"]
+    assert "not measured" in ended.stdout
+
+
+def test_the_rows_that_say_most_come_first(script: ModuleType) -> None:
+    options = Namespace(
+        arch=["vit", "bert"],
+        dtypes=["bfloat16", "float32"],
+        batches=[1, 4, 32],
+        modes=["compiled", "eager"],
+    )
+    places = script.plan(options, lambda arch: ["single", "fused, 0 shared", "deep ensemble"])
+    order = dict.fromkeys((place.arch, place.dtype, place.batch_size, place.mode) for place in places)
+    assert list(order) == [
+        *(("vit", "bfloat16", 4, "compiled"), ("vit", "bfloat16", 4, "eager"), ("vit", "float32", 4, "eager")),
+        *(("vit", "bfloat16", 1, "eager"), ("vit", "bfloat16", 32, "eager"), ("vit", "bfloat16", 1, "compiled")),
+        *(("vit", "float32", 1, "eager"), ("vit", "float32", 32, "eager")),
+        *(("bert", "bfloat16", 4, "compiled"), ("bert", "bfloat16", 4, "eager"), ("bert", "float32", 4, "eager")),
+        *(("bert", "bfloat16", 1, "eager"), ("bert", "bfloat16", 32, "eager"), ("bert", "bfloat16", 1, "compiled")),
+        *(("bert", "float32", 1, "eager"), ("bert", "float32", 32, "eager")),
+    ]
+    compiled = [place.model for place in places if place.mode == "compiled" and place.arch == "vit"]
+    assert compiled == ["single", "fused, 0 shared"] * 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"), [((0.9, 1.0), "reached"), ((1.01, 1.2), "missed"), ((0.9, 1.1), "cannot tell")]
+)
+def test_what_was_to_be_reached(script: ModuleType, interval: tuple[float, float], verdict: str) -> None:
+    record = script.Record(None, {})
+    row = {"ratio": sum(interval) / 2, "ratio_ci": list(interval)}
+    for mode, name in (
+        ("compiled", "whole + circuit, last 2"),
+        ("compiled", "single"),
+        ("eager", "fused, 10 shared"),
+        ("compiled", "fused, 0 shared, not batched"),
+    ):
+        record.add(script.Place("vit", "bfloat16", 4, mode, name), row)
+    record.add(script.Place("vit", "bfloat16", 1, "compiled", "fused, 10 shared"), row)
+    (aim,) = script.aims(record)
+    assert (aim["model"], aim["aim"], aim["verdict"]) == ("whole + circuit, last 2", 1.0, verdict)
+
+
+# --- cut off ----------------------------------------------------------------------------------------------------------
+
+DRIVER = """
+import json, sys, time
+from pathlib import Path
+from gpu.rows import Clock, Place, Record, measure_all
+
+record = Record(Path(sys.argv[1]), {"rows": 60})
+record.set_machine({"device": "stand-in"})
+places = [Place("vit", "bfloat16", batch, mode, f"row {n}")
+          for batch in (4, 1) for mode in ("compiled", "eager") for n in range(15)]
+
+def measure(place):
+    time.sleep(0.004)  # the device computes
+    return {"ratio": 1.0, "runs": [0.5] * 2000}
+
+print("begins", flush=True)
+measure_all(places, record, Clock(1e6, time.perf_counter()), measure)
+print("ends", flush=True)
+"""
+"""The loop and the file of the script, with a device that sleeps: what it needs starts in a tenth of a second."""
+
+
+def test_cut_off_at_any_moment_it_leaves_a_valid_file_and_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    moments = random.Random(7)
+    command = [sys.executable, "-c", DRIVER, str(file)]
+    environment = {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{ROOT}", "PATH": ""}
+    rows_before: list[dict[str, Any]] = []
+    for _ in range(5):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout is not None and process.stdout.readline() == b"begins\n"
+        time.sleep(moments.uniform(0.01, 0.12))
+        process.kill()
+        process.communicate()
+        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        assert rows[: len(rows_before)] == rows_before, "a row was lost"
+        rows_before = rows
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.endswith("ends\n")
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert len(document["rows"]) == 60 and document["missing"] == []
+    assert document["rows"][: len(rows_before)] == rows_before
+    assert list(tmp_path.iterdir()) == [file], "nothing is left beside it"
+
+
+def test_it_ends_in_time_whatever_it_is_doing(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    source = DRIVER.replace("time.sleep(0.004)", "time.sleep(0.004 if place.batch_size == 4 else 60)")
+    begins = 'clock = Clock(0.6, time.perf_counter())\nrecord.end_in_time(clock, places, lambda: print("said"))\n'
+    source = source.replace('print("begins", flush=True)\n', begins).replace("Clock(1e6, time.perf_counter())", "clock")
+    environment = {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{ROOT}", "PATH": ""}
+    command = [sys.executable, "-c", source, str(file)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=50)
+    assert ended.stdout == "said\n"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert len(document["rows"]) + len(document["missing"]) == 60
+    assert "vit, bfloat16, batch 1, eager: row 14: no time left" in document["missing"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1", '{"settings": 1, "machine": 2}'])
+def test_another_file_is_left_alone(script: ModuleType, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gpu.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit, match="is not a file of this script"):
+        script.Record(file, {})
+    assert file.read_text(encoding="utf-8") == text
+
+
+def test_a_row_that_cannot_be_measured_is_no_end(script: ModuleType) -> None:
+    places = [script.Place("vit", "bfloat16", 4, "compiled", name) for name in "abc"]
+
+    def measure(place: Any) -> dict[str, Any]:
+        if place.model == "b":
+            raise script.CannotMeasure("does not compile")
+        return {}
+
+    record = script.Record(None, {})
+    script.measure_all(places, record, script.Clock(1e6, time.perf_counter()), measure)
+    assert [row["model"] for row in record.rows] == ["a", "c"]
+    assert record.document()["missing"] == [f"{places[1]}: does not compile"]
 
 
 @pytest.mark.parametrize("off", [0.0, 1.0])

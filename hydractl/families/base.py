@@ -147,14 +147,21 @@ def numbered_paths(path: str, modules: Iterable[Any]) -> list[str]:
     return paths
 
 
-def first_tokens(count: int) -> Callable[[State], Tensor]:
-    """Return a :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
+@dataclass(frozen=True)
+class FirstTokens:
+    """A :attr:`Stages.reads` of the first ``count`` tokens of every sample, which then need no gathering."""
 
-    def reads(state: State) -> Tensor:
+    count: int
+
+    def __call__(self, state: State) -> Tensor:
+        """Return the positions, ``[B, count]``."""
         samples = state.hidden.shape[0]
-        return torch.arange(count, device=state.hidden.device).expand(samples, -1)
+        return torch.arange(self.count, device=state.hidden.device).expand(samples, -1)
 
-    return reads
+
+def first_tokens(count: int) -> FirstTokens:
+    """Return a :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
+    return FirstTokens(count)
 
 
 @dataclass(frozen=True)
