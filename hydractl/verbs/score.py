@@ -170,7 +170,7 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
 
 
 def with_data(
-    source: Source, settings: Scoring, criterion_options: Mapping[str, object], log: Log
+    source: Source, settings: Scoring, criterion_options: Mapping[str, str | int | float | bool], log: Log
 ) -> tuple[Source, HydraModel, Calibration, dict[str, object], list[Entry]]:
     """Build the model and draw its calibration samples: ``--samples`` labelled ones, by ``--seed``, each once.
 

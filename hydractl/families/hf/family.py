@@ -294,7 +294,9 @@ class HFEncoder(ModelFamily):
         readout, first_count = readout_of(model)
         stem: Callable[[Any], State]
         blocks: list[Callable[[State], State]]
-        reads = None if first_count is None else first_tokens(first_count)
+        reads: Callable[[State], Tensor] | None = None
+        if first_count is not None:
+            reads = first_tokens(first_count)
         if hasattr(base, "embeddings"):
             stem = partial(encoder_stem, base)
             blocks = for_each(run_encoder_layer, layers)
