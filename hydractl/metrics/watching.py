@@ -62,6 +62,8 @@ _FEWEST_EXPECTED = 5
 _ALARM_Z = NormalDist().inv_cdf(1 - ALARM_LEVEL)
 _MOST_INPUTS = 10_000_000
 """A number of inputs that is not advised any more."""
+_MOST_SAMPLES = 2**53
+"""Samples that a file may claim: so many are counted exactly in float64."""
 _FLOAT64 = "<f8"
 _AGAIN = "write it again: calibrate --reference SPEC"
 
@@ -157,8 +159,9 @@ def stored_reference(entry: Any) -> Reference | None:
     data: Any = entry.get("data")
     is_sound = (
         type(n) is int
-        and n >= FEWEST
+        and FEWEST <= n <= _MOST_SAMPLES
         and type(confidence) in (int, float)
+        and 0 <= confidence <= 1
         and _are_counts(classes, n)
         and (flagged is None or (type(flagged) is int and 0 <= flagged <= n))
         and isinstance(data, Mapping | None)

@@ -70,6 +70,7 @@ def test_of_a_set_that_is_known_in_part_no_sample_is_held_out(monkeypatch: pytes
     assert reference_in("k.st") is None
 
 
+@pytest.mark.long
 def test_whatever_changes_flags_drops_it() -> None:
     run("calibrate", "base.st", *CHOSEN, "--reference", TEST, "-o", "k.st")
     known = reference_in("k.st")
