@@ -19,12 +19,13 @@ from PIL import Image
 import hydractl
 from hydractl.evaluation.predicting import predicting_model_record
 from hydractl.log import Log
+from hydractl.metrics.watching import Reference
 from hydractl.model.loading import build_model
 from hydractl.model.prediction import Chosen
 from hydractl.serving.limits import ServiceLimits
 from hydractl.serving.server import HttpServer
 from hydractl.serving.service import ModelService
-from hydractl.serving.watching import TrafficWatch
+from hydractl.serving.watching import WindowLog
 
 PNG = "image/png"
 JSON = "application/json"
@@ -110,13 +111,29 @@ class Served:
 
 @contextmanager
 def served(
-    model: Path, *, batch_size: int = 8, wait: float = 0.002, watches: Sequence[TrafficWatch] = (), **limits: Any
+    model: Path,
+    *,
+    batch_size: int = 8,
+    wait: float = 0.002,
+    windows: Path | None = None,
+    reference: Reference | None = None,
+    **limits: Any,
 ) -> Iterator[Served]:
     """Serve a checkpoint until the block ends."""
     source = hydractl.open(model).source
-    record = predicting_model_record(source, Chosen.of(source.description.extra))
+    chosen = Chosen.of(source.description.extra)
+    record = predicting_model_record(source.name, source.sha256, len(source.description.masks), chosen)
     log = Heard()
-    service = ModelService(build_model(source), record, ServiceLimits(**limits), batch_size, wait, log, watches)
+    service = ModelService(
+        build_model(source),
+        record,
+        ServiceLimits(**limits),
+        batch_size,
+        wait,
+        log,
+        reference or chosen.reference,
+        WindowLog(windows, log).add,
+    )
     server = HttpServer(service, "127.0.0.1", 0)
     service.warm_up()
     thread = threading.Thread(target=server.run)

@@ -331,6 +331,7 @@ class ServeArguments(EveryVerb, total=False):
     host: str
     port: int
     wait: float
+    windows: Path | None
     queue: int
     max_body: float
     max_inputs: int

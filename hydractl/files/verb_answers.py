@@ -480,4 +480,6 @@ class ServeAnswer(Record):
     requests: Count | None = described("Requests that had an answer; not in a plan.")
     inputs: Count | None = described("Inputs that were predicted; not in a plan.")
     flagged: Count | None = described("Inputs that were flagged as OOD, where there is a threshold.")
+    windows: Count | None = described("Thousands of inputs that were compared with the reference; not in a plan.")
+    alarms: Count | None = described("Of these, how many raised an alarm; not in a plan.")
     dry_run: bool | None = described("True in a plan.")

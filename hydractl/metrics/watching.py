@@ -93,6 +93,18 @@ class Reference:
     flagged: int | None
     data: DataSetRecord | None = None
 
+    def fits(self, labels: Sequence[str] | None, classes: int) -> bool:
+        """Return whether a model predicts the same classes.
+
+        Args:
+            labels: their names; None where they have only numbers.
+            classes: how many there are.
+        """
+        names = labels
+        if names is None:
+            names = [str(index) for index in range(classes)]
+        return set(names) == set(self.classes)
+
     def record(self) -> ReferenceRecord:
         """Return what documents say of it."""
         return ReferenceRecord(n=self.n, flagged=self.flagged, confidence=self.confidence, data=self.data)

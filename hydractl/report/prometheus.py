@@ -1,4 +1,4 @@
-"""The counts and the last window of a watch as Prometheus reads them: plain text, written without a library.
+"""Counts as Prometheus reads them: plain text, written without a library.
 
 The labels are names of classes of the checkpoint and fixed words: nothing that comes with an input.
 
@@ -7,7 +7,7 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/, text forma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hydractl.files.watching_records import WatchedWindowRecord
@@ -19,82 +19,93 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FIGURES = ("share", "auroc", "classes")
 
 
-class _Sample(NamedTuple):
-    """A number, and the labels that tell it from others of the same name."""
+class MetricSample(NamedTuple):
+    """A number.
+
+    Attributes:
+        value: the number.
+        labels: tell it from others of the same name.
+        suffix: what its name has beside that of its family, such as ``_sum`` of a histogram.
+    """
 
     value: float
     labels: Mapping[str, str] = {}
+    suffix: str = ""
 
 
-class _Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """All numbers of one name.
 
     Attributes:
         name: without ``hydractl_``.
-        kind: ``counter`` or ``gauge``.
-        text: what they say, in a sentence.
+        kind: ``counter``, ``gauge`` or ``histogram``.
+        about: what they say, in a sentence.
         samples: the numbers; without any, the name is left out.
     """
 
     name: str
     kind: str
-    text: str
-    samples: Sequence[_Sample]
+    about: str
+    samples: Sequence[MetricSample]
 
 
-def prometheus_text(watch: Watch) -> str:
-    """Return the metrics of a watch, a line each, with a line break at the end."""
+def prometheus_text(families: Iterable[MetricFamily]) -> str:
+    """Return metrics, a line each, with a line break at the end."""
     lines = []
-    for family in _families(watch):
+    for family in families:
         if not family.samples:
             continue
-        lines.append(f"# HELP hydractl_{family.name} {family.text}")
-        lines.append(f"# TYPE hydractl_{family.name} {family.kind}")
+        name = f"hydractl_{family.name}"
+        lines.append(f"# HELP {name} {family.about}")
+        lines.append(f"# TYPE {name} {family.kind}")
         for sample in family.samples:
-            lines.append(f"hydractl_{family.name}{_labels(sample.labels)} {_number(sample.value)}")
+            lines.append(f"{name}{sample.suffix}{_labels(sample.labels)} {_number(sample.value)}")
     return "\n".join(lines) + "\n"
 
 
-def _families(watch: Watch) -> Iterator[_Family]:
-    """Yield the counters, and the gauges of the last complete window where there is one."""
-    predicted = [_Sample(count, {"label": name}) for name, count in sorted(watch.classes.items())]
-    yield _Family("inputs_total", "counter", "Inputs that were predicted.", [_Sample(watch.inputs)])
-    yield _Family("flagged_total", "counter", "Inputs that were flagged as OOD.", [_Sample(watch.flagged)])
-    yield _Family("predicted_total", "counter", "Inputs by predicted class.", predicted)
-    yield _Family("windows_total", "counter", "Windows compared with the reference.", [_Sample(watch.windows)])
-    yield _Family("alarms_total", "counter", "Windows that raised an alarm.", [_Sample(watch.alarms)])
+def watch_families(watch: Watch) -> Iterator[MetricFamily]:
+    """Yield the counters of a watch, and the gauges of its last complete window where there is one."""
+    predicted = [MetricSample(count, {"class": name}) for name, count in sorted(watch.classes.items())]
+    yield MetricFamily("inputs_total", "counter", "Inputs that were predicted.", [MetricSample(watch.inputs)])
+    yield MetricFamily("flagged_total", "counter", "Inputs that were flagged as OOD.", [MetricSample(watch.flagged)])
+    yield MetricFamily("predicted_total", "counter", "Inputs by predicted class.", predicted)
+    yield MetricFamily(
+        "windows_total", "counter", "Windows compared with the reference.", [MetricSample(watch.windows)]
+    )
+    yield MetricFamily("alarms_total", "counter", "Windows that raised an alarm.", [MetricSample(watch.alarms)])
     reference = watch.reference
     if reference is not None:
-        yield _Family("reference_samples", "gauge", "ID samples that inputs are compared with.", [_Sample(reference.n)])
+        samples = [MetricSample(reference.n)]
+        yield MetricFamily("reference_samples", "gauge", "ID samples that inputs are compared with.", samples)
     if watch.latest is not None:
         yield from _families_of_window(watch.latest)
 
 
-def _families_of_window(window: WatchedWindowRecord) -> Iterator[_Family]:
+def _families_of_window(window: WatchedWindowRecord) -> Iterator[MetricFamily]:
     """Yield the gauges of a window, each figure with the ends of its 95 % interval."""
-    yield _Family("window_inputs", "gauge", "Inputs of the last complete window.", [_Sample(window.n)])
-    alarms = [_Sample(name in window.alarms, {"figure": name}) for name in _FIGURES]
-    yield _Family("alarm", "gauge", "1 where a figure of the last window raises an alarm.", alarms)
+    yield MetricFamily("window_inputs", "gauge", "Inputs of the last complete window.", [MetricSample(window.n)])
+    alarms = [MetricSample(name in window.alarms, {"figure": name}) for name in _FIGURES]
+    yield MetricFamily("alarm", "gauge", "1 where a figure of the last window raises an alarm.", alarms)
     share = window.share
     if share is not None:
-        text = "Share flagged in the last window less that of the reference."
-        yield _Family("flagged_share_difference", "gauge", text, _with_ends(share.difference, share.ci))
+        about = "Share flagged in the last window less that of the reference."
+        yield MetricFamily("flagged_share_difference", "gauge", about, _with_ends(share.difference, share.ci))
     auroc = window.auroc
     if auroc is not None:
-        text = "AUROC of OOD scores of the last window against the reference."
-        yield _Family("score_shift_auroc", "gauge", text, _with_ends(auroc.auroc, auroc.ci))
+        about = "AUROC of OOD scores of the last window against the reference."
+        yield MetricFamily("score_shift_auroc", "gauge", about, _with_ends(auroc.auroc, auroc.ci))
     classes = window.classes
     if classes is not None:
-        text = "Total variation of predicted classes of the last window from the reference."
-        yield _Family("class_total_variation", "gauge", text, _with_ends(classes.total_variation, classes.ci))
+        about = "Total variation of predicted classes of the last window from the reference."
+        yield MetricFamily("class_total_variation", "gauge", about, _with_ends(classes.total_variation, classes.ci))
 
 
-def _with_ends(value: float, ends: Sequence[float | None]) -> list[_Sample]:
+def _with_ends(value: float, ends: Sequence[float | None]) -> list[MetricSample]:
     """Return a figure and the ends of its interval."""
-    samples = [_Sample(value, {"bound": "estimate"})]
+    samples = [MetricSample(value, {"bound": "estimate"})]
     for bound, end in zip(("low", "high"), ends, strict=True):
         if end is not None:
-            samples.append(_Sample(end, {"bound": bound}))
+            samples.append(MetricSample(end, {"bound": bound}))
     return samples
 
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hydractl.evaluation.predicting import LineForm, PredictionRow
 from hydractl.files.version import __version__
+from hydractl.report.prometheus import CONTENT_TYPE
 from hydractl.serving.bodies import Body
 from hydractl.serving.limits import Disconnected, Refused
 from hydractl.serving.service import ModelService
@@ -24,8 +25,6 @@ from hydractl.serving.service import ModelService
 _MOST_TOP = 1000
 _CLIENT_GONE = 499
 """The status that a request is counted under whose client did not wait; nobody receives it."""
-
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 _NO_TELEMETRY: dict[str, Any] = {
     "telemetry": {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -70,7 +69,7 @@ def application(service: ModelService) -> ASGIApp:
         return _json(service.about())
 
     async def metrics() -> Response:
-        return PlainTextResponse(service.prometheus(), media_type=_PROMETHEUS)
+        return PlainTextResponse(service.prometheus(), media_type=CONTENT_TYPE)
 
     body = {"required": True, "content": {name: {} for name in service.kind.content_types}}
     app.add_api_route(

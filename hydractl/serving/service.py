@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,15 @@ import torch
 from hydractl.errors import NonFiniteError
 from hydractl.evaluation.predicting import LineForm, PredictionRow, prediction_rows
 from hydractl.files.predict_answer import PredictingModelRecord
+from hydractl.files.watching_records import WatchedWindowRecord
 from hydractl.log import Log
+from hydractl.metrics.watching import Reference, Watch
 from hydractl.model.runtime import HydraModel, move
+from hydractl.report.prometheus import MetricFamily, MetricSample, prometheus_text, watch_families
 from hydractl.serving.batching import Batcher
 from hydractl.serving.inputs import PreparedInput, kind_of_inputs, refusal_of
 from hydractl.serving.limits import Refused, ServiceLimits
-from hydractl.serving.watching import AnsweredInputs, RequestCounts, TrafficWatch, metric
+from hydractl.serving.watching import RequestCounts, model_families
 
 _MOST_THREADS = 4
 """Threads that decode images: each holds one image of the largest size at most."""
@@ -45,7 +48,7 @@ class ModelService:
         record: what is said of the model.
         limits: of a request.
         counts: of requests.
-        answered: of inputs.
+        watch: of inputs: counts them, and compares them with the reference of the checkpoint.
 
     Args:
         model: the model, with its weights.
@@ -54,7 +57,8 @@ class ModelService:
         batch_size: inputs that run together, at most.
         wait: seconds that an input waits for others.
         log: hears of failures that are no client's fault.
-        watches: what is fed every answered input, beside the counts.
+        reference: ID samples that inputs are compared with; None for none.
+        on_window: is handed each comparison, every thousand inputs.
     """
 
     def __init__(
@@ -65,16 +69,17 @@ class ModelService:
         batch_size: int,
         wait: float,
         log: Log,
-        watches: Sequence[TrafficWatch] = (),
+        reference: Reference | None = None,
+        on_window: Callable[[WatchedWindowRecord], None] | None = None,
     ) -> None:
         self.model = model
         self.record = record
         self.limits = limits
         self.counts = RequestCounts()
-        self.answered = AnsweredInputs(record)
+        self.watch = Watch(reference)
         self.log = log
         self.kind = kind_of_inputs(model, limits)
-        self._watches: list[TrafficWatch] = [self.answered, *watches]
+        self._on_window = on_window
         self._decoders = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "hydractl-decode")
         self._batcher: Batcher[_Asked, PredictionRow] = Batcher(self._rows, batch_size, limits.max_text, wait)
         self._in_hand = 0
@@ -169,8 +174,11 @@ class ModelService:
         return {**row, "id": str(position)}
 
     def _count(self, rows: Sequence[PredictionRow]) -> None:
-        for watch in self._watches:
-            watch.add(rows)
+        """Count the answers to one request; called in the loop of the requests, so that one is counted at a time."""
+        for row in rows:
+            window = self.watch.add(row["ood_score"], row.get("is_ood"), row["predicted"], row["confidence"])
+            if window is not None and self._on_window is not None:
+                self._on_window(window)
 
     def _rows(self, batch: Sequence[_Asked]) -> list[PredictionRow]:
         """Predict a batch; called in the thread of the model."""
@@ -204,13 +212,22 @@ class ModelService:
 
     def prometheus(self) -> str:
         """Return all metrics in Prometheus' text format."""
-        lines = self.counts.prometheus()
-        lines += metric("requests_in_hand", "gauge", "Requests read, decoded or waiting now.", [({}, self._in_hand)])
-        lines += metric("queue_inputs", "gauge", "Inputs that wait for a batch.", [({}, self._batcher.waiting)])
-        lines += metric("batches_total", "counter", "Batches that were run.", [({}, self._batcher.batches)])
-        for watch in self._watches:
-            lines += watch.prometheus()
-        return "\n".join(lines) + "\n"
+        return prometheus_text(self._families())
+
+    def _families(self) -> Iterator[MetricFamily]:
+        """Yield all metrics."""
+        yield from self.counts.families()
+        now = [MetricSample(self._in_hand)]
+        waiting = [MetricSample(self._batcher.waiting)]
+        batches = [MetricSample(self._batcher.batches)]
+        yield MetricFamily("requests_in_hand", "gauge", "Requests read, decoded or waiting now.", now)
+        yield MetricFamily("queue_inputs", "gauge", "Inputs that wait for a batch.", waiting)
+        yield MetricFamily("batches_total", "counter", "Batches that were run.", batches)
+        yield from model_families(self.record)
+        for family in watch_families(self.watch):
+            # Without a threshold nothing can be flagged, and a zero would look as if nothing were OOD.
+            if family.name != "flagged_total" or self.record.threshold is not None:
+                yield family
 
 
 def _let_go(future: asyncio.Future[Any]) -> None:

@@ -30,6 +30,10 @@ class ServeSettings(Batched):
     wait: float = serve_option(
         "How long an input waits for others to be computed with [milliseconds]", 2.0, at_least=0, at_most=1000
     )
+    windows: str | None = serve_option(
+        "Append to F, a line of JSON each, how every thousand inputs compare with the reference that calibrate stored",
+        metavar="F.jsonl",
+    )
     queue: int = serve_option(
         "Requests that are read, decoded or waiting at a time; the next one is refused with status 503 [requests]",
         64,

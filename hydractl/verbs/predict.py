@@ -63,7 +63,7 @@ from hydractl.verbs.requirements import check_known, unmet_in
 _PATIENCE_S = 86_400.0
 """How long a rank waits for one whose part takes longer, in seconds; that one has died is noticed at once."""
 THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
-_REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
+REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,7 @@ class _Plan:
     def reference(self) -> Reference | None:
         """The samples that inputs are compared with; None where there are none, or they were predicted as others."""
         reference = self.model.chosen.reference
-        if reference is None:
-            return None
-        names = self.model.labels
-        if names is None:
-            names = [str(index) for index in range(self.model.classes)]
-        if set(names) != set(reference.classes):
+        if reference is None or not reference.fits(self.model.labels, self.model.classes):
             return None
         return reference
 
@@ -399,7 +394,7 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
         if requirement.key == "alarms" and plan.reference is None:
             raise UsageError(
                 f"--require {requirement.text} needs a reference, and {name} holds none of its classes",
-                hint=_REFERENCE_HINT,
+                hint=REFERENCE_HINT,
             )
 
 

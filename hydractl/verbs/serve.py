@@ -7,10 +7,13 @@ from importlib.util import find_spec
 
 from hydractl.errors import UsageError, install_hint
 from hydractl.evaluation.predicting import predicting_model_record
+from hydractl.files.atomic import file_path
 from hydractl.files.verb_answers import ServeAnswer
 from hydractl.log import Log
+from hydractl.metrics.watching import Reference
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.prediction import Chosen
+from hydractl.model.source import Source
 from hydractl.serving.limits import (
     BYTES_OF_A_KILOBYTE,
     BYTES_OF_A_MEBIBYTE,
@@ -20,7 +23,7 @@ from hydractl.serving.limits import (
 from hydractl.settings.serving import ServeSettings
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.predict import THRESHOLD_HINT, single_source
+from hydractl.verbs.predict import REFERENCE_HINT, THRESHOLD_HINT, single_source
 
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -34,7 +37,9 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
     resolve_device(settings.device)
     source = single_source(settings)
     members = len(source.description.masks)
-    record = predicting_model_record(source.name, source.sha256, members, Chosen.of(source.description.extra))
+    chosen = Chosen.of(source.description.extra)
+    record = predicting_model_record(source.name, source.sha256, members, chosen)
+    windows = None if settings.windows is None else file_path(settings.windows)
     limits = _limits(settings)
     if settings.dry_run:
         plan = ServeAnswer(model=record, limits=limits.to_json(), dry_run=True)
@@ -43,13 +48,26 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
     # Here, because a dry run does without them, and they may not be installed where this module is read.
     from hydractl.serving.server import HttpServer
     from hydractl.serving.service import ModelService
+    from hydractl.serving.watching import WindowLog
 
     if record.threshold is None:
         log.info(f"{source.name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
     announce_reading([source], log)
     model = build_model(source, settings.device, settings.dtype)
     model.read_prompts(log, source.name)
-    service = ModelService(model, record, limits, settings.batch_size, settings.wait / 1000, log)
+    reference = _reference(source, chosen, log)
+    if windows is not None and reference is None:
+        raise UsageError("--windows has no effect: the model holds no reference", hint=REFERENCE_HINT)
+    service = ModelService(
+        model,
+        record,
+        limits,
+        settings.batch_size,
+        settings.wait / 1000,
+        log,
+        reference,
+        WindowLog(windows, log).add,
+    )
     server = HttpServer(service, settings.host, settings.port)
     service.warm_up()
     if settings.host not in _LOOPBACK:
@@ -62,10 +80,24 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
         limits=limits.to_json(),
         url=server.url,
         requests=service.counts.requests,
-        inputs=service.answered.inputs,
-        flagged=service.answered.flagged,
+        inputs=service.watch.inputs,
+        flagged=None if record.threshold is None else service.watch.flagged,
+        windows=service.watch.windows,
+        alarms=service.watch.alarms,
     )
     return Outcome(answer.to_json())
+
+
+def _reference(source: Source, chosen: Chosen, log: Log) -> Reference | None:
+    """Return the samples that inputs are compared with; None, with a line about it, where there are none."""
+    reference = chosen.reference
+    if reference is None:
+        log.info(f"{source.name} holds no reference, so its inputs are counted and not compared; {REFERENCE_HINT}")
+        return None
+    if not reference.fits(source.description.labels, source.classes or 0):
+        log.info(f"{source.name}: its reference was predicted with other classes, so nothing is compared with it")
+        return None
+    return reference
 
 
 def _limits(settings: ServeSettings) -> ServiceLimits:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from hydractl.metrics.watching import WINDOW, Watch, reference_of
-from hydractl.report.prometheus import prometheus_text
+from hydractl.report.prometheus import prometheus_text, watch_families
 
 LINE = re.compile(r'(hydractl_[a-z_]+)(\{(?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (-?[0-9.e+-]+)')
 NAME = 'a "cat"\nor\\two'
@@ -36,13 +36,13 @@ def parsed(text: str) -> dict[str, float]:
 def test_the_numbers_are_those_of_the_watch() -> None:
     scores = np.linspace(0, 1, 500)
     watch = Watch(reference_of(scores, scores, {NAME: 250, "dog": 250}, 25))
-    assert parsed(prometheus_text(watch))["hydractl_inputs_total"] == 0
+    assert parsed(prometheus_text(watch_families(watch)))["hydractl_inputs_total"] == 0
     for place in range(WINDOW + 5):
         watch.add(place % 100 / 100 + 0.3, place % 3 == 0, NAME if place % 2 else "dog")
-    values = parsed(prometheus_text(watch))
+    values = parsed(prometheus_text(watch_families(watch)))
     escaped = r"a \"cat\"\nor\\two"
     assert values["hydractl_inputs_total"] == WINDOW + 5 and values["hydractl_flagged_total"] == 335
-    assert values[f'hydractl_predicted_total{{label="{escaped}"}}'] == 502
+    assert values[f'hydractl_predicted_total{{class="{escaped}"}}'] == 502
     assert values["hydractl_windows_total"] == values["hydractl_alarms_total"] == 1
     assert values["hydractl_reference_samples"] == 500
     window = watch.latest
@@ -55,10 +55,10 @@ def test_the_numbers_are_those_of_the_watch() -> None:
 def test_without_a_reference_there_are_counters_alone() -> None:
     watch = Watch(None)
     watch.add(None, None, 4)
-    assert set(parsed(prometheus_text(watch))) == {
+    assert set(parsed(prometheus_text(watch_families(watch)))) == {
         "hydractl_inputs_total",
         "hydractl_flagged_total",
-        'hydractl_predicted_total{label="4"}',
+        'hydractl_predicted_total{class="4"}',
         "hydractl_windows_total",
         "hydractl_alarms_total",
     }

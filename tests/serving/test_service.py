@@ -16,14 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import hydractl
 from hydractl.evaluation.predicting import LineForm, prediction_rows
+from hydractl.metrics import watching
+from hydractl.metrics.watching import reference_of
 from hydractl.model.runtime import HydraModel
-from hydractl.serving.watching import metric
 from tests.running import run
 from tests.served import JSON, PNG, Reply, Served, form, picture, served
 
@@ -187,32 +189,31 @@ def test_prometheus_counts_requests_inputs_flags_and_time(image_model: Path) -> 
     assert metrics["hydractl_queue_inputs"] == metrics["hydractl_requests_in_hand"] == 0
 
 
-def test_labels_of_metrics_are_escaped() -> None:
-    *_, line = metric("name", "gauge", "About.", [({"class": 'a "b"\\\nc'}, 1)])
-    assert line == r'hydractl_name{class="a \"b\"\\\nc"} 1'
-
-
-class Watch:
-    """What is fed every answered input."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def add(self, rows: Any) -> None:
-        self.rows += rows
-
-    def prometheus(self) -> list[str]:
-        return metric("watched", "gauge", "Inputs.", [({}, len(self.rows))])
-
-
-def test_a_watch_sees_every_answered_input_and_nothing_else(image_model: Path) -> None:
-    watch = Watch()
-    with served(image_model, watches=[watch]) as service:
-        rows = service.images([picture(1), picture(2)]).rows
-        service.images([picture(3), b"broken"])
+def test_every_answered_input_is_compared_with_the_reference_and_nothing_else(
+    image_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "WINDOW", 4)
+    monkeypatch.setattr(watching, "FEWEST", 2)
+    labels = hydractl.open(image_model).source.description.labels
+    assert labels is not None
+    counts = dict.fromkeys(labels, 1)
+    scores = np.linspace(-50, -40, len(labels))  # far below what the model gives
+    reference = reference_of(scores, np.ones(len(labels)), counts, flagged=0)
+    windows = tmp_path / "windows.jsonl"
+    with served(image_model, reference=reference, windows=windows) as service:
+        service.images([picture(1), picture(2)])
+        service.images([picture(3), b"broken"])  # an error to its client: none of its inputs counts
+        assert service.metrics()["hydractl_windows_total"] == 0
+        service.images([picture(4), picture(5), picture(6)])
         metrics = service.metrics()
-    assert watch.rows == rows
-    assert metrics["hydractl_watched"] == 2
+    assert metrics["hydractl_inputs_total"] == 5
+    assert metrics["hydractl_windows_total"] == 1 and metrics["hydractl_window_inputs"] == 4
+    assert metrics['hydractl_score_shift_auroc{bound="estimate"}'] == 1
+    (line,) = windows.read_text().splitlines()
+    window = json.loads(line)
+    assert (window["first"], window["n"], window["auroc"]["auroc"]) == (0, 4, 1)
+    assert window["verdict"] == "alarm"
+    assert any(window["advice"] in warning for warning in service.log.warnings)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
