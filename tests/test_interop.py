@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -147,13 +148,16 @@ def test_the_library_loads_a_pruned_folder(folder: Path, tmp_path: Path, variant
     assert sorted(found) == pytest.approx(expected, abs=1e-5)
 
 
-def test_ray_data_says_of_every_row_what_a_single_process_says(folder: Path, tmp_path: Path) -> None:
+def test_ray_data_says_of_every_row_what_a_single_process_says(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray", reason="pip install 'ray[data]' aiohttp")
     pytest.importorskip("aiohttp", reason="pip install aiohttp")
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     from examples.interop.ray_data import predictions, same_answers
 
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else its processes wait for all others of a busy machine
     model = str(tmp_path / "cal.st")
     hydractl.calibrate(folder / "h.st", val=folder / "data.npz", threshold="id:0.1", device="cpu", output=model)
     pixels = np.load(folder / "data.npz")["x"]
@@ -178,3 +182,4 @@ def test_ray_data_says_of_every_row_what_a_single_process_says(folder: Path, tmp
     assert same_answers(rows, single)
     moved = [*rows[:5], {**rows[5], "ood_score": rows[5]["ood_score"] + 1e-3}, *rows[6:]]
     assert not same_answers(moved, single) and not same_answers(rows[1:], single)
+    sys.modules["ray"].shutdown()

@@ -50,9 +50,12 @@ class Predictor:
         else:
             samples = [opened(value) for value in batch["image"]]
         answer = self._model.predict(self._model.preprocess(samples))
+        predicted: list[Any] = answer.predicted.tolist()
+        if answer.labels is not None:  # classes without names are numbers, as in the lines of ``hydractl predict``
+            predicted = answer.predicted_labels
         columns: dict[str, Any] = {
             "id": batch["id"],
-            "predicted": np.array(answer.predicted_labels),
+            "predicted": np.array(predicted),
             "confidence": answer.confidence.cpu().numpy(),
             "entropy": answer.entropy.cpu().numpy(),
             "mi": answer.mi.cpu().numpy(),
