@@ -110,12 +110,21 @@ class ImageFormat:
         size: channels, height, width.
         mean, std: one number for each channel, of pixels in [0, 1].
         interpolation: ``nearest``, ``bilinear``, ``bicubic``, ``lanczos``, ``box`` or ``hamming``.
+        resize: how the library's transform for evaluation comes to the size: ``shorter``: the shorter side is resized
+            to ``shorter_side``, and the middle is cut out; ``squash``: resized to the size as it is; ``other``.
+        shorter_side: pixels; None unless ``resize`` is ``shorter``.
     """
 
     size: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
+    resize: str = "other"
+    shorter_side: int | None = None
+
+    def resized(self, how: str, shorter_side: int | None = None) -> ImageFormat:
+        """Return the format of a library that resizes so; a size of the shorter side makes sense for ``shorter``."""
+        return replace(self, resize=how, shorter_side=shorter_side if how == "shorter" else None)
 
     @classmethod
     def of_preprocessing(cls, size: Sequence[int], preprocess: Preprocessing) -> ImageFormat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -318,8 +319,17 @@ class TimmViT(ModelFamily):
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off timm's data configuration."""
-        size = input_size(preprocess)
-        return ImageFormat.of_preprocessing(size, preprocess)
+        image_format = ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
+        _, height, width = image_format.size
+        share = preprocess.get("crop_pct")
+        if not isinstance(share, int | float) or share <= 0:
+            return image_format
+        crop_mode = preprocess.get("crop_mode")
+        if crop_mode == "squash" and share == 1:
+            return image_format.resized("squash")
+        if crop_mode == "center" and height == width:
+            return image_format.resized("shorter", math.floor(height / share))
+        return image_format
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by timm's own initialisation."""

@@ -24,7 +24,7 @@ from hydractl.families.base import (
     first_tokens,
     for_each,
 )
-from hydractl.families.config_json import LibraryConfig, Preprocessing, is_whole_number
+from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, is_whole_number
 from hydractl.families.pixels import in_mode, input_size, random_pixels, stacked
 from hydractl.families.reading import cached_by_config, published_weights, read_config, refused_as, write_config
 from hydractl.families.torchvision_operators import declare_operators
@@ -262,8 +262,8 @@ class TorchvisionViT(ModelFamily):
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off the settings of the transform."""
-        size = input_size(preprocess)
-        return ImageFormat.of_preprocessing(size, preprocess)
+        image_format = ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
+        return image_format.resized("shorter", integer_in(preprocess, "resize_size", "the preprocessing"))
 
     # --- training -----------------------------------------------------------------------------------------------------
 

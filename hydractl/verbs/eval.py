@@ -77,6 +77,7 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
         scores=_scores_of(settings),
         temperature=settings.temperature_of_all(),
         temperatures=settings.temperatures_of_rows(),
+        knn_bank=None,
     )
     return settings.fill(
         EvalOptions,

@@ -100,7 +100,9 @@ def test_predict_gives_the_rows_of_the_checkpoint(tmp_path: Path, monkeypatch: p
     hydractl.calibrate(model, val=labelled, temperature="vector", threshold="id:0.5", conformal=0.2, output="best.st")
     options = {"input": "uint8"} if kind == "onnx" else {}
     hydractl.export("best.st", f"best.{kind}", **options)
-    samples = {"data": pixels, "top": 2, "members": True, "batch_size": 16}
+    # Other samples than those whose scores the thresholds are: these lie on them.
+    others = generator.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    samples = {"data": others, "top": 2, "members": True, "batch_size": 16}
     rows = hydractl.predict("best.st", **samples).rows
     answer = hydractl.predict(f"best.{kind}", **samples)
     assert len(answer.rows) == 60

@@ -13,14 +13,19 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hydractl.errors import InputError, UsageError
 from hydractl.exports import program
+from hydractl.exports import targets as export
 from hydractl.exports.answer import GraphAnswer
 from hydractl.exports.formats import Onnx
 from hydractl.exports.graph import Graph, answer_of, images_of_inputs, normalised, random_images, traced
 from hydractl.exports.graph_arrays import IN_GRAPH
+from hydractl.exports.targets import plan_exports
 from hydractl.families.base import ImageFormat
+from hydractl.files.checkpoint import FileTensors
 from hydractl.metrics.arrays import ON_ARRAYS
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.conformal import Conformal
@@ -251,3 +256,45 @@ def test_features_come_from_the_one_run_of_the_model(uint8: bool) -> None:
     convolutions = [node for node in graph.program.graph.nodes if "conv2d" in str(node.target)]
     assert len(convolutions) in (1, MEMBERS)
     assert json.dumps(graph.shapes().to_json())
+
+
+# --- what is planned --------------------------------------------------------------------------------------------------
+
+
+def test_a_smaller_bank_is_evenly_spaced_and_keeps_its_neighbours() -> None:
+    fitted = detector("knn")
+    assert fitted is not None
+    whole = fitted.members[0]["knn"]
+    smaller = fitted.with_bank(50)
+    assert smaller.fitted_on["knn_bank"] == 50
+    assert np.array_equal(smaller.members[0]["knn"]["bank"], whole["bank"][::4])
+    assert np.array_equal(smaller.members[0]["knn"]["squares"], whole["squares"][::4])
+    assert fitted.with_bank(1000).members[0]["knn"]["bank"] is whole["bank"]
+    with pytest.raises(InputError, match="nearest neighbour 7, and --knn-bank keeps 6 samples"):
+        fitted.with_bank(6)
+
+
+def planned(folder: Path, extra: dict[str, Any], beside: Mapping[str, Tensor]) -> list[export.Target]:
+    """Plan the export of a checkpoint with these tensors beside its weights."""
+    plan = plan_of("class-token")
+    path = folder / "weights.safetensors"
+    save_file({"head.weight": torch.zeros(3, 4), **beside}, path)
+    return plan_exports(["onnx"], folder / "x", replace(plan.description, extra=extra), FileTensors(path))
+
+
+def test_what_a_score_was_fitted_to_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = {"ood_score": {"score": "knn"}}
+    bank = {"hydractl.ood.0.bank": torch.zeros(100, 4)}
+    assert planned(tmp_path, score, bank)[0].data is None
+    monkeypatch.setattr(export, "MOST_IN_ONE_FILE", 1500)
+    assert planned(tmp_path, score, bank)[0].data == tmp_path / "x.onnx.data"
+    monkeypatch.setattr(export, "MOST_BANK_BYTES", 1599)
+    with pytest.raises(UsageError, match="the bank of knn has 0 MiB") as caught:
+        planned(tmp_path, score, bank)
+    assert caught.value.hint is not None and "--knn-bank N" in caught.value.hint
+
+
+def test_a_cascade_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a checkpoint with a cascade cannot be exported") as caught:
+        planned(tmp_path, {"cascade": {"member": 0}}, {})
+    assert caught.value.hint is not None and "F.st?cascade=0" in caught.value.hint

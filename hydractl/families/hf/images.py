@@ -119,12 +119,28 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     if settings.get("do_normalize", True):
         mean = settings["image_mean"]
         std = settings["image_std"]
+    how, shorter_side = _resize(settings, height, width)
     return ImageFormat(
         size=(channels, height, width),
         mean=tuple(number / scale for number in mean),
         std=tuple(number / scale for number in std),
         interpolation=_INTERPOLATION[settings.get("resample", 2)],
+        resize=how,
+        shorter_side=shorter_side,
     )
+
+
+def _resize(settings: Any, height: int, width: int) -> tuple[str, int | None]:
+    """Return how an image processor comes to a size, as :class:`ImageFormat` has it."""
+    size = settings.get("size")
+    if not settings.get("do_resize", True) or not isinstance(size, Mapping):
+        return "other", None
+    if set(size) == {"height", "width"} and (size["height"], size["width"]) == (height, width):
+        return "squash", None
+    cuts_the_middle = settings.get("do_center_crop", False) and height == width
+    if set(size) == {"shortest_edge"} and cuts_the_middle and type(size["shortest_edge"]) is int:
+        return "shorter", size["shortest_edge"]
+    return "other", None
 
 
 def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:

@@ -326,8 +326,14 @@ class OpenClip(ModelFamily):
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Read the image format off open_clip's ``PreprocessCfg``."""
-        size = size_of_images(preprocess)
-        return ImageFormat.of_preprocessing(size, preprocess)
+        image_format = ImageFormat.of_preprocessing(size_of_images(preprocess), preprocess)
+        _, height, width = image_format.size
+        mode = preprocess.get("resize_mode", "shortest")
+        if mode == "squash":
+            return image_format.resized("squash")
+        if mode == "shortest" and height == width:
+            return image_format.resized("shorter", height)
+        return image_format
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by open_clip's own initialisation."""
