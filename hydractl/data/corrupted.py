@@ -18,7 +18,7 @@ from hydractl.data.base import Dataset, Spec
 from hydractl.data.files import read_folder
 from hydractl.errors import UsageError
 from hydractl.expressions.data_sets import CORRUPTIONS, FROST, PHOTOGRAPHS, SEVERITIES, setting_value, with_setting
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import grey_or_rgb
 
 _SETTINGS = ("corruption", "severity", "photographs")
 
@@ -30,8 +30,6 @@ LARGE_SIDE = 256
 
 # To be raised when a corruption changes: its images are others then, and so must their fingerprints be.
 _VERSION = 1
-
-_GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 class CorruptedImages(Dataset):
@@ -109,13 +107,6 @@ def _reduced(image: Image.Image) -> Image.Image:
     height = round(image.height * LARGE_SIDE / shorter)
     size = (max(1, width), max(1, height))
     return image.resize(size, Image.Resampling.BILINEAR)
-
-
-def grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Return an image of a grey mode as 8-bit grey, any other as RGB."""
-    if image.mode in _GREY:
-        return in_mode(image, "L")
-    return in_mode(image, "RGB")
 
 
 class AskedCorruption(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 
 from hydractl.data.base import PAIRS, Dataset, UnreadableSample
-from hydractl.data.corrupted import grey_or_rgb
 from hydractl.data.overlap import is_more_than_a_handful
 from hydractl.data.text import Text, parts_of
+from hydractl.families.pixels import grey_or_rgb
 
 _LOOKED_AT = 64
 """How many images of a set are decoded for this at most, at equal distances."""

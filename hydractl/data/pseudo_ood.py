@@ -18,11 +18,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from hydractl.data.base import Dataset, Spec
-from hydractl.data.corrupted import grey_or_rgb
 from hydractl.data.text import Text, characters, parts_of
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, with_setting
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import grey_or_rgb, in_mode
 
 # To be raised when a kind changes: its samples are others then, and so must their fingerprints be.
 _VERSION = 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+_GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 LARGEST = 1 << 14
 """Pixels of a side of an image at most."""
 
@@ -92,6 +93,13 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode:
         return image
     return image.convert(mode)
+
+
+def grey_or_rgb(image: Image.Image) -> Image.Image:
+    """Return an image of a grey mode as 8-bit grey, any other as RGB."""
+    if image.mode in _GREY:
+        return in_mode(image, "L")
+    return in_mode(image, "RGB")
 
 
 def stacked(
