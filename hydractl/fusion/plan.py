@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -235,9 +235,9 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
             named = description
             break
 
-    members: list[dict[str, Any]] = []
+    members: list[dict[str, object]] = []
     for source in sources:
-        member: dict[str, Any] = {}
+        member: dict[str, object] = {}
         if not headers_only:
             member["sha256"] = source.sha256
         member["provenance"] = dict(source.description.provenance)
