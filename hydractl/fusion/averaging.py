@@ -61,7 +61,7 @@ class CheckedFusion:
 
     plan: FusionPlan
     check: dict[str, Any]
-    averaging: dict[str, object] | None
+    averaging: dict[str, Any] | None
 
 
 def plan_checked(
@@ -94,7 +94,7 @@ def plan_checked(
     shifts_of_log_p = check.get("merge_log_p", [0.0])
     is_harmful = max(member_distances) > APART or max(shifts_of_log_p) > MOVED
     kept_whole = is_auto and is_harmful
-    averaging: dict[str, object] = {
+    averaging: dict[str, Any] = {
         "asked": "auto" if is_auto else list(merge),
         "parts": list(plan.description.merge or ()),
         "done": not kept_whole,
@@ -161,7 +161,7 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
 @torch.no_grad()
 def measure_on(
     dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: MembersRunOptions, log: Log
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Measure the effect of averaging on accuracy, on labelled data.
 
     Returns:
@@ -203,7 +203,7 @@ def measure_on(
     }
 
 
-def _measured(means: np.ndarray) -> dict[str, object]:
+def _measured(means: np.ndarray) -> dict[str, Any]:
     """Return the figures of a document from the means over samples of the numbers that :func:`_sums` adds up."""
     accuracies = means[:-3]
     ensemble_accuracy, mutual_information, differing_pairs = means[-3:]
