@@ -45,7 +45,7 @@ def keeping_batches(most_bytes: int) -> Iterator[None]:
 def read_batches(
     dataset: EvalSet,
     collate: Collate,
-    preprocess: Mapping[str, Any],
+    preprocess: Mapping[str, object],
     batch_size: int,
     *,
     workers: int = 0,
