@@ -26,11 +26,12 @@ def next_commands(settings: StudySettings, folder: Path, calibration: Mapping[st
     """
     best = str(folder / "best.st")
     predictions = folder / "predictions.jsonl"
+    summary = folder / "predictions.json"
     outside = parse_ood_set(settings.ood[0])
     predict = Step(
         verb="predict",
         models=(best, str(settings.test), outside.spec),
-        options=settings.common(SETTINGS["predict"], _HOW_IT_RUNS),
+        options={**settings.common(SETTINGS["predict"], _HOW_IT_RUNS), "report": str(summary)},
         outputs=(predictions,),
     )
     export = Step(
@@ -49,6 +50,6 @@ def next_commands(settings: StudySettings, folder: Path, calibration: Mapping[st
         NextCommandRecord(purpose="predict", command=predict.argv()),
         NextCommandRecord(purpose="export", command=export.argv()),
         NextCommandRecord(purpose="serve", command=["serve", best, "--port", _PORT]),
-        NextCommandRecord(purpose="watch", command=["report", str(predictions)]),
+        NextCommandRecord(purpose="watch", command=["report", str(summary)]),
         NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()),
     ]

@@ -296,6 +296,7 @@ class StudyPlan:
         """Return the options that calibrate ``best.st`` anew, as :meth:`best` calibrates the row it comes from."""
         options = self._calibration_options(row, score)
         options.pop("features", None)  # they are of the row, and best.st is another file
+        options["reference"] = str(self.settings.test)
         return options
 
     def card(self, row: Row, score: str, note: str) -> Step:
