@@ -370,7 +370,8 @@ def study_table(answer: FinishedStudy, width: int) -> RenderableType:
         line = f"time of best.st, batches of {timing.batch_size}: {ratio}"
         parts.append(Text(line))
     if answer.next:
-        parts += [Text(""), Text("what now: predict, export, serve, watch, recalibrate")]
+        purposes = ", ".join(step.purpose for step in answer.next)
+        parts += [Text(""), Text(f"what now: {purposes}")]
         program = program_words()
         for step in answer.next:
             parts.append(Text(_typed([*program, *step.command], width)))

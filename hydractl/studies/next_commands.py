@@ -16,13 +16,16 @@ _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
 """The options of a study that say how a model runs, which what follows it is given too."""
 
 
-def next_commands(settings: StudySettings, folder: Path, calibration: Mapping[str, Value]) -> list[NextCommandRecord]:
-    """Return the five commands that ``best.st`` is for, on the data of the study: whoever uses them names others.
+def next_commands(
+    settings: StudySettings, folder: Path, calibration: Mapping[str, Value], *, watched: bool
+) -> list[NextCommandRecord]:
+    """Return the commands that ``best.st`` is for, on the data of the study: whoever uses them names others.
 
     Args:
         settings: of the study.
         folder: where ``best.st`` is, and the files of the commands will be.
         calibration: the options of ``calibrate`` that ``best.st`` was written with.
+        watched: whether ``best.st`` holds a reference, without which there is nothing to watch inputs by.
     """
     best = str(folder / "best.st")
     predictions = folder / "predictions.jsonl"
@@ -46,10 +49,12 @@ def next_commands(settings: StudySettings, folder: Path, calibration: Mapping[st
         options={**settings.common(SETTINGS["calibrate"], _HOW_IT_RUNS), **calibration},
         outputs=(folder / "recalibrated.st",),
     )
-    return [
+    commands = [
         NextCommandRecord(purpose="predict", command=predict.argv()),
         NextCommandRecord(purpose="export", command=export.argv()),
         NextCommandRecord(purpose="serve", command=["serve", best, "--port", _PORT]),
-        NextCommandRecord(purpose="watch", command=["report", str(summary)]),
-        NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()),
     ]
+    if watched:
+        commands.append(NextCommandRecord(purpose="watch", command=["report", str(summary)]))
+    commands.append(NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()))
+    return commands

@@ -886,14 +886,15 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     threshold = None
     if isinstance(stored_threshold, Mapping):
         threshold = ThresholdRecord.from_json(stored_threshold)
-    if chosen.get("reference") is None:
+    watched = chosen.get("reference") is not None
+    if not watched:
         log.info(
             "best.st holds no reference to compare inputs with; hydractl calibrate best.st --reference SPEC adds it"
         )
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
     calibration = plan.recalibration(study.row(study.used.row), study.used.score)
-    answer = replace(answer, next=next_commands(settings, folder, calibration))
+    answer = replace(answer, next=next_commands(settings, folder, calibration, watched=watched))
     return _write(plan, answer, steps)
 
 

@@ -280,7 +280,8 @@ def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path)
 
 def printed_commands(table: str) -> list[list[str]]:
     """The commands that a study prints at its end, as a shell takes them apart."""
-    _, _, commands = table.partition("what now: predict, export, serve, watch, recalibrate\n")
+    _, _, end = table.partition("what now: ")
+    _, _, commands = end.partition("\n")
     joined = commands.replace("\\\n", "")
     return [shlex.split(line) for line in joined.splitlines()]
 
@@ -292,8 +293,8 @@ def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path, capsys: py
     program = program_words()
     assert commands == [[*program, *step["command"]] for step in document["next"]]
     purposes = [step["purpose"] for step in document["next"]]
-    assert purposes == ["predict", "export", "serve", "watch", "recalibrate"]
-    predict, export, serve, watch, recalibrate = [words[len(program) :] for words in commands]
+    assert purposes == ["predict", "export", "serve", "recalibrate"]  # so few test data are no reference
+    predict, export, serve, recalibrate = [words[len(program) :] for words in commands]
 
     assert main([*predict, "-q"]) == 0
     rows = [json.loads(line) for line in Path("runs/predictions.jsonl").read_text().splitlines()]
@@ -311,7 +312,6 @@ def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path, capsys: py
         assert main([*export, "-q"]) == 0
         assert Path("runs/best.onnx").exists()
     assert Path(serve[1]).exists() and serve[0] in VERBS
-    assert main([*watch, "-q"]) == 0
 
 
 def test_commands_name_the_interpreter_where_hydractl_is_not_found(
