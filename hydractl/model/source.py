@@ -295,7 +295,9 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     if os.path.isdir(path):
         return _open_folder(path, name)
     if path.suffix in (".onnx", ".pt2"):
-        raise InputError(f"{path} is an exported file", hint="bench times it; other verbs take the .st file it is of")
+        raise InputError(
+            f"{path} is an exported file", hint="predict and bench run it; other verbs take the .st file it is of"
+        )
     if path.suffix.lower() in PICKLES and not is_state_dict(path):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
     if not os.path.exists(path):

@@ -125,7 +125,7 @@ def test_what_is_no_exported_file_is_refused(tmp_path: Path) -> None:
             hydractl.bench([tmp_path / name], device="cpu")
         with pytest.raises(InputError, match="is an exported file") as caught:
             hydractl.open(tmp_path / name)
-        assert caught.value.hint == "bench times it; other verbs take the .st file it is of"
+        assert caught.value.hint == "predict and bench run it; other verbs take the .st file it is of"
 
 
 @pytest.mark.parametrize(
