@@ -168,7 +168,7 @@ class FirstTokens:
         return torch.arange(self.count, device=state.hidden.device).expand(samples, -1)
 
 
-def first_tokens(count: int) -> FirstTokens:
+def first_tokens(count: int) -> Callable[[State], Tensor]:
     """Return a :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
     return FirstTokens(count)
 
