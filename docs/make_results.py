@@ -16,7 +16,8 @@ bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/r
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
-``benchmarks/verdict_rules.py`` writes, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
+``benchmarks/verdict_rules.py`` writes, between ``<!-- serving: cpu -->`` and ``<!-- end -->`` the figures of
+``benchmarks/serving.py``, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
 ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of ``seeds-cifar10.json``, and
 ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and ``<!-- end -->`` stands a table of
 ``docs/results/watching.json``, which ``benchmarks/watching.py`` writes. A test fails where a page differs from what
@@ -779,6 +780,19 @@ def windows_with_ood(document: dict[str, Any]) -> str:
     return markdown(["reference", "inputs", "OOD samples", *(f"TPR {tpr:g}" for tpr in tprs)], rows)
 
 
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+def serving(_name: str) -> str:
+    """What a service takes beside a bare loop, by model, clients and images of a request."""
+    document = json.loads((DOCS.parent / "benchmarks/results/serving.json").read_text(encoding="utf-8"))
+    cells = []
+    for row in document["rows"]:
+        clients = f"{row['clients']} x {row['images']}"
+        cells.append([row["model"], clients, f"{row['wall']:.2f}", f"{row['cpu']:.2f}"])
+    return markdown(["model", "clients x images of a request", "wall", "processor time"], cells)
+
+
 KINDS = {
     "study": study,
     "recipe": recipe,
@@ -789,6 +803,7 @@ KINDS = {
     "memory": memory,
     "making": making,
     "rules": rules,
+    "serving": serving,
     "seeds": seeds,
     "watching": watching,
     "cifar10": cifar10,

@@ -52,7 +52,7 @@ Tower: TypeAlias = Literal["visual", "text", "both"]
 Order: TypeAlias = Literal["sequential", "one-shot"]
 Objective: TypeAlias = Literal["acc", "ood", "avg", "nll", "brier"]
 Mergeable: TypeAlias = Literal["mlp", "norm", "embed", "none", "auto"]
-ExportFormat: TypeAlias = Literal["onnx", "onnx-int8", "pt2"]
+ExportFormat: TypeAlias = Literal["onnx", "onnx-int8", "pt2", "mlflow", "triton"]
 Baseline: TypeAlias = Literal["stock", "members", "deep"]
 Part: TypeAlias = Literal[
     "patch",

@@ -64,13 +64,13 @@ class ExportCheck(Record, form="ExportCheck"):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFileRecord(Record, form="ExportedFile"):
-    """A file that is, or would be, exported."""
+    """A file or folder that is, or would be, exported."""
 
-    format: str = needed("Its format: `onnx`, `onnx-int8` or `pt2`.")
-    path: str = needed("The file.")
+    format: str = needed("Its format: `onnx`, `onnx-int8` or `pt2`, and of folders `mlflow` or `triton`.")
+    path: str = needed("The file, or the folder.")
     data: str | None = described("The file that holds its weights, where that is another.")
-    bytes: Count | None = described("Its size; not in a plan.")
-    sha256: str | None = described("SHA-256 of the file; not in a plan.")
+    bytes: Count | None = described("Its size, of a folder that of the model in it; not in a plan.")
+    sha256: str | None = described("SHA-256 of the file, or of the model in the folder; not in a plan.")
     inputs: Mapping[str, str] | None = described("By input its number format and shape; not in a plan.")
     outputs: Mapping[str, str] | None = described("By output the same; not in a plan.")
     check: ExportCheck | None = described("How it was checked; not in a plan.")

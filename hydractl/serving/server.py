@@ -59,8 +59,9 @@ class HttpServer:
             server_header=False,
             timeout_graceful_shutdown=math.ceil(seconds) + _SECONDS_TO_END,
         )
-        # Whatever there is to say of a request is in its answer.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        # Whatever there is to say of a request is in its answer; these two would quote it.
+        for name in ("uvicorn.error", "python_multipart"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:

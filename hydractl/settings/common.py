@@ -21,8 +21,10 @@ general_option = partial(option, "General")
 # What wins over what, and 0 for a built-in default.
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
-EXPORTED = {".int8.onnx": "onnx-int8", ".onnx": "onnx", ".pt2": "pt2"}
-"""Endings of exported files, each with its format; the longest first."""
+FOLDER_FORMATS = {".mlflow": "mlflow", ".triton": "triton"}
+"""Endings of exported folders, each with its format."""
+EXPORTED = {".int8.onnx": "onnx-int8", ".onnx": "onnx", ".pt2": "pt2", **FOLDER_FORMATS}
+"""Endings of what is exported, each with its format; the longest first."""
 _NO_WEIGHTS = (
     *PICKLES,
     *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".html", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"),

@@ -51,11 +51,12 @@ class ExportSettings(Batched):
     )
 
     format: list[str] = export_option(
-        "The formats to write, each a file; the weights of onnx-int8 are rounded to 8 bits, and --test measures what "
-        "that does to the answers [default: by the ending of --output, else onnx]",
+        "The formats to write, each a file or a folder; the weights of onnx-int8 are rounded to 8 bits, and --test "
+        "measures what that does to the answers; mlflow is a folder for mlflow models serve, triton one for Triton "
+        "[default: by the ending of --output, else onnx]",
         [],
-        choices=("onnx", "onnx-int8", "pt2"),
-        metavar="onnx,onnx-int8,pt2",
+        choices=("onnx", "onnx-int8", "pt2", "mlflow", "triton"),
+        metavar="onnx,onnx-int8,pt2,mlflow,triton",
         split=True,
         often=True,
     )

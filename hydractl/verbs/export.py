@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from hydractl.data import open_data
 from hydractl.errors import UsageError
 from hydractl.exports.checking import CheckData
 from hydractl.exports.formats import FORMATS, kind_of
-from hydractl.exports.targets import claimed, plan_exports
-from hydractl.files.atomic import check_outputs, file_path
+from hydractl.exports.targets import Claim, Target, claimed, plan_exports
+from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
@@ -19,7 +20,9 @@ from hydractl.model.loading import build_model
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.report.export_words import rounding_words
+from hydractl.settings.common import FOLDER_FORMATS
 from hydractl.settings.exporting import ExportSettings
+from hydractl.verbs.export_folders import FOLDER_ENDINGS, plan_folders
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -29,16 +32,22 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
     (source,) = open_sources(settings.model, model_options(settings, bodies=True))
     need_classifier(source)
     _check_input(settings, source)
-    targets = plan_exports(settings.format, _stem(settings, source), source.description, source.tensors)
+    stem = _stem(settings, source)
+    file_formats = [kind for kind in settings.format if kind not in FOLDER_ENDINGS]
+    targets: list[Target] = []
+    if file_formats:
+        targets = plan_exports(file_formats, stem, source.description, source.tensors)
+    folders = plan_folders(settings.format, stem, source)
     files = []
     for target in targets:
         files += target.files
     check_outputs(files, force=settings.force)
+    check_outputs([folder.path for folder in folders], force=settings.force, folder=True)
     plan = ExportAnswer(
         model=source.name,
         arch=source.description.arch,
         members=len(source.description.masks),
-        exports=[target.planned() for target in targets],
+        exports=[target.planned() for target in targets] + [folder.planned() for folder in folders],
     )
     if settings.dry_run:
         plan = replace(plan, dry_run=True)
@@ -46,9 +55,11 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
 
     source, data = _with_data(settings, source)
     announce_reading([source], log)
-    with claimed(targets, force=settings.force) as claim:
-        macs = cost_of(source.description, source.tensors)["macs"]
-        exports = claim.write(
+    macs = cost_of(source.description, source.tensors)["macs"]
+
+    def write(claim: Claim) -> list[ExportedFileRecord]:
+        """Write the files of a claim, each checked against the model."""
+        return claim.write(
             lambda: build_model(source),
             _origins(source),
             macs,
@@ -57,9 +68,19 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
             data,
             uint8=settings.input == "uint8",
         )
+
+    with ExitStack() as stack:
+        claim = stack.enter_context(claimed(targets, force=settings.force))
+        outputs = [stack.enter_context(Output(folder.path, force=settings.force, folder=True)) for folder in folders]
+        exports = write(claim) if targets else []
+        for folder, output in zip(folders, outputs, strict=True):
+            exports.append(folder.write(output.temporary, write, settings.batch_size))
         warnings = _report_rounding(exports, log)
         answer = replace(plan, sha256=source.sha256, exports=exports, warnings=warnings or None)
-        return Outcome(answer.to_json(), files=claim.commit())
+        paths = claim.commit()
+        for output in outputs:
+            paths.append(output.commit())
+        return Outcome(answer.to_json(), files=paths)
 
 
 def _check_input(settings: ExportSettings, source: Source) -> None:
@@ -84,16 +105,23 @@ def _stem(settings: ExportSettings, source: Source) -> Path:
     if settings.output is None:
         return Path(source.name)
     path = file_path(settings.output)
-    kind = kind_of(path)
+    kind = kind_of(path) or FOLDER_FORMATS.get(path.suffix)
     if kind in settings.format:
-        return path.with_name(path.name.removesuffix(FORMATS[kind].ending))
+        return path.with_name(path.name.removesuffix(_ending(kind)))
     if path.suffix == ".st" or kind is not None:
         formats = ",".join(settings.format)
-        better = path.with_suffix(FORMATS[settings.format[0]].ending)
+        better = path.with_suffix(_ending(settings.format[0]))
         raise UsageError(
             f"--output {settings.output}: export --format {formats} writes no such file", hint=f"-o {better}"
         )
     return path
+
+
+def _ending(kind: str) -> str:
+    """Return the ending of the files or folders of a format."""
+    if kind in FOLDER_ENDINGS:
+        return FOLDER_ENDINGS[kind]
+    return FORMATS[kind].ending
 
 
 def _with_data(settings: ExportSettings, source: Source) -> tuple[Source, CheckData | None]:

@@ -1,0 +1,122 @@
+"""The formats of ``export`` that are folders: a model of MLflow, and a model repository for Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hydractl.errors import HydraError, UsageError
+from hydractl.exports.formats import FORMATS
+from hydractl.exports.targets import Claim, claimed, plan_exports
+from hydractl.exports.triton import CONFIG_FILE, LABELS_FILE, MODEL_FILE, labels_of, triton_config
+from hydractl.files.checkpoint import sha256_file
+from hydractl.files.export_answer import ExportedFileRecord
+from hydractl.model.loading import build_model
+from hydractl.model.source import Source, open_source
+from hydractl.serving.mlflow_model import CHECKPOINT, write_mlflow_model
+from hydractl.settings.common import FOLDER_FORMATS
+
+FOLDER_ENDINGS = {kind: ending for ending, kind in FOLDER_FORMATS.items()}
+"""The endings of the folders, by their formats."""
+
+WriteClaim = Callable[[Claim], list[ExportedFileRecord]]
+"""Writes claimed files, each checked against the model."""
+
+
+@dataclass(frozen=True)
+class FolderTarget:
+    """One folder to export.
+
+    Attributes:
+        kind: its format.
+        path: the folder.
+        name: of the model in it.
+        source: the model.
+    """
+
+    kind: str
+    path: Path
+    name: str
+    source: Source
+
+    def planned(self) -> ExportedFileRecord:
+        """Return what an answer says of the folder before it is written."""
+        return ExportedFileRecord(format=self.kind, path=str(self.path))
+
+    def write(self, folder: Path, write: WriteClaim, max_batch: int) -> ExportedFileRecord:
+        """Fill the folder, which is empty, and check what is in it.
+
+        Args:
+            folder: where it is until it is whole.
+            write: writes files of other formats.
+            max_batch: samples that a server computes together.
+
+        Raises:
+            HydraError: what was written differs from the model.
+        """
+        if self.kind == "triton":
+            return self._write_triton(folder, write, max_batch)
+        return self._write_mlflow(folder)
+
+    def _write_triton(self, folder: Path, write: WriteClaim, max_batch: int) -> ExportedFileRecord:
+        """Write ``NAME/1/model.onnx`` and ``NAME/config.pbtxt``."""
+        model_folder = folder / self.name
+        model_path = model_folder / MODEL_FILE
+        model_path.parent.mkdir(parents=True)
+        stem = model_path.with_suffix("")
+        targets = plan_exports(["onnx"], stem, self.source.description, self.source.tensors)
+        with claimed(targets, force=False) as claim:
+            (record,) = write(claim)
+            claim.commit()
+        config = triton_config(model_path, self.name, max_batch)
+        (model_folder / CONFIG_FILE).write_text(config, encoding="utf-8")
+        labels = labels_of(model_path)
+        if labels:
+            lines = "".join(f"{label}\n" for label in labels)
+            (model_folder / LABELS_FILE).write_text(lines, encoding="utf-8")
+        return replace(record, format=self.kind, path=str(self.path), data=None)
+
+    def _write_mlflow(self, folder: Path) -> ExportedFileRecord:
+        """Write the checkpoint, and what MLflow wants to know of it.
+
+        Raises:
+            HydraError: the checkpoint in the folder has other logits than the model.
+        """
+        write_mlflow_model(self.source, folder)
+        checkpoint = folder / CHECKPOINT
+        model = build_model(self.source)
+        inputs = model.example_inputs(1)
+        with torch.inference_mode():
+            expected = model.member_logits(inputs)
+            logits = build_model(open_source(str(checkpoint))).member_logits(inputs)
+        if not torch.equal(logits, expected):
+            raise HydraError(f"{self.path}: the checkpoint in it has other logits than {self.source.name}")
+        return replace(self.planned(), bytes=checkpoint.stat().st_size, sha256=sha256_file(checkpoint))
+
+
+def plan_folders(kinds: Sequence[str], stem: Path, source: Source) -> list[FolderTarget]:
+    """Decide which folders to write, and check from headers alone that they can be.
+
+    Args:
+        kinds: formats, those of files too.
+        stem: the paths of the folders without their endings.
+        source: the model.
+
+    Raises:
+        UsageError: as :func:`hydractl.exports.targets.plan_exports` does.
+    """
+    folders = []
+    for kind in kinds:
+        if kind not in FOLDER_ENDINGS:
+            continue
+        if kind == "triton":
+            FORMATS["onnx"].require()
+            plan_exports(["onnx"], stem, source.description, source.tensors)
+        elif not source.classes and not source.description.labels:
+            raise UsageError(f"the classes of {source.name} have no names", hint="name them: --labels FILE")
+        path = stem.with_name(f"{stem.name}{FOLDER_ENDINGS[kind]}")
+        folders.append(FolderTarget(kind, path, stem.name, source))
+    return folders
