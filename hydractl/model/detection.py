@@ -36,21 +36,23 @@ _AGAIN = "write it again: calibrate --ood-score NAME --train SPEC -o F.st"
 # --- features and classifier ------------------------------------------------------------------------------------------
 
 
-class _Inputs:
-    """A hook that keeps what enters modules, in the thread that made it: other threads may run the same model.
+class _Input:
+    """A hook that keeps what enters a module, in the thread that made it: other threads may run the same model.
+
+    It does not look at the module that it is called with: torch.export runs stand-ins of modules.
 
     Attributes:
-        by_module: the first argument of the last call of each module.
+        value: the first argument of the last call; None before the first call.
     """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self.by_module: dict[nn.Module, Tensor] = {}
+        self.value: Tensor | None = None
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         thread = threading.get_ident()
         if thread == self._thread:
-            self.by_module[module] = arguments[0]
+            self.value = arguments[0]
 
 
 def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
@@ -67,19 +69,24 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
 
     # The classifiers are run and watched.
     heads = heads_of(model, _ON_LOGITS)
-    entering = _Inputs()
+    entering: list[list[_Input]] = []
     with ExitStack() as stack:
         for heads_of_member in heads:
-            for head in heads_of_member:
-                hook = head.register_forward_pre_hook(entering)
+            inputs_of_member = [_Input() for _ in heads_of_member]
+            for head, input_of_head in zip(heads_of_member, inputs_of_member, strict=True):
+                hook = head.register_forward_pre_hook(input_of_head)
                 stack.callback(hook.remove)
+            entering.append(inputs_of_member)
         (chain,) = model.chains
         logits = model.logits([chain(inputs)])
 
     features = []
-    for heads_of_member in heads:
-        inputs_of_heads = [entering.by_module[head] for head in heads_of_member]
-        features.append(torch.cat(inputs_of_heads, dim=-1))
+    for inputs_of_member in entering:
+        values = []
+        for input_of_head in inputs_of_member:
+            assert input_of_head.value is not None
+            values.append(input_of_head.value)
+        features.append(torch.cat(values, dim=-1))
     return logits, features
 
 

@@ -97,7 +97,17 @@ def test_predict_gives_the_rows_of_the_checkpoint(tmp_path: Path, monkeypatch: p
     labelled = (pixels, np.arange(60) % 3)
     members = [hydractl.prune(TINY, method="random", keep=2, seed=seed) for seed in range(2)]
     model = hydractl.fuse(members)
-    hydractl.calibrate(model, val=labelled, temperature="vector", threshold="id:0.5", conformal=0.2, output="best.st")
+    train = (generator.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8), np.arange(60) % 3)
+    hydractl.calibrate(
+        model,
+        val=labelled,
+        train=train,
+        ood_score="vim",
+        temperature="vector",
+        threshold="id:0.5",
+        conformal=0.2,
+        output="best.st",
+    )
     options = {"input": "uint8"} if kind == "onnx" else {}
     hydractl.export("best.st", f"best.{kind}", **options)
     # Other samples than those whose scores the thresholds are: these lie on them.
