@@ -53,7 +53,7 @@ COMMANDS = {
     "walks": ("-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
-TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases"}
+TESTED_ELSEWHERE = {"gpu_cost", "verdict_rules", "verdict_cases"}
 LINUX_ONLY = {"big_models"}
 
 
