@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,7 +258,7 @@ class Models:
         return fused
 
     def _sources_of_fused(self, name: str) -> list[Source]:
-        number = int(name.removesuffix(UNBATCHED).split()[-2 if "shared" in name else -1])
+        number = sites_in(name)
         if name.startswith("whole"):
             all_heads = {site.path: tuple(range(site.heads)) for site in self._base.sites}
             return [with_heads(self._base, all_heads, "whole"), circuit(self._base, number)]
@@ -275,16 +275,22 @@ class Models:
         print(f"{name}, {self.dtype}: agrees, {share:.1%} of what is allowed", file=sys.stderr, flush=True)
 
 
-def names_of_models(options: argparse.Namespace, sites: int) -> list[str]:
-    """Return the models, the most informative first; sites of the tower of the samples."""
-    shared = [count for count in sorted(options.shared, reverse=True) if count < sites]
+def names_of_models(options: argparse.Namespace) -> list[str]:
+    """Return the models, the most informative first."""
+    shared = sorted(options.shared, reverse=True)
     names = [SINGLE]
     if True in options.batched:
-        names += [f"whole + circuit, last {late}" for late in options.late if late < sites]
+        names += [f"whole + circuit, last {late}" for late in options.late]
         names += [f"fused, {count} shared" for count in shared]
     if False in options.batched:
         names += [f"fused, {count} shared{UNBATCHED}" for count in shared]
     return [*names, APART, FIRST, DEEP, STOCK]
+
+
+def sites_in(name: str) -> int:
+    """Return the number of sites that the name of a fused model speaks of; 0 for the other models."""
+    numbers = [int(word) for word in name.replace(",", "").split() if word.isdigit()]
+    return sum(numbers)
 
 
 @torch.inference_mode()
@@ -302,16 +308,11 @@ def difference(one: Any, other: Any, dtype: str, name: str) -> float:
     return share
 
 
-def plan(options: argparse.Namespace, names_of: Callable[[str], Sequence[str]]) -> list[Place]:
-    """Return the rows to be measured, the most informative first.
-
-    Args:
-        options: what was asked for.
-        names_of: from an architecture to the names of its models.
-    """
+def plan(options: argparse.Namespace) -> list[Place]:
+    """Return the rows to be measured, the most informative first."""
     places = []
+    names = names_of_models(options)
     for arch in options.arch:
-        names = names_of(arch)
         for dtype in options.dtypes:
             for mode in options.modes:
                 for batch in options.batches:
@@ -365,27 +366,27 @@ class Measuring:
             self._bases[arch] = opened(arch, self._folder)
         return self._bases[arch]
 
-    def names(self, arch: str) -> list[str]:
-        """Return the names of the models of an architecture."""
-        base = self.base(arch)
-        towers = [site.tower for site in base.sites]
-        return names_of_models(self._options, max(towers.count(tower) for tower in towers))
-
     def __call__(self, place: Place) -> dict[str, Any]:
         """Return the figures of one row.
 
         Raises:
-            CannotMeasure: the model does not compile, or needs more memory than there is.
+            CannotMeasure: there is no such model, it does not compile, or it needs more memory than there is.
         """
         options = self._options
+        towers = [site.tower for site in self.base(place.arch).sites]
+        sites = max(towers.count(tower) for tower in towers)
+        if sites_in(place.model) >= sites:
+            raise CannotMeasure(f"the model has {sites} sites")
         models = self._models_of(place)
         try:
+            for name in (SINGLE, place.model):  # not in inference mode, where parameters could not be stacked
+                models.model(name)
             with torch.inference_mode():
                 calls = {name: self._call(place, name) for name in (SINGLE, place.model)}
                 times = self._rounds(calls, place)
                 kernels = self._device.kernels(calls[place.model])
                 memory = self._device.peak_memory(calls[place.model])
-        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+        except Exception as error:  # of a compiler there are many kinds; the other rows can be measured
             raise CannotMeasure(first_line(error)) from error
         own, reference = times[place.model], times[SINGLE]
         figures = timed([t.wall for t in own], [t.wall for t in reference], place.batch_size, 0)
@@ -550,7 +551,7 @@ def main() -> None:
     record.set_machine(device.facts())
     with tempfile.TemporaryDirectory() as folder:
         measuring = Measuring(options, device, Path(folder))
-        places = plan(options, measuring.names)
+        places = plan(options)
 
         def conclude() -> None:
             record.aims = aims(record)

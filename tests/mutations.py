@@ -223,17 +223,17 @@ MUTATIONS = (
     ),
     # --- exports and hub ----------------------------------------------------------------------------------------------
     Mutation(
-        "the check of a calibrated model",
-        "hydractl/exports/checking.py",
-        "from_json(stored) if stored else None",
-        "from_json(stored) if stored is True else None",
-        "tests/exports/test_checking.py",
+        "the calibration in a graph",
+        "hydractl/exports/answer.py",
+        "Block(logits, self._chosen.calibration, IN_GRAPH)",
+        "Block(logits, None, IN_GRAPH)",
+        "tests/exports/test_whole_answer.py",
     ),
     Mutation(
         "the places of samples in a check",
         "hydractl/exports/checking.py",
-        "predicted[batch.indices] = samples.predicted",
-        "predicted[: len(samples)] = samples.predicted",
+        "answer.predicted[batch.indices] = prediction.predicted",
+        "answer.predicted[: len(prediction)] = prediction.predicted",
         "tests/exports/test_checking.py",
     ),
     Mutation(
@@ -317,8 +317,8 @@ MUTATIONS = (
     Mutation(
         "arrays in Fortran's order",
         "hydractl/data/arrays.py",
-        "        if fortran:\n            return None\n",
-        "",
+        "    if header.fortran:\n",
+        "    if header.fortran and not is_whole:\n",
         "tests/data/test_arrays.py",
     ),
     # --- choosing, data in memory, options ----------------------------------------------------------------------------

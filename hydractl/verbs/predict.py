@@ -251,7 +251,10 @@ def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
         part: what this process predicts, where ``--part`` does not say it.
     """
     model = _opened_model(settings)
-    texts = settings.inputs or [str(settings.data)]
+    texts = list(settings.inputs)
+    if not texts:
+        assert settings.data is not None  # a rule of the settings
+        texts = [settings.data]  # which may hold samples of a Python program
     dataset = open_inputs(
         texts,
         reads={model.name: model.reads},

@@ -50,7 +50,9 @@ COMMANDS = {
         "out.json",
     ),
     "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
+    "serving": ("--model", SIZED, "--images", "2", "--batch-size", "2", *ONCE, "-o", "out.json"),
     "walks": ("-o", "out.json"),
+    "watching": ("--deployments", "1", "--draws", "1", "-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
 TESTED_ELSEWHERE = {"gpu_cost", "verdict_rules", "verdict_cases"}

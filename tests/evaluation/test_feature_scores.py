@@ -189,8 +189,6 @@ def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callab
         run("--info", name, "--json")
     kept, plain = (json.loads(text)["parameters"] for text in re.split(r"\n(?={)", capsys.readouterr().out))
     assert kept == plain
-    run("export", "k.st", "--format", "pt2", "-o", "x", code=2)
-    assert "the OOD score knn of this checkpoint is taken of features" in capsys.readouterr().err
     run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "p.st", "-q")
     assert answer("p.st", *TEST)["models"][0]["ood_score"] == "msp"
     assert answer("k.st", *TEST, "--ood-score", "msp")["models"][0]["ood_score"] == "msp"
