@@ -80,7 +80,8 @@ class Record:
         self.rows: list[dict[str, Any]] = []
         self.missing: dict[str, str] = {}
         self.aims: list[dict[str, Any]] = []
-        self._writing = threading.Lock()
+        # The main thread adds rows, and a timer may end the process meanwhile.
+        self._changing = threading.RLock()
         if path is not None and path.exists():
             self._read(path)
 
@@ -118,9 +119,10 @@ class Record:
 
     def add(self, place: Place, figures: dict[str, Any]) -> None:
         """Add a row, and write it."""
-        self.rows.append({**asdict(place), **figures})
-        self.missing.pop(str(place), None)
-        self.write()
+        with self._changing:
+            self.rows.append({**asdict(place), **figures})
+            self.missing.pop(str(place), None)
+            self.write()
 
     def document(self) -> dict[str, Any]:
         """Return everything, as it is written."""
@@ -136,7 +138,7 @@ class Record:
         """Replace the file by everything that is known, in one step."""
         if self.path is None:
             return
-        with self._writing, Output(self.path, force=True) as output:
+        with self._changing, Output(self.path, force=True) as output:
             write_json(output, self.document())
 
     def end_in_time(self, clock: Clock, places: Sequence[Place], say: Callable[[], None]) -> threading.Timer:
@@ -152,11 +154,12 @@ class Record:
         """
 
         def end() -> None:
-            self.miss((place for place in places if not self.has(place)), "no time left")
-            self.write()
-            say()
-            sys.stdout.flush()
-            os._exit(0)  # the main thread may be inside a compiler that hears of nothing
+            with self._changing:
+                self.miss((place for place in places if not self.has(place)), "no time left")
+                self.write()
+                say()
+                sys.stdout.flush()
+                os._exit(0)  # the main thread may be inside a compiler that hears of nothing
 
         timer = threading.Timer(max(0.0, clock.left), end)
         timer.daemon = True
