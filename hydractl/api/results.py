@@ -40,7 +40,7 @@ class Document(dict[str, Any]):
 
     @property
     def warnings(self) -> list[str]:
-        """What could mislead a reader of the numbers."""
+        """Sentences on what could mislead a reader of the numbers."""
         return list(self.get("warnings") or [])
 
     @property

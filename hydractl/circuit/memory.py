@@ -43,7 +43,7 @@ class TrialRecord(CountsRecord):
     rivals: NotRequired[list[TrialRecord]]
 
 
-class RemovalRecord(TrialRecord):
+class RemovalLine(TrialRecord):
     """The head that a step of the objective ``removed`` has removed."""
 
     removed: str
@@ -196,7 +196,7 @@ class SearchMemory:
             if record.get("step") != step:
                 continue
             if record.get("removed") in objectives:
-                removal = cast(RemovalRecord, record)
+                removal = cast(RemovalLine, record)
                 winner_of_objective[removal["removed"]] = trial_from_record(removal)
             if record.get("ended") in objectives:
                 ended_objectives.add(record["ended"])
@@ -284,7 +284,7 @@ def check_records(
         if not _is_record(record, whole, heads, objectives):
             problems.append(f"no record of this search: {shown(record, 200)}")
         elif "removed" in record:
-            removal = cast(RemovalRecord, record)
+            removal = cast(RemovalLine, record)
             objective = removal["removed"]
             step = removal["step"]
             head_removed_before = removed.setdefault((objective, step), removal["head"])

@@ -96,7 +96,7 @@ class Answer:
         width = _WIDTH_IN_A_FILE
         if self.to_terminal:
             width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
-        return drawn(document, width, self._stream, to_terminal=self.to_terminal)
+        return drawn_table(document, width, self._stream, to_terminal=self.to_terminal)
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
         stream = self._stream
@@ -128,7 +128,7 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\u{code}"
 
 
-def drawn(document: Mapping[str, object], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
+def drawn_table(document: Mapping[str, object], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
     """Return the table of a cleaned document as text, with colours for a terminal; None where it has no table."""
     renderable = _rendered(document, width)
     if renderable is None:
@@ -161,7 +161,7 @@ def _plain_console(
 def table_text(document: Mapping[str, object]) -> str:
     """Return what the command line prints of a document into a file: its table, or its keys and values."""
     safe = clean_document(document)
-    text = drawn(safe, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
+    text = drawn_table(safe, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
     if text is None:
         return _plain_text(safe)
     return text

@@ -22,7 +22,7 @@ class Table(Protocol):
 
     @property
     def features(self) -> Any:
-        """What is in each column."""
+        """The contents of each column."""
 
     def select_columns(self, column_names: Any) -> Any:
         """Return the table with these columns alone."""

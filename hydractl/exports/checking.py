@@ -35,7 +35,7 @@ Answers = list[SetAnswers]
 """The answers to each data set, ID first."""
 
 
-class Answering(Protocol):
+class WholeAnswers(Protocol):
     """A model that gives whole answers: the model itself, or a file of it.
 
     Attributes:
@@ -64,7 +64,7 @@ class CheckData:
     workers: int
 
     @torch.no_grad()
-    def measure(self, model: Answering, log: Log) -> Answers:
+    def measure(self, model: WholeAnswers, log: Log) -> Answers:
         """Return the answers of a model, or of a file of it."""
         sets = [self.inside, *self.outside.values()]
         total = sum(map(len, sets))

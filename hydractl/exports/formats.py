@@ -65,11 +65,11 @@ class Format(Protocol):
     def runner(self, path: Path) -> tuple[Runner, str]:
         """Load a written file; return it, running by as many threads as torch has, and the name of what runs it."""
 
-    def facts(self, path: Path) -> FileFacts:
+    def facts(self, path: Path) -> ExportedFacts:
         """Read what a file says of itself, and what its graph takes and gives; nothing in it is run."""
 
 
-class FileFacts(NamedTuple):
+class ExportedFacts(NamedTuple):
     """What is known of a file before it is loaded.
 
     Attributes:
@@ -144,9 +144,9 @@ class Pt2:
 
         return run, f"torch {torch.__version__.split('+')[0]}"
 
-    def facts(self, path: Path) -> FileFacts:
+    def facts(self, path: Path) -> ExportedFacts:
         with archive.opened(path) as checked:
-            return FileFacts(checked.metadata, checked.shapes(), [])
+            return ExportedFacts(checked.metadata, checked.shapes(), [])
 
 
 class Onnx:
@@ -211,13 +211,13 @@ class Onnx:
 
         return run, f"onnxruntime {onnxruntime.__version__}"
 
-    def facts(self, path: Path) -> FileFacts:
+    def facts(self, path: Path) -> ExportedFacts:
         model, _ = read_onnx(path)
         metadata = {}
         for entry in model.metadata_props:
             if entry.key.startswith(_OURS):
                 metadata[entry.key.removeprefix(_OURS)] = entry.value
-        return FileFacts(metadata, shapes_of_graph(model), files_beside(model, path))
+        return ExportedFacts(metadata, shapes_of_graph(model), files_beside(model, path))
 
 
 class OnnxInt8(Onnx):

@@ -133,7 +133,7 @@ def named_inputs(inputs: Any) -> dict[str, Tensor]:
     return {PIXELS: inputs}
 
 
-def answer_of(model: HydraModel) -> GraphAnswer:
+def graph_answer_of(model: HydraModel) -> GraphAnswer:
     """Return what the graph of a model computes behind its logits and features."""
     chosen = Chosen.of(model.description.extra)
     return GraphAnswer(chosen, model.detector, model.members)
@@ -167,7 +167,7 @@ def expectations(
     expected = []
     for turn, batch in enumerate(CHECKED_BATCHES):
         if image_format is not None:
-            images = random_images(image_format, batch, seed + turn)
+            images = random_uint8_images(image_format, batch, seed + turn)
             expected.append(_expectation(model, {IMAGES: images}, normalised(images, image_format)))
             continue
         inputs = named_inputs(model.example_inputs(batch, seed=seed + turn))
@@ -212,7 +212,7 @@ def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
     return values + _ROUNDING * largest * from_minus_1_to_1
 
 
-def random_images(image_format: ImageFormat, batch: int, seed: int) -> Tensor:
+def random_uint8_images(image_format: ImageFormat, batch: int, seed: int) -> Tensor:
     """Draw images, uint8 ``[batch, H, W, C]``."""
     channels, height, width = image_format.size
     generator = torch.Generator().manual_seed(seed)
@@ -276,12 +276,12 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
     Raises:
         HydraError: for a model that torch.export cannot make a graph of.
     """
-    answer = answer_of(model)
+    answer = graph_answer_of(model)
     module = _OfImages(model, answer)
     example = named_inputs(model.example_inputs(EXAMPLE_BATCH))
     if image_format is not None:
         module = _OfPixels(model, answer, image_format)
-        example = {IMAGES: random_images(image_format, EXAMPLE_BATCH, seed=0)}
+        example = {IMAGES: random_uint8_images(image_format, EXAMPLE_BATCH, seed=0)}
     elif longest:
         module = _OfTexts(model, answer)
     module.eval().requires_grad_(False)

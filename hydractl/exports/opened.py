@@ -153,7 +153,7 @@ class ExportedFile:
 
     @property
     def outputs(self) -> Mapping[str, TensorShape]:
-        """What its graph gives, by name."""
+        """Names and shapes of what its graph gives."""
         return GraphShapes.from_json(json.loads(self.metadata["shapes"])).outputs
 
     @property
@@ -176,7 +176,7 @@ class ExportedFile:
 
     @property
     def chosen(self) -> Chosen:
-        """What ``calibrate`` had chosen for its model."""
+        """The choices of ``calibrate`` for its model."""
         return chosen_of(self.metadata)
 
     @property

@@ -172,11 +172,11 @@ def samples(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
     """Return ``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
     sizes = []
     for row in rows:
-        sizes += [size_of(row, name) for name in names]
+        sizes += [sample_count_of(row, name) for name in names]
     return sizes_text(sizes)
 
 
-def size_of(row: EvalRow, name: str) -> int | None:
+def sample_count_of(row: EvalRow, name: str) -> int | None:
     """Return the number of samples of a data set in a row; None where it is not known."""
     if name == "id":
         return row.id.n

@@ -19,7 +19,7 @@ from hydractl.evaluation.predicting import LineForm, PredictionRow
 from hydractl.files.version import __version__
 from hydractl.report.prometheus import CONTENT_TYPE
 from hydractl.serving.bodies import Body
-from hydractl.serving.limits import Disconnected, Refused
+from hydractl.serving.limits import Disconnected, RequestRefused
 from hydractl.serving.service import ModelService
 
 _MOST_TOP = 1000
@@ -112,7 +112,7 @@ class _Exchange:
         """Return the answer, whatever it is."""
         try:
             return await self._predicted(form)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             await self._hear_out()
             return _refusal(refusal, keeps_open=self._body.complete)
         except Disconnected:
@@ -120,7 +120,7 @@ class _Exchange:
         except Exception as error:
             self._service.log.warn(f"a request failed: {type(error).__name__}")
             self._service.log.detail(traceback.format_exc())
-            return _refusal(Refused(500, "the service failed at this request"), keeps_open=False)
+            return _refusal(RequestRefused(500, "the service failed at this request"), keeps_open=False)
         finally:
             self._service.counts.add_seconds(self._loop.time() - self._began)
 
@@ -128,7 +128,7 @@ class _Exchange:
         """Return the rows of all inputs.
 
         Raises:
-            Refused: there is no such answer.
+            RequestRefused: there is no such answer.
             Disconnected: the client went away.
         """
         self._service.enter()
@@ -143,7 +143,7 @@ class _Exchange:
         """Return the body.
 
         Raises:
-            Refused: it is too large or too slow.
+            RequestRefused: it is too large or too slow.
             Disconnected: the client went away.
         """
         limits = self._service.limits
@@ -151,13 +151,13 @@ class _Exchange:
             async with asyncio.timeout_at(self._deadline):
                 return await self._body.read(limits.max_body, _declared(self._headers))
         except TimeoutError:
-            raise Refused(408, f"the body was not here within {limits.max_seconds:g} seconds") from None
+            raise RequestRefused(408, f"the body was not here within {limits.max_seconds:g} seconds") from None
 
     async def _rows(self, body: bytes, form: LineForm) -> list[PredictionRow]:
         """Return the rows, unless the client goes away or time is up before they are there.
 
         Raises:
-            Refused: there are none, or they come too late.
+            RequestRefused: there are none, or they come too late.
             Disconnected: the client went away.
         """
         content_type = self._headers.get("content-type", "")
@@ -171,7 +171,7 @@ class _Exchange:
             if gone.done():
                 raise Disconnected
             seconds = self._service.limits.max_seconds
-            raise Refused(503, f"no answer within {seconds:g} seconds; ask again in a moment", retry=True)
+            raise RequestRefused(503, f"no answer within {seconds:g} seconds; ask again in a moment", retry=True)
         finally:
             work.cancel()
             gone.cancel()
@@ -197,7 +197,7 @@ def _json(document: object, status: int = 200, headers: Mapping[str, str] | None
     return Response(content, status, dict(headers or {}), media_type="application/json")
 
 
-def _refusal(refusal: Refused, *, keeps_open: bool) -> Response:
+def _refusal(refusal: RequestRefused, *, keeps_open: bool) -> Response:
     """Return a refusal as an answer.
 
     Args:

@@ -10,7 +10,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hydractl.errors import InputError
 from hydractl.jsonio import parse_json
-from hydractl.serving.limits import Disconnected, Refused
+from hydractl.serving.limits import Disconnected, RequestRefused
 
 _MOST_DISCARDED = 4
 """How many times the largest body is read of a larger one and thrown away, so that its client hears the answer."""
@@ -44,10 +44,10 @@ class Body:
             declared: how many it has by its head; None where it does not say.
 
         Raises:
-            Refused: it has more, or its head says so.
+            RequestRefused: it has more, or its head says so.
             Disconnected: the client went away.
         """
-        too_large = Refused(413, f"the body has more than {most:,} bytes")
+        too_large = RequestRefused(413, f"the body has more than {most:,} bytes")
         if declared is not None and declared > most:
             raise too_large
         chunks = []
@@ -92,7 +92,7 @@ class Body:
         return chunk
 
 
-def parts_of(body: bytes, content_type: str, most: int) -> list[bytes]:
+def form_parts(body: bytes, content_type: str, most: int) -> list[bytes]:
     """Return the contents of the parts of a ``multipart/form-data`` body, whatever their names are.
 
     Args:
@@ -101,18 +101,18 @@ def parts_of(body: bytes, content_type: str, most: int) -> list[bytes]:
         most: parts that it may have.
 
     Raises:
-        Refused: it has more, or is no such body.
+        RequestRefused: it has more, or is no such body.
     """
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if not boundary:
-        raise Refused(400, _NO_MULTIPART)
+        raise RequestRefused(400, _NO_MULTIPART)
     parts: list[bytearray] = []
     ended = False
 
     def on_part_begin() -> None:
         if len(parts) == most:
-            raise Refused(413, f"a request has at most {most} inputs")
+            raise RequestRefused(413, f"a request has at most {most} inputs")
         parts.append(bytearray())
 
     def on_part_data(data: bytes, start: int, end: int) -> None:
@@ -129,9 +129,9 @@ def parts_of(body: bytes, content_type: str, most: int) -> list[bytes]:
         parser.write(body)
         parser.finalize()
     except (FormParserError, ValueError):
-        raise Refused(400, _NO_MULTIPART) from None
+        raise RequestRefused(400, _NO_MULTIPART) from None
     if not ended:
-        raise Refused(400, _NO_MULTIPART)
+        raise RequestRefused(400, _NO_MULTIPART)
     return [bytes(part) for part in parts]
 
 
@@ -144,17 +144,17 @@ def texts_of(body: bytes, most_inputs: int, most_bytes: int) -> list[str | tuple
         most_bytes: of all texts together, in UTF-8.
 
     Raises:
-        Refused: it is no such body, or has more.
+        RequestRefused: it is no such body, or has more.
     """
     try:
         document = parse_json(body, "the body")
     except InputError:
-        raise Refused(400, _NO_JSON) from None
+        raise RequestRefused(400, _NO_JSON) from None
     if not isinstance(document, dict) or document.keys() != {"texts"} or not isinstance(document["texts"], list):
-        raise Refused(400, _NO_JSON)
+        raise RequestRefused(400, _NO_JSON)
     entries = document["texts"]
     if len(entries) > most_inputs:
-        raise Refused(413, f"a request has at most {most_inputs} inputs")
+        raise RequestRefused(413, f"a request has at most {most_inputs} inputs")
 
     texts: list[str | tuple[str, str]] = []
     size = 0
@@ -163,7 +163,7 @@ def texts_of(body: bytes, most_inputs: int, most_bytes: int) -> list[str | tuple
         texts.append(text)
         size += size_of_text(text)
     if size > most_bytes:
-        raise Refused(413, f"a request has at most {most_bytes:,} bytes of text")
+        raise RequestRefused(413, f"a request has at most {most_bytes:,} bytes of text")
     return texts
 
 
@@ -171,13 +171,13 @@ def _text_of(entry: object, position: int) -> str | tuple[str, str]:
     """Return one entry of ``texts``.
 
     Raises:
-        Refused: it is neither a text nor a pair of texts.
+        RequestRefused: it is neither a text nor a pair of texts.
     """
     if isinstance(entry, str):
         return entry
     is_pair = isinstance(entry, list) and len(entry) == 2 and all(isinstance(text, str) for text in entry)
     if not is_pair:
-        raise Refused(400, f"input {position} is neither a text nor a pair of texts", position)
+        raise RequestRefused(400, f"input {position} is neither a text nor a pair of texts", position)
     assert isinstance(entry, list)
     return entry[0], entry[1]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from hydractl.data.files import TooManyPixels, decoded_image
 from hydractl.errors import HydraError
 from hydractl.model.runtime import HydraModel
-from hydractl.serving.bodies import parts_of, size_of_text, texts_of
-from hydractl.serving.limits import Refused, ServiceLimits
+from hydractl.serving.bodies import form_parts, size_of_text, texts_of
+from hydractl.serving.limits import RequestRefused, ServiceLimits
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InputKind(Protocol):
         """Return the inputs of a body, as they are.
 
         Raises:
-            Refused: the body holds none of this kind, or more than the limits allow.
+            RequestRefused: the body holds none of this kind, or more than the limits allow.
         """
 
     def prepared(self, raw: Any, position: int) -> PreparedInput:
@@ -53,7 +53,7 @@ class InputKind(Protocol):
             position: which one.
 
         Raises:
-            Refused: it cannot be read.
+            RequestRefused: it cannot be read.
         """
 
     def joined(self, contents: Sequence[Any]) -> Any:
@@ -83,7 +83,7 @@ class ImageInputs:
     def inputs_of(self, body: bytes, content_type: str) -> list[bytes]:
         media_type = media_type_of(content_type)
         if media_type == "multipart/form-data":
-            return parts_of(body, content_type, self._limits.max_inputs)
+            return form_parts(body, content_type, self._limits.max_inputs)
         if media_type == "application/octet-stream" or media_type.startswith("image/"):
             return [body]
         raise _unsupported("this model reads images, as", self.content_types)
@@ -93,12 +93,13 @@ class ImageInputs:
             image = decoded_image(raw, self._limits.max_pixels)
             return PreparedInput(self._model.preprocess([image]))
         except TooManyPixels:
-            raise Refused(413, f"input {position} has more than {self._limits.max_pixels:,} pixels", position) from None
+            too_many = f"input {position} has more than {self._limits.max_pixels:,} pixels"
+            raise RequestRefused(413, too_many, position) from None
         except MemoryError:
             raise
         # A damaged file makes the decoders raise nearly anything, in words that quote it.
         except Exception:
-            raise Refused(422, f"input {position} is no image that can be decoded", position) from None
+            raise RequestRefused(422, f"input {position} is no image that can be decoded", position) from None
 
     def joined(self, contents: Sequence[Any]) -> Any:
         first = contents[0]
@@ -137,16 +138,16 @@ def media_type_of(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def _unsupported(start: str, content_types: Sequence[str]) -> Refused:
+def _unsupported(start: str, content_types: Sequence[str]) -> RequestRefused:
     """Return the refusal of a body of another type."""
-    return Refused(415, f"{start} {' or '.join(content_types)}")
+    return RequestRefused(415, f"{start} {' or '.join(content_types)}")
 
 
-def refusal_of(error: Exception, position: int) -> Refused:
+def refusal_of(error: Exception, position: int) -> RequestRefused:
     """Return what a client hears of an input that the model itself fails at, when it runs alone.
 
     An error of hydractl is one of the input: a text without tokens, numbers that overflow. Its words may quote it.
     """
     if isinstance(error, HydraError):
-        return Refused(422, f"the model has no answer for input {position}", position)
-    return Refused(500, f"the model failed at input {position}", position)
+        return RequestRefused(422, f"the model has no answer for input {position}", position)
+    return RequestRefused(500, f"the model failed at input {position}", position)

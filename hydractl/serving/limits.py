@@ -41,7 +41,7 @@ class ServiceLimits:
         }
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that gets no prediction.
 
     Args:

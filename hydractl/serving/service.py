@@ -21,7 +21,7 @@ from hydractl.model.runtime import HydraModel, move
 from hydractl.report.prometheus import MetricFamily, MetricSample, prometheus_text, watch_families
 from hydractl.serving.batching import Batcher
 from hydractl.serving.inputs import PreparedInput, kind_of_inputs, refusal_of
-from hydractl.serving.limits import Refused, ServiceLimits
+from hydractl.serving.limits import RequestRefused, ServiceLimits
 from hydractl.serving.watching import RequestCounts, model_families
 
 _MOST_THREADS = 4
@@ -119,10 +119,10 @@ class ModelService:
         """Take one request in hand.
 
         Raises:
-            Refused: there are as many as there may be.
+            RequestRefused: there are as many as there may be.
         """
         if self._in_hand >= self.limits.max_requests:
-            raise Refused(503, "too many requests are waiting; ask again in a moment", retry=True)
+            raise RequestRefused(503, "too many requests are waiting; ask again in a moment", retry=True)
         self._in_hand += 1
 
     def leave(self) -> None:
@@ -133,12 +133,12 @@ class ModelService:
         """Return the rows of all inputs of a body, in their order.
 
         Raises:
-            Refused: the body, or one of its inputs, has no answer.
+            RequestRefused: the body, or one of its inputs, has no answer.
         """
         loop = asyncio.get_running_loop()
         raw_inputs = await loop.run_in_executor(self._decoders, self.kind.inputs_of, body, content_type)
         if not raw_inputs:
-            raise Refused(400, "the request has no input")
+            raise RequestRefused(400, "the request has no input")
         prepared = []
         for position, raw in enumerate(raw_inputs):
             prepared.append(loop.run_in_executor(self._decoders, self.kind.prepared, raw, position))
@@ -162,7 +162,7 @@ class ModelService:
         """Return the row of one input, named by its position.
 
         Raises:
-            Refused: the model has no answer for it.
+            RequestRefused: the model has no answer for it.
         """
         try:
             row = await answer

@@ -21,7 +21,7 @@ from hydractl.exports import program
 from hydractl.exports import targets as export
 from hydractl.exports.answer import GraphAnswer
 from hydractl.exports.formats import Onnx
-from hydractl.exports.graph import Graph, answer_of, images_of_inputs, normalised, random_images, traced
+from hydractl.exports.graph import Graph, graph_answer_of, images_of_inputs, normalised, random_uint8_images, traced
 from hydractl.exports.graph_arrays import IN_GRAPH
 from hydractl.exports.targets import plan_exports
 from hydractl.families.base import ImageFormat
@@ -221,7 +221,7 @@ def test_every_score_is_the_same_in_onnx_runtime_and_in_a_program_that_is_opened
 
 def test_images_come_back_from_what_a_model_takes() -> None:
     image_format = ImageFormat((3, 8, 6), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic")
-    drawn_images = random_images(image_format, 4, seed=0)
+    drawn_images = random_uint8_images(image_format, 4, seed=0)
     assert torch.equal(images_of_inputs(normalised(drawn_images, image_format), image_format), drawn_images)
 
 
@@ -242,11 +242,11 @@ def test_features_come_from_the_one_run_of_the_model(uint8: bool) -> None:
     image_format = model.family.image_format(description.preprocess) if uint8 else None
     fed: dict[str, Tensor] = {"pixel_values": batch}
     if image_format is not None:
-        fed = {"images": random_images(image_format, 3, seed=1)}
+        fed = {"images": random_uint8_images(image_format, 3, seed=1)}
         batch = normalised(fed["images"], image_format)
     wanted = model.predict(batch)
     assert wanted.ood_score is not None and wanted.is_ood is not None
-    assert answer_of(model).takes_features
+    assert graph_answer_of(model).takes_features
     graph = traced(model, None, image_format)
     assert list(graph.outputs) == ["probabilities", "ood_score", "is_ood", "member_logits"]
     outputs = graph.program.module()(**fed)
