@@ -305,7 +305,7 @@ def test_an_existing_file_is_refused_before_any_work(members: list[str]) -> None
         (["a.st", "--format", "pt2", "-o", "x.onnx"], "export --format pt2 writes no such file"),
         (["a.st", "-o", "-"], "--output - is for JSON, export writes weights"),
         (["a.st", "b.st"], "export takes one MODEL, not 2"),
-        (["a.st", "--format", "tflite"], "--format must be one of onnx, onnx-int8, pt2, not 'tflite'"),
+        (["a.st", "--format", "tflite"], "--format must be one of onnx, onnx-int8, pt2, mlflow, triton, not 'tflite'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], message: str) -> None:
