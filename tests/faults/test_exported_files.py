@@ -393,7 +393,7 @@ WRONG_COUNTS = {"members": "2", "labels": '["a", "b"]'}
 SIZES = [[3, 32, 32], [3, 10**6, 10**6], [3, "16", 16], 7, []]
 
 
-@pytest.mark.fault(70)
+@pytest.mark.fault(70, 84)
 @pytest.mark.parametrize("key", WRONG)
 def test_metadata_that_cannot_be(exported: Path, here: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
     def change(entries: Entries) -> None:
@@ -406,7 +406,7 @@ def test_metadata_that_cannot_be(exported: Path, here: Path, capsys: pytest.Capt
         assert "internal" not in said and "evil.pt2" in said.splitlines()[0]
 
 
-@pytest.mark.fault(70)
+@pytest.mark.fault(70, 84)
 @pytest.mark.parametrize("key", WRONG_COUNTS)
 def test_counts_of_another_graph(exported: Path, here: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
     def change(entries: Entries) -> None:
@@ -425,7 +425,7 @@ def refusals_of_metadata(path: Path, capsys: pytest.CaptureFixture[str]) -> set[
     return said
 
 
-@pytest.mark.fault(58)
+@pytest.mark.fault(58, 84)
 def test_weights_beside_a_file_that_are_not_its_own(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,7 +441,7 @@ def test_weights_beside_a_file_that_are_not_its_own(
     assert "vit.onnx.data does not hold the weights that vit.onnx was written with" in said
 
 
-@pytest.mark.fault(70)
+@pytest.mark.fault(70, 84)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_inputs_that_cannot_be(exported: Path, here: Path, capsys: pytest.CaptureFixture[str], size: Any) -> None:
     def change(entries: Entries) -> None:
