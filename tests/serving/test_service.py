@@ -257,9 +257,12 @@ def test_a_signal_ends_the_command_behind_the_last_answer(image_model: Path, num
         [*command, "--wait", "900"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
     assert process.stderr is not None and process.stdout is not None
-    said = process.stderr.readline()
-    place = re.search(r"http://127\.0\.0\.1:(\d+)", said)
-    assert place is not None, said
+    place = None
+    for said in process.stderr:  # it ends when the command does
+        place = re.search(r"http://127\.0\.0\.1:(\d+)", said)
+        if place is not None:
+            break
+    assert place is not None
     replies: list[Reply] = []
     asked = threading.Event()
 
