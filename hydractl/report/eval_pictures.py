@@ -448,7 +448,7 @@ def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes
         last = max(places)
         if first == last:
             axes.set_xlim(first - 0.5, last + 0.5)
-        lowest, _ = axes.get_ylim()
+        lowest = axes.get_ylim()[0]
         axes.set_ylim(bottom=max(lowest, 0))
         count_axis(axes.xaxis)
 
@@ -566,7 +566,7 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
                 shift = 0.6 * (place - 0.5)
                 _diversity_points(axes, rows[index], sets, metric, shift, label=names[index], series=index)
             axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set ({sizes})", ylabel=unit)
-            _, highest = axes.get_ylim()
+            highest = axes.get_ylim()[1]
             axes.set_ylim(0, max(highest, 1e-9))
             axes.set_xticks(range(len(sets)), shown, rotation=rotation, ha=side)
             axes.grid(False, axis="x")

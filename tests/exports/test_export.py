@@ -353,10 +353,10 @@ def test_a_zero_shot_model_needs_names(tmp_path: Path) -> None:
 def test_a_file_that_deviates_is_not_left_behind(
     members: list[str], monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
-    def traced(model: HydraModel, longest: int | None) -> Any:
+    def traced(model: HydraModel, *settings: Any) -> Any:
         logits = model.member_logits
         model.member_logits = lambda given: logits(given) + wrong  # type: ignore[method-assign]
-        return original(model, longest)
+        return original(model, *settings)
 
     original = export.traced
     monkeypatch.setattr(export, "traced", traced)
